@@ -1,6 +1,6 @@
 """The bounds of a service: keys of the config file, variables, and what every part is given."""
 
-from tealagents.options import Count, CountOrNone, DrainSeconds, LeaseSeconds, Options, Seconds
+from tealagents.options import Count, DrainSeconds, LeaseSeconds, Options, QueueLength, Seconds
 
 __all__ = ["Limits"]
 
@@ -30,14 +30,14 @@ class Limits(Options):
     """Requests that run at once in one process."""
     max_requests_per_user: Count = 100
     """Requests of one user that run at once in one process."""
-    max_queued_requests: CountOrNone = 1000
-    """Requests that wait for their turn on one task (`concurrency: enqueue`)."""
+    max_queued_requests: QueueLength = 1000
+    """Requests that wait for their turn on one task (`concurrency: enqueue`); at most 2000."""
     keepalive_seconds: Seconds = 15
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75
     """Seconds that a connection stays open for its next request, or for the rest of one that stopped
-    arriving. Keep it above the time for which a proxy in front keeps unused connections: 60 with nginx and
-    AWS's load balancer."""
+    arriving. A client that takes nothing of an answer for as long is disconnected. Keep it above the time for
+    which a proxy in front keeps unused connections: 60 with nginx and AWS's load balancer."""
     drain_seconds: DrainSeconds = 20
     """Seconds that running requests get to finish after SIGTERM."""
     approval_expiry_seconds: Seconds = 86_400

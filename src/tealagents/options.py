@@ -173,11 +173,18 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+def _queue_length(number: int) -> int:
+    if number > 2000:
+        raise ValueError("must be at most 2000: they are in the task's record, which each message rewrites")
+    return number
+
+
 _TEN_YEARS = 315_360_000
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_number)]
+QueueLength = Annotated[CountOrNone, AfterValidator(_queue_length)]
 Port = Annotated[int, Field(ge=1, le=65_535), BeforeValidator(_number)]
 Seconds = Annotated[float, Field(gt=0, le=_TEN_YEARS), BeforeValidator(_number)]
 DrainSeconds = Annotated[float, Field(ge=0, le=86_400), BeforeValidator(_number)]

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import httpx
+import jsonschema
 import pytest
 from msgspec.structs import replace
 from talk import (
@@ -575,6 +576,21 @@ def test_an_approver_sees_the_calls_and_decides_and_reads_no_content(
     assert [event.name for event in found] == ["request", "final-response"]
     assert found[-1].data == {**answer, **{n: pause[n] for n in ids}}
     assert lines(file) == ["one", "two"]
+
+
+def test_the_cursors_of_an_inbox_are_those_that_are_described(
+    ada: httpx.Client, boss: httpx.Client, file: Path
+) -> None:
+    """Clients that check patterns send what they were given: an approver's cursor, and an owner's."""
+    paths = ada.get("/openapi.json").json()["paths"]
+    operation = next(path["get"] for name, path in paths.items() if name.endswith("/approvals"))
+    described = next(each["schema"] for each in operation["parameters"] if each["name"] == "cursor")
+    for _ in range(2):
+        paused(ada, call("Work-write", file=str(file), line="one"))
+    for reader in (ada, boss):
+        cursor = reader.get("/approvals", params={"limit": 1}).json()["next_cursor"]
+        assert reader.get("/approvals", params={"limit": 1, "cursor": cursor}).json()["items"]
+        jsonschema.validate(cursor, described)
 
 
 def test_a_request_that_never_paused_is_no_affair_of_an_approver(

@@ -147,6 +147,9 @@ def test_the_preference_may_stand_among_others(ada: httpx.Client, prefer: str) -
         "wait=10; respond-async",
         "wait=10;respond-async;a=b, return=minimal",
         'a="b, respond-async, c"',
+        # without an end, which must not be looked for behind each quote anew
+        pytest.param('a="' + r"\"" * 30_000 + ", respond-async", id="a text without an end"),
+        pytest.param('a="' + r"\"" * 30_000 + ", respond-async\\", id="a text that ends escaped"),
     ],
 )
 def test_other_preferences_change_nothing(ada: httpx.Client, prefer: str) -> None:

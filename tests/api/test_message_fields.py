@@ -7,7 +7,7 @@ from typing import Any
 from contract_server import MESSAGE_FIELDS
 from right_bodies import RIGHT
 
-from tealagents.api.v1alpha1.schemas import UserMessage
+from tealagents.api.v1alpha1.inputs import UserMessage
 from tealagents.client import calls
 from tealagents.domain.models import PerRequest, RequestRecord
 from tealagents.state.new_message import NewMessage

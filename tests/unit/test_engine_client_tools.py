@@ -225,6 +225,35 @@ async def test_a_call_that_wants_consent_waits_until_the_client_has_answered() -
     assert [said for role, said in prompt(model) if role == "tool"] == ["read", "fog", "ok"]
 
 
+async def test_a_call_that_had_begun_waits_for_its_user_behind_the_clients() -> None:
+    """What it did before it wanted consent is not repeated unasked, in no process. covers: HITL-1"""
+    sent: list[str] = []
+
+    def mail(arguments: Json) -> str:
+        sent.append("mail")
+        if len(sent) == 1:
+            raise NeedsAuthorization("mail", "https://login.example", ("send",), begun=True)
+        return "sent"
+
+    asked_for = (ToolCall("c1", "Mail-send", "{}"), ToolCall("c2", "weather", "{}"))
+    model, store = Scripted(calls(*asked_for), says("done")), MemoryStore()
+    async with process(store, model, Function("Mail-send", mail)) as here:
+        request = await paused_for(here)
+        assert waiting(request) == ["weather"]
+    async with process(store, model, Function("Mail-send", mail)) as here:
+        request = await resumed(here, request, decisions=(CallDecision("c2", output="fog"),))
+        assert (waiting(request), sent) == (["Mail-send"], ["mail"])
+        assert request.pause is not None
+        assert request.pause.consent_only
+        assert request.pause.calls[0].begun
+        done = await resumed(here, request, action="approve")
+        assert (done.status, sent) == ("Completed", ["mail", "mail"])
+        head = (await here.tasks.head(here.partition(), request.task_id)).value
+        steps, _ = await here.tasks.history.steps(here.partition(), request.task_id, head.tail_seq, limit=50)
+        assert [step.outcome for step in steps if step.kind == "tool"] == ["unknown", "done"]
+    assert [said for role, said in prompt(model) if role == "tool"] == ["sent", "fog"]
+
+
 def waiting(request: RequestRecord) -> list[str]:
     assert request.pause is not None
     return [call.tool for call in request.pause.calls]

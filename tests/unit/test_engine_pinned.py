@@ -1,15 +1,18 @@
 """An approval is given for a tool as it was shown: what has changed since then is asked about again."""
 
+from collections.abc import Sequence
+from typing import Self
+
 import pytest
-from engine_setup import ADA, Function, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Function, Process, Scripted, Tools, calls, noting, process, says
 from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 
 from tealagents.domain.errors import NeedsAuthorization
-from tealagents.domain.models import Approval, Json, RequestRecord, ToolCall, User
-from tealagents.domain.ports import Governance, ToolSpec
+from tealagents.domain.models import Approval, Deferred, Json, RequestRecord, ToolCall, User
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.engine.approvals import Command
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput, digest_of_tool
+from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput, digest_of_tool
 from tealagents.state import keys
 from tealagents.stores.memory import MemoryStore
 from tealagents.tools.catalogue import GovernedToolset
@@ -22,6 +25,11 @@ async def approval_of(here: Process, request: RequestRecord) -> Approval:
     found = await here.records.get(here.partition(), keys.approval(request.approvals[-1]), Approval)
     assert found is not None
     return found.value
+
+
+async def shown_for(here: Process, request: RequestRecord) -> list[str]:
+    """What the calls of the request's pause are bound to."""
+    return [call.pinned for call in (await approval_of(here, request)).calls]
 
 
 async def approve(here: Process, request: RequestRecord) -> RequestRecord:
@@ -157,6 +165,95 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
             assert (result.output, result.is_error) == ("the notes of Ada", False)
             other = replace(pinned, pinned="0" * 64)
             assert await box.current().call(other, context()) == Deferred(other, None, changed=True)
+
+
+class Relisting:
+    """The tools of a server that lists them for each user, and has listed `tool` for the present one."""
+
+    def __init__(self, tool: Function) -> None:
+        self.tool = tool
+        self._listed: Sequence[Tool] = ()
+
+    def serve(self, tool: Function) -> None:
+        """The server lists another tool of the same name."""
+        self.tool, self._listed = tool, (tool,)
+
+    def tools(self) -> Sequence[Tool]:
+        return ()
+
+    def tools_of(self, owner: User) -> Sequence[Tool]:
+        return self._listed
+
+    def find(self, name: str) -> Tool | None:
+        return StandIn(self) if name == self.tool.spec.name else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+class StandIn(Function):
+    """Stands for the tool while it is not listed."""
+
+    def __init__(self, server: Relisting) -> None:
+        super().__init__(server.tool.spec.name, lambda _: "", governed=True)
+        self._server = server
+
+    async def list_for(self, context: ToolContext) -> None:
+        self._server.serve(self._server.tool)
+
+
+async def test_a_tool_that_was_listed_only_after_its_approval_is_shown_as_it_is_now() -> None:
+    """A pause for a tool that changed over a restart holds for that tool alone: changed once more, it is
+    asked about again. covers: HITL-1"""
+    ran: list[Json] = []
+    store = MemoryStore()
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("Done."))
+    first, second, third = (noting(ran, governed=True) for _ in range(3))
+    redescribed(second)
+    reshaped(third)
+    async with store, process(store, model) as here:
+        server = Relisting(first)
+        server.serve(first)
+        here.service.agent.toolbox.load([server])
+        request = await here.ask()
+    async with store, process(store, model) as here:
+        server = Relisting(second)
+        here.service.agent.toolbox.load([server])
+        request = await approve(here, request)
+        assert await shown_for(here, request) == [digest_of_tool(second.spec)]
+        server.serve(third)
+        request = await approve(here, request)
+        assert await shown_for(here, request) == [digest_of_tool(third.spec)]
+        assert ran == []
+        assert (await approve(here, request)).status == "Completed"
+        assert ran == [{}]
+
+
+class Broken(StandIn):
+    """The same for a server whose listing breaks the rules."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        raise RuntimeError("no such field")
+
+
+async def test_a_server_that_cannot_list_fails_its_own_call_alone() -> None:
+    """The model reads that the call was not made; the other approved call of its round runs, and the request
+    completes. covers: HITL-1"""
+    ran: list[Json] = []
+    asked_for = (ToolCall("c1", "Shell-delete", "{}"), ToolCall("c2", "Shell-list", "{}"))
+    model = Scripted(calls(*asked_for), says("I see."))
+    listed, other = noting(ran, governed=True), noting(ran, "Shell-list", governed=True)
+    async with process(None, model, listed, other) as here:
+        request = await here.ask()
+        here.service.agent.toolbox.load([Tools(Broken(Relisting(listed)), other)])
+        assert (await approve(here, request)).status == "Completed"
+        assert ran == [{}]
+        assert model.calls[-1].prompt[-2:] == (
+            b"tool: Error: the server of Shell-delete lists no tools. Nothing was done.",
+            b"tool: ok",
+        )
 
 
 def boxed(*toolsets: GovernedToolset) -> Toolbox:

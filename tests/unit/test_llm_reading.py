@@ -16,9 +16,9 @@ from llm_setup import KEY, chunk, sse
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import TokenUsage, ToolCall
+from tealagents.llm.chat_reading import ChatReading
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
-from tealagents.llm.openai_chat import ChatReading
 from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
 
@@ -429,6 +429,15 @@ def test_a_text_that_comes_only_as_a_done_item_is_said() -> None:
     item = {"type": "response.output_item.done", "item": SAID}
     for said in ([item, end()], [item, end(output=[SAID])], [delta("output_text", "so"), item, end()]):
         assert responses(*said)[:-1] == [TextDelta("so")]
+
+
+def test_an_empty_delta_says_nothing() -> None:
+    """It is no message before a call, no refusal, and does not stand for the text of the finished item."""
+    for kind in ("output_text", "refusal"):
+        item = {"type": "response.output_item.done", "item": FUNCTION_CALL}
+        assert responses(delta(kind, ""), item, end())[:-1] == []
+        assert responses(delta(kind, ""), end(output=[SAID]))[:-1] == [TextDelta("so")]
+        assert ending(responses(delta(kind, ""), item, end())).finish_reason == "tool_calls"
 
 
 def test_a_response_with_nulls_and_objects_is_understood() -> None:

@@ -247,18 +247,24 @@ async def test_who_can_keep_conversations_says_so(service: OfflineModel) -> None
     assert not isinstance(chat, RemoteConversations)
 
 
-async def test_services_that_list_only_what_was_new_are_followed_back() -> None:
-    """The listing does not depend on whether a response's input holds what came before it."""
+def said(number: int, role: str, *, named: bool) -> dict[str, Any]:
+    """An item as a service keeps it, with an id or without."""
+    item = {"type": "message", "role": role, "content": [{"type": "text", "text": str(number)}]}
+    return {"id": f"m{number}", **item} if named else item
 
-    def said(item_id: str, role: str, text: str) -> dict[str, Any]:
-        return {"id": item_id, "type": "message", "role": role, "content": [{"type": "text", "text": text}]}
 
-    kept: dict[str, Any] = {
-        "/v1/responses/resp_2": {"previous_response_id": "resp_1", "output": [said("m4", "assistant", "4")]},
-        "/v1/responses/resp_1": {"previous_response_id": None, "output": [said("m2", "assistant", "2")]},
-        "/v1/responses/resp_2/input_items": {"data": [said("m3", "user", "3")], "has_more": False},
-        "/v1/responses/resp_1/input_items": {"data": [said("m1", "user", "1")], "has_more": False},
-    }
+@pytest.mark.parametrize("named", [True, False], ids=["with ids", "without ids"])
+@pytest.mark.parametrize("empty", [False, True], ids=["answered", "cut before it said anything"])
+async def test_services_that_list_only_what_was_new_are_followed_back(named: bool, empty: bool) -> None:
+    """The listing does not depend on whether a response's input holds what came before it, nor on an answer
+    in the middle that is empty."""
+    kept: dict[str, Any] = {}
+    for n in (1, 2, 3):
+        answer = [] if empty and n == 2 else [said(2 * n, "assistant", named=named)]
+        before = f"resp_{n - 1}" if n > 1 else None
+        kept[f"/v1/responses/resp_{n}"] = {"previous_response_id": before, "output": answer}
+        asked = [said(2 * n - 1, "user", named=named)]
+        kept[f"/v1/responses/resp_{n}/input_items"] = {"data": asked, "has_more": False}
 
     async def handler(connection: RawConnection) -> None:
         while True:
@@ -269,4 +275,5 @@ async def test_services_that_list_only_what_was_new_are_followed_back() -> None:
     name = "openai-responses"
     async with RawService(handler).running() as service, client(service.base_url, name) as model:
         assert isinstance(model, RemoteConversations)
-        assert "".join(each.text for each in await model.list_remote("resp_2")) == "1234"
+        listed = "".join(each.text for each in await model.list_remote("resp_3"))
+        assert listed == ("12356" if empty else "123456")

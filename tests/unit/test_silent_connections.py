@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
@@ -22,12 +23,14 @@ GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 class Application:
     """Reads what is sent, all of it or nothing, and answers once it may."""
 
-    def __init__(self, *, reads: bool = True) -> None:
+    def __init__(self, *, reads: bool = True, size: int = 2) -> None:
+        """`size`: bytes of the answer."""
         self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.called = asyncio.Event()
         self.connections: list[BoundedProtocol] = []
         self.answer = asyncio.Event()
         self._reads = reads
+        self._size = size
 
     async def __call__(
         self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]
@@ -44,8 +47,9 @@ class Application:
             self.received.put_nowait(message)
             more = message.get("more_body", False)
         await self.answer.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        size = (b"content-length", b"%d" % self._size)
+        await send({"type": "http.response.start", "status": 200, "headers": [size]})
+        await send({"type": "http.response.body", "body": b"ok".rjust(self._size)})
 
 
 class Client:
@@ -69,6 +73,12 @@ class Client:
             await asyncio.sleep(0.001)
         advance(asyncio.get_running_loop(), seconds)
         await asyncio.sleep(0.001)
+
+    async def head(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def take(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
 
     def answer(self) -> "asyncio.Task[bytes]":
         return asyncio.create_task(self._reader.readuntil(b"ok"))
@@ -149,6 +159,43 @@ async def test_an_answer_that_takes_long() -> None:
         assert (await client.answer()).startswith(b"HTTP/1.1 200")
         client.send(POST[20:] + b"123456789")
         assert (await client.answer()).startswith(b"HTTP/1.1 200")
+
+
+#: bytes that no buffer on the way takes all of
+LARGE = 30_000_000
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+async def test_a_client_that_takes_nothing_of_an_answer(more: bytes) -> None:
+    """What it does not take is not kept for ever, also where the connection is to be closed behind it."""
+    application = Application(size=LARGE)
+    application.answer.set()
+    async with connected(application) as client:
+        client.send(GET[:-2] + more + b"\r\n")
+        await application.called.wait()
+        (connection,) = application.connections
+        await client.wait(76)
+        assert connection.transport.get_write_buffer_size() > 0
+        await client.wait(76)
+        async with asyncio.timeout(30):
+            while connection.parser is not None:
+                await asyncio.sleep(0.001)
+
+
+async def test_a_client_that_takes_an_answer_slowly() -> None:
+    application = Application(size=LARGE)
+    application.answer.set()
+    async with connected(application) as client:
+        client.send(GET)
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+        (connection,) = application.connections
+        taken = 0
+        for _ in range(3):
+            await client.wait(76)
+            untaken = connection.transport.get_write_buffer_size()
+            while connection.transport.get_write_buffer_size() == untaken:
+                taken += len(await client.take(100_000))
+        assert (await client.take(LARGE - taken)).endswith(b"ok")
 
 
 async def test_an_application_that_does_not_read() -> None:

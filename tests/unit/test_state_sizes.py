@@ -14,6 +14,7 @@ from tealagents.domain.lifecycle import MAX_EFFECTS_BYTES, remembering
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
+from tealagents.engine.prompt import effects_note
 from tealagents.state import keys
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
@@ -133,6 +134,9 @@ async def test_a_thousand_calls_at_once() -> None:
         here.model.answers = [says("done")]
         assert (await here.ask("again", request.task_id)).status == "Completed"
         assert b"c999" in here.model.calls[-1].prompt[0]
+        assert b"more calls before these" in here.model.calls[-1].prompt[0]
+        forked = await fork(here.tasks, here.partition(), request.task_id, ADA.user)
+        assert "more calls before these" in (effects_note(forked) or "")
 
 
 def test_a_head_remembers_what_there_is_room_for() -> None:
@@ -143,14 +147,17 @@ def test_a_head_remembers_what_there_is_room_for() -> None:
 
     few = remembering((), Effects(1, tools(3)))
     assert few == (Effects(1, tools(3)),)
+    assert [effects.cut for effects in remembering(few, Effects(2, tools(3)))] == [False, False]
     known: tuple[Effects, ...] = few
     for first in range(2, 300):
         known = remembering(known, Effects(first, tools(2)))
     assert known[-1] == Effects(299, tools(2))
     assert len(known) <= 100
+    assert [effects.cut for effects in known] == [True] + [False] * (len(known) - 1)
     many = remembering(known, Effects(300, tools(5000)))
     assert len(many) == 1
     assert many[0].tools[-1].call_id == "c4999"
+    assert many[0].cut
     assert sum(len(repr(tool)) for tool in many[0].tools) < 2 * MAX_EFFECTS_BYTES
 
 

@@ -2,16 +2,20 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator
 
 import pytest
-from engine_setup import Process, Scripted, damage, names, process, waits
+from engine_setup import ADA, Process, Scripted, damage, names, noting, process, waits
 
 from tealagents.domain.errors import Conflict
-from tealagents.domain.events import Recorded, TextDelta
-from tealagents.domain.models import RequestRecord
+from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
+from tealagents.domain.models import RequestRecord, ToolCall
+from tealagents.domain.ports import ModelCall
+from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.streams import BATCH_BYTES, JUMP, portion
 from tealagents.state.tasks import CANCELED
+from tealagents.testing.waits import eventually
 
 
 def piece(number: int, text: str = "x") -> Recorded:
@@ -62,6 +66,39 @@ async def test_an_outsider_ends_a_request_behind_all_that_was_stored() -> None:
         ended = await here.request(request.request_id)
         assert ended.last_event == 31 + JUMP
         assert ended.output == "x" * 30
+
+
+async def announces(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    """Says what it is about to do, and calls a tool."""
+    yield TextDelta("I will delete it.")
+    yield ModelDone(finish_reason="tool_calls", tool_calls=(ToolCall("c1", "Shell-delete", "{}"),))
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_comes_with_calls_that_wait_is_no_part_of_the_answer(streamed: bool) -> None:
+    """Where their pause is canceled, the request had said nothing in answer. covers: HITL-1"""
+    async with process(None, Scripted(announces), noting([], governed=True)) as here:
+        paused = await here.ask(streamed=streamed)
+        await here.service.cancel(here.partition(), paused.request_id, "ada")
+        assert (await here.request(paused.request_id)).output == ""
+
+
+async def test_an_answer_begins_behind_the_pause_before_it() -> None:
+    """What the log of a dead producer holds of it is not glued to what came with the calls. covers: HITL-1"""
+    model = Scripted(announces, waits(asyncio.Event(), "As you wish"))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask(streamed=True)
+        await here.approvals.resume(ADA, paused.request_id, Command(action="reject"), streamed=True)
+        request = await here.request(paused.request_id)
+
+        async def output() -> str:
+            return (await here.tasks.streams.unfinished(here.partition(), request)).output
+
+        async def said() -> bool:
+            return (await output()).endswith("As you wish")
+
+        await eventually(said)
+        assert await output() == "As you wish"
 
 
 async def test_a_damaged_log_does_not_keep_a_task_from_going_on() -> None:

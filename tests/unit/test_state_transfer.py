@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ from tealagents.domain.errors import (
 )
 from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
+from tealagents.engine.approvals import Command
 from tealagents.state import keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
@@ -71,6 +73,31 @@ async def test_a_fork_remembers_the_tools_of_its_own_past_only() -> None:
         assert early.effects == ()
         late = await fork(here.tasks, here.partition(), task_id, ADA.user)
         assert [tool.call_id for tool in late.effects[0].tools] == ["c1"]
+
+
+async def test_a_point_in_a_round_lies_where_the_messages_show_it() -> None:
+    """Results are shown in the order of their calls, but that of an approved one is last. covers: THREAD-6"""
+    wanted = [ToolCall("c1", "Shell-delete", "{}"), ToolCall("c2", "Shell-look", "{}")]
+    tools = noting([], governed=True), noting([], "Shell-look")
+    async with process(None, Scripted(calls(*wanted), says("done")), *tools) as here:
+        paused = await here.ask("look, and delete")
+        command = Command(action="approve")
+        sent = await here.approvals.resume(ADA, paused.request_id, command, streamed=False)
+        assert (await here.service.outcome(sent)).status == "Completed"
+        head = (await here.tasks.head(here.partition(), paused.task_id)).value
+        history = here.tasks.history
+        shown, _ = await history.messages(here.partition(), head.task_id, head.path, limit=10)
+        assert [message.tool_call_id for message in shown if message.role == "tool"] == ["c1", "c2"]
+
+        async def forked(at: int) -> Head:
+            point = shown[at].message_id
+            return await fork(here.tasks, here.partition(), head.task_id, ADA.user, message_id=point)
+
+        with pytest.raises(InvalidRequest, match="between a tool call and its result"):
+            await forked(2)
+        copy = await forked(3)
+        copied, _ = await history.messages(here.partition(), copy.task_id, copy.path, limit=10)
+        assert [message.text for message in copied] == [message.text for message in shown[:4]]
 
 
 async def test_the_requests_of_a_fork_continue_each_other() -> None:
@@ -375,6 +402,38 @@ async def test_an_import_over_a_task_that_has_expired_names_who_can_erase_it() -
         await here.changes.patch(here.partition(), request.task_id, ADA.user, expires_at=past)
         with pytest.raises(AlreadyExists, match=r"has expired: .* `tealagents state prune`"):
             await here.importer.import_(ADA, document)
+
+
+async def test_a_task_that_never_expires_in_the_words_of_some_clients_can_be_imported() -> None:
+    """They say the end of the year 9999. covers: TASK-5"""
+    never = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    async with process() as here:
+        request = await here.ask("one")
+        await here.changes.patch(here.partition(), request.task_id, ADA.user, expires_at=never)
+        document = await export(here.tasks, here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        assert (await here.importer.import_(ADA, document)).expires_at == never
+
+
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-01:00", "9999-12-31T23:59:59"])
+async def test_an_expiry_outside_the_calendar_is_refused(at: str) -> None:
+    """In UTC, in which it would be shown. covers: TASK-5"""
+    async with process() as here:
+        _, document, _ = await exported_and_deleted(here)
+        document["task"]["expires_at"] = at
+        with pytest.raises(InvalidRequest, match=r"task\.expires_at: .*lie in 1970 to 9999"):
+            await here.importer.import_(ADA, document)
+
+
+async def test_a_document_that_has_expired_is_refused() -> None:
+    """As a task no one could reach it, nor import it again. covers: TASK-5"""
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        document["task"]["expires_at"] = here.records.clock.now() - timedelta(seconds=1)
+        with pytest.raises(InvalidRequest, match=r"task\.expires_at: has passed"):
+            await here.importer.import_(ADA, document)
+        document["task"]["expires_at"] = None
+        assert (await here.importer.import_(ADA, document)).task_id == request.task_id
 
 
 async def test_a_failed_import_that_wakes_up_leaves_the_one_alone_that_was_made_by_then() -> None:

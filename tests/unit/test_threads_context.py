@@ -9,13 +9,14 @@ import pytest
 from threads_setup import CountedStore, Engine, call
 
 from tealagents.domain.errors import ModelFailed
-from tealagents.domain.models import Json, Message, User
+from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Governance, ToolContext, ToolSpec
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 from tealagents.state.memories import MOST_MEMORIES, Memory
+from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError, open_provider, open_providers, open_view
@@ -102,6 +103,17 @@ async def test_what_a_provider_sends_counts(store: CountedStore) -> None:
     assert [message["content"] for message in spoken] == ["ok", "(clerk) ada speaks", "two"]
 
 
+async def test_what_a_provider_sends_is_not_summarised(store: CountedStore) -> None:
+    """A summary that is made after the answer is of the conversation alone. covers: THREAD-8, THREAD-10"""
+    model = ScriptedModel()
+    options = {"max_messages": 2, "keep_messages": 0, "trigger": "after_message_added"}
+    view = open_view([("summarize", options)], "any")
+    async with Engine(store, model, providers=Providers([Clerk()]), view=view) as engine:
+        task_id = (await engine.say("one")).task_id
+        await engine.say("two", task_id)
+    assert last_sent(model)[1].splitlines() == ["User: one", "Assistant: ok", "User: two", "Assistant: ok"]
+
+
 class Bell:
     """A tool of a provider."""
 
@@ -157,6 +169,17 @@ async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
         assert "This is turn 4." in last_sent(model)
         document = await export(engine.tasks, engine.partition, forked.task_id)
     assert document["requests"][-1]["context"]["providers"] == {"clerk": {"turns": 4}}
+
+
+async def test_messages_that_are_added_leave_the_state_as_it_was(store: CountedStore) -> None:
+    """The agent did not answer them. covers: THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([Clerk()])) as engine:
+        task_id, user = (await engine.say("one")).task_id, engine.caller.user
+        note = Earlier("user", (Item("text", "note"),))
+        await Changes(engine.tasks).add(engine.partition, task_id, user, [note])
+        await engine.say("two", task_id)
+    assert "This is turn 2." in last_sent(model)
 
 
 async def test_a_failed_request_leaves_the_state_as_it_was(store: CountedStore) -> None:
@@ -302,6 +325,19 @@ async def test_a_required_provider_takes_the_request_down(store: CountedStore, w
         assert "The context provider broken failed in" in record.error.detail
         again = await engine.say("hello", record.task_id)
         assert again.task_id == record.task_id
+
+
+async def test_an_answer_of_a_request_that_fails_after_it_is_no_message(store: CountedStore) -> None:
+    """It is in the request's output alone, as any other that was not completed. covers: THREAD-10"""
+    providers = Providers([Broken("invoked", required=True)])
+    async with Engine(store, ScriptedModel(), providers=providers) as engine:
+        record = await engine.say("hello")
+        assert record.status == "Failed"
+        assert record.output
+        tasks, task_id = engine.tasks, record.task_id
+        head = (await tasks.head(engine.partition, task_id)).value
+        said, _ = await tasks.history.messages(engine.partition, task_id, head.path, limit=10)
+        assert [message.text for message in said] == ["hello"]
 
 
 # --- what it remembers of the user ----------------------------------------------------------------

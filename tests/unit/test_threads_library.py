@@ -9,7 +9,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -38,6 +38,7 @@ from tealagents.threads import (
     Invocation,
     LocalThread,
     NotForkable,
+    ProviderOptions,
     RemoteThread,
     RemoteUnsupported,
     ThreadDeleted,
@@ -301,6 +302,41 @@ async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path:
     assert [step.output for step in answer.steps if step.is_error] == []
     [context] = [step for step in answer.steps if step.kind == "context"]
     assert "ever 6" in str(context.output)
+
+
+class Vault(ContextProvider):
+    """Serves only while it is open; a message `wait` has it wait within."""
+
+    def __init__(self) -> None:
+        super().__init__(ProviderOptions(required=True, timeout_seconds=60))
+        self.uses = 0
+        self.waits, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self.uses += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.uses -= 1
+
+    async def invoking(self, invocation: Invocation) -> None:
+        if invocation.text == "wait":
+            self.waits.set()
+            await self.may_go_on.wait()
+        if self.uses != 1:
+            raise RuntimeError(f"It is opened {self.uses} times.")
+
+
+async def test_calls_at_once_share_their_providers(make: MakeAgent) -> None:
+    """Of an agent that is not opened the first opens them and the last closes them. covers: THREAD-10"""
+    vault = Vault()
+    agent = make(context_providers=vault)
+    waiting = asyncio.create_task(agent.run("wait"))
+    await vault.waits.wait()
+    await agent.run("hello")
+    vault.may_go_on.set()
+    await waiting
+    assert vault.uses == 0
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:
@@ -618,6 +654,25 @@ async def test_deleting_is_for_ever(make: MakeAgent) -> None:
                 await agent.run("hello", thread)
         with pytest.raises(RemoteThreadLost):
             await agent.list_messages(agent.get_remote_thread(gone))
+
+
+async def test_a_rollback_leaves_nothing_behind_that_a_deletion_does_not_find(make: MakeAgent) -> None:
+    """The service forgets every answer that a checkpoint has marked. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.get_remote_thread()
+        await agent.run("hello", thread)
+        await agent.run("hello", thread)
+        thread.rollback(thread.checkpoints[0].checkpoint_id)
+        await agent.run("hello", thread)
+        thread.rewind()
+        await agent.run("hello", thread)
+        made = {each.remote_id for each in thread.checkpoints}
+        thread.rewind()
+        await thread.delete()
+        assert len(made) == 4
+        for gone in made:
+            with pytest.raises(RemoteThreadLost):
+                await agent.list_messages(agent.get_remote_thread(gone))
 
 
 async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(

@@ -391,6 +391,16 @@ def test_a_key_is_no_path(tmp_path: Path) -> None:
         FileMessages(tmp_path).update_from_state({"key": "../etc/passwd"})
 
 
+@pytest.mark.parametrize(
+    "store", [{}, {"key": 5}, {"key": "../a"}, {"key": "k"}, {"key": "k", "messages": 5}]
+)
+def test_what_no_message_store_wrote_is_refused(store: dict[str, object]) -> None:
+    """As anything else in a thread's JSON that is not as it was written. covers: THREAD-5"""
+    document = {**LocalThread(stores=MemoryMessages).document(), "store": store}
+    with pytest.raises(InvalidRequest):
+        LocalThread.from_json(msgspec.json.encode(document), stores=MemoryMessages)
+
+
 def test_a_document_does_not_choose_the_folder(tmp_path: Path) -> None:
     """The factory names it, also where it is another one than when the thread was saved."""
     written = LocalThread(stores=lambda: FileMessages(tmp_path / "old")).to_json()

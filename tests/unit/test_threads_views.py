@@ -1,6 +1,6 @@
 """Views and reducers: what of a conversation the model is sent."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -19,7 +19,9 @@ from threads_setup import (
 )
 
 from tealagents.domain.errors import ModelFailed, ViewFailed
-from tealagents.domain.models import Json, Message
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.domain.models import FinishReason, Json, Message, TokenUsage
+from tealagents.domain.ports import ModelCall
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads import LocalThread
 from tealagents.threads.components import ThreadConfigError, open_reducer, open_view
@@ -225,6 +227,31 @@ async def test_without_a_summary_the_messages_stay() -> None:
     (report,) = composed.reports
     assert report.is_error
     assert report.output == {"error": "The model service is away."}
+
+
+class Stopping(ScriptedModel):
+    """Ends all that it says with the same reason."""
+
+    def __init__(self, reason: FinishReason) -> None:
+        super().__init__()
+        self._reason = reason
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        yield [TextDelta("I cannot"), ModelDone(finish_reason=self._reason, usage=TokenUsage(9, 2, 11))]
+
+
+@pytest.mark.parametrize("reason", ["refusal", "content_filter", "length"])
+async def test_what_is_no_summary_replaces_no_messages(reason: FinishReason) -> None:
+    """A refusal, or a summary that was cut, is not kept; its tokens count, and the trace says why.
+    covers: THREAD-8"""
+    view = View([reducer("summarize", max_messages=6, keep_messages=2)])
+    memory: dict[str, Json] = {}
+    prompt = prompt_of(view, HELLOS, [said("user", "now")], model=Stopping(reason), memory=memory)
+    composed = await prompt.compose()
+    assert (len(composed.parts), memory) == (12, {})
+    (report,) = composed.reports
+    assert (report.is_error, report.usage) == (True, TokenUsage(9, 2, 11))
+    assert report.output == {"error": f"the model ended with {reason}"}
 
 
 @pytest.mark.parametrize("trigger", ["before_retrieval", "after_message_added"])

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from threads_setup import SYSTEM, CountedStore, Engine
 
-from tealagents.domain.models import Json
+from tealagents.domain.models import Item, Json
 from tealagents.state.changes import Changes
 from tealagents.state.forking import fork
+from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import open_view
@@ -199,6 +200,26 @@ async def test_a_fork_in_the_middle_of_a_round_remembers_what_was_before(store: 
         "message 3",
         "now",
     ]
+
+
+async def test_rounds_that_the_agent_did_not_answer_are_counted(store: CountedStore) -> None:
+    """Behind half a round, or messages that were added, the summary and what is newer than it are shown: no
+    round is lost between them. covers: THREAD-6, THREAD-8"""
+    model = ScriptedModel(summarising)
+    async with Engine(store, model, view=view("summarize", max_messages=7, keep_messages=2)) as engine:
+        task_id, user = await talk(engine, 6), engine.caller.user
+        head = (await engine.tasks.head(engine.partition, task_id)).value
+        messages, _ = await engine.tasks.history.messages(engine.partition, task_id, head.path, limit=100)
+        place = messages[-2].message_id
+        forked = await fork(engine.tasks, engine.partition, task_id, user, message_id=place)
+        await Changes(engine.tasks).add(
+            engine.partition, task_id, user, [Earlier("user", (Item("text", "note"),))]
+        )
+        known = ["message 3", "ok", "message 4", "ok", "message 5"]
+        for conversation, shown in ((forked.task_id, known), (task_id, [*known, "ok", "note"])):
+            await engine.say("now", conversation)
+            assert last_sent(model)[1].endswith("From User: message 0 to User: message 2")
+            assert last_sent(model)[2:] == [*shown, "now"]
 
 
 # --- paths ----------------------------------------------------------------------------------------

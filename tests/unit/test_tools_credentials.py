@@ -17,9 +17,9 @@ from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsAuthorization
-from tealagents.domain.models import Json, ToolCall, User
+from tealagents.domain.models import Deferred, Json, ToolCall, User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput
+from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.code import load_plugins
 from tealagents.tools.mcp import MCPServer

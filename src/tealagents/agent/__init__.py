@@ -24,7 +24,7 @@ from typing import Self
 
 from tealagents.agent.answering import Approve, answering
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
-from tealagents.agent.opening import Kind, Opened, SharedStore, opened, with_kind
+from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
 from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, User
@@ -79,9 +79,11 @@ class Agent:
         self._approve = approve
         if isinstance(context_providers, ContextProvider):
             context_providers = [context_providers]
-        self._own_providers = context_providers
+        self._own_providers = None if context_providers is None else Shared(Providers(context_providers))
         self._providers()  # what is wrong with them is said now
-        self._store = SharedStore(store_of(config))
+        store = store_of(config)
+        #: what providers remember of the user; in memory it would be forgotten where it is closed
+        self._store = Shared(store, stays=not store.durable)
         self._open: Opened | None = None
         self._stack = AsyncExitStack()
 
@@ -89,10 +91,10 @@ class Agent:
     def name(self) -> str:
         return self.config.name
 
-    def _providers(self) -> Providers:
+    def _providers(self) -> Shared[Providers]:
         from tealagents.bootstrap import providers_of
 
-        return providers_of(self.config) if self._own_providers is None else Providers(self._own_providers)
+        return self._own_providers or Shared(providers_of(self.config))
 
     @classmethod
     def from_config(
@@ -141,10 +143,10 @@ class Agent:
     async def _working(self) -> AsyncIterator[Opened]:
         providers = self._providers()
         async with AsyncExitStack() as stack:
-            if providers:
+            if providers.inner:
                 await stack.enter_async_context(self._store.opened())
             yield await stack.enter_async_context(
-                opened(self.config, self._store.store, providers, self._view, self._clock)
+                opened(self.config, self._store.inner, providers, self._view, self._clock)
             )
 
     # --- threads ---------------------------------------------------------------------------------

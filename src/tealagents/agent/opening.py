@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Generic, Literal, TypeVar
 
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Tool, Toolset
@@ -16,19 +16,22 @@ from tealagents.threads.views import View
 
 Kind = Literal["local", "remote"]
 
+T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
+
 
 def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
     """The config, as it would be for the other kind of threads."""
     return dataclasses.replace(config, thread=config.thread.model_copy(update={"kind": kind}))
 
 
-class SharedStore:
-    """What providers remember of the user, opened by the first of several calls at once and closed by the
-    last. One in memory stays open: it would forget."""
+class Shared(Generic[T]):
+    """What several calls at once use, opened by the first of them and closed by the last."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        #: calls that have opened it; of one in memory these count on
+    def __init__(self, inner: T, *, stays: bool = False) -> None:
+        """`stays`: once it is open it is not closed."""
+        self.inner = inner
+        self._stays = stays
+        #: calls that have opened it; of what stays open these count on
         self._users = 0
         self._opening = asyncio.Lock()
 
@@ -36,16 +39,16 @@ class SharedStore:
     async def opened(self) -> AsyncIterator[None]:
         async with self._opening:
             if not self._users:
-                await self.store.__aenter__()
+                await self.inner.__aenter__()
             self._users += 1
         try:
             yield
         finally:
-            if self.store.durable:
+            if not self._stays:
                 async with self._opening:
                     self._users -= 1
                     if not self._users:
-                        await self.store.__aexit__(None, None, None)
+                        await self.inner.__aexit__(None, None, None)
 
 
 class Opened:
@@ -101,7 +104,7 @@ class Opened:
 
 @asynccontextmanager
 async def opened(
-    config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
+    config: ServiceConfig, store: Store, providers: Shared[Providers], view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
     """Everything open; `store` is open already, where it is needed."""
     from tealagents.bootstrap import record_store_of
@@ -118,7 +121,7 @@ async def opened(
         tooling = Tooling(config, records, clock)
         stack.push_async_callback(tooling.close)
         toolsets = await tooling.open(changed)
-        working.append(Opened(config, records, providers, toolsets, tooling.govern, view))
+        working.append(Opened(config, records, providers.inner, toolsets, tooling.govern, view))
         stack.push_async_callback(working[0].close)
-        await stack.enter_async_context(providers)
+        await stack.enter_async_context(providers.opened())
         yield working[0]

@@ -37,7 +37,8 @@ _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: values that a body may hold, and one more for so many of its bytes, as exported tasks need: a value of two
 #: bytes takes eighty in memory, and all other requests wait while they are read
 VALUES, BYTES_PER_VALUE = 100_000, 20
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+#: one that does not end is taken to the end of the body: to look for each quote anew takes hours
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
 

@@ -46,6 +46,8 @@ class Resent(Struct, frozen=True):
     new: Sequence[Entry]
     #: the instructions in it, wherever they stand
     instructions: str
+    #: the answers in `before`: some clients put each right behind its call, and a pause may have several
+    answered: Sequence[AnsweredCall] = ()
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -75,7 +77,8 @@ def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
         while isinstance(each := entries[split], AnsweredCall) and each.call_id in made:
             split += 1
     instructions = (each.text for each in entries if isinstance(each, Instruction))
-    found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, instructions)))
+    answered = [each for each in entries[:split] if isinstance(each, AnsweredCall)]
+    found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, instructions)), answered)
     kinds = [type(each) for each in found.new if isinstance(each, Earlier | AnsweredCall)]
     if AnsweredCall in kinds and Earlier in kinds[kinds.index(AnsweredCall) :]:
         raise InvalidRequest(field, ADDS_A_MESSAGE)

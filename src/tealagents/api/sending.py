@@ -5,13 +5,14 @@ what it tells the model and which tools it runs.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from tealagents.api import names, requests, stretches
 from tealagents.api.decisions import CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
+from tealagents.api.resent import ADDS_A_MESSAGE, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
 from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup, ToolChoice
@@ -50,7 +51,7 @@ async def send(
         # a client that resends its history, or sets anything anew, says all that is to hold
         resets = given.holds_calls or declares or replace(message.setup, tool_choice=None) != AS_CONFIGURED
         return await _answered(
-            exchange, caller, given.answers, kinds, message, behind, resets=resets, streamed=streamed
+            exchange, caller, given, kinds, message, behind, resets=resets, streamed=streamed
         )
     message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
     if isinstance(behind, Stretch):
@@ -67,7 +68,7 @@ async def send(
 async def _answered(
     exchange: Exchange,
     caller: Caller,
-    given: Sequence[AnsweredCall],
+    given: Resent,
     kinds: Sequence[str],
     message: NewMessage,
     behind: Place,
@@ -86,7 +87,7 @@ async def _answered(
     """
     answers, approval_id, earlier = _by_place(given, kinds)
     named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
-    with names.unknown_as("call", given[-1].call_id):
+    with names.unknown_as("call", given.answers[-1].call_id):
         partition = await exchange.locate(caller, keys.approval, approval_id)
         waiting = await requests.find_pause(exchange, partition, approval_id)
         if waiting is None or max(answers) >= len(waiting.calls):
@@ -111,12 +112,10 @@ def _with_choice(held: RequestSetup, choice: ToolChoice | None) -> RequestSetup 
     return replace(held, tool_choice=choice) if choice is not None else None
 
 
-def _by_place(
-    given: Sequence[AnsweredCall], kinds: Sequence[str]
-) -> tuple[dict[int, CallAnswer], str, dict[str, str]]:
+def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], str, dict[str, str]]:
     """The answers to the last pause, by the places of its calls; its id; where others are answered."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
-    for each in reversed(given):
+    for each in reversed(given.answers):
         try:
             approval_id, place = names.read("call", each.call_id, *kinds)
         except NotFound as none:
@@ -128,6 +127,11 @@ def _by_place(
             raise InvalidRequest(each.where, "answers a call twice")
         else:
             answers[place] = each.answer
+    for each in reversed(given.answered):
+        with suppress(NotFound):  # what answers others is history
+            approval_id, place = names.read("call", each.call_id, *kinds)
+            if approval_id == named:
+                answers.setdefault(place, each.answer)
     return answers, named, earlier
 
 

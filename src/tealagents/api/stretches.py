@@ -107,9 +107,14 @@ async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Appr
 
 
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
-    """A stretch of a request; None: its last. `NotFound` where it has fewer."""
+    """A stretch of a request; None: its last. `NotFound` where it has fewer.
+
+    A request that was imported is one, under the numbers of all that it had: its pauses stayed behind.
+    """
     approvals = view.record.approvals
     wanted = len(approvals) + 1 if number is None else number
+    if 1 < wanted <= view.record.imported_pauses + 1:
+        wanted = 1
     around = [
         await pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
         for n in (wanted - 2, wanted - 1)
@@ -323,7 +328,7 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     async for logged in exchange.history.forwards(partition, record.task_id, path):
         body = logged.body
         if isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "decided":
-            number += 1
+            number += bool(record.approvals)  # none: it was imported, and is one stretch
         elif isinstance(body, StepBody) and body.step.kind == "model":
             repeats = False
         elif number != stretch.number or repeats:
@@ -332,16 +337,18 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
             for call in body.calls:
                 made.add(call.id)
                 yield ToolCalled(call)
-        elif isinstance(body, MessageBody) and (event := _said(body.message, made, record)) is not None:
-            yield event
+        elif isinstance(body, MessageBody) and body.message.request_id == record.request_id:
+            for event in _said(body.message, made, record):
+                yield event
 
 
-def _said(message: Message, made: set[str], record: RequestRecord) -> Event | None:
-    if message.request_id != record.request_id:
-        return None
+def _said(message: Message, made: set[str], record: RequestRecord) -> Iterator[Event]:
     if message.role == "assistant" and message.text:
-        return TextDelta(message.text, record.finish_reason == "refusal" and not message.tool_calls)
+        yield TextDelta(message.text, record.finish_reason == "refusal" and not message.tool_calls)
+    for call in message.tool_calls if message.origin is not None else ():  # a fork copies no intents
+        if not call.by_client:
+            made.add(call.id)
+            yield ToolCalled(call)
     if message.role == "tool" and message.tool_call_id in made:
         call_id, tool = message.tool_call_id or "", message.tool or ""
-        return ToolReturned(call_id, tool, message.text, message.is_error, 0)
-    return None
+        yield ToolReturned(call_id, tool, message.text, message.is_error, 0)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as uvicorn serves it with httptools, with two bounds more, and 2 KB less of each open stream.
+"""HTTP/1.1 as uvicorn serves it with httptools, with three bounds more, and 2 KB less of each open stream.
 
 httptools keeps a request line and headers of any size in memory before the application sees any of it, and
-uvicorn waits for ever for the rest of a request. And WebSockets as it serves them, with a bound on what is
-held of a message, and without a false error for each that is refused.
+uvicorn waits for ever for the rest of a request, and for a client that reads no answer. And WebSockets as it
+serves them, with a bound on what is held of a message, and without a false error for each that is refused.
 """
 
 import asyncio
@@ -119,12 +119,12 @@ class _Pipeline(list[Any]):
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
-    It also closes a connection whose client stops sending before a request is complete, after the same time
-    as one that is idle. A client that lost its network closes nothing.
+    It also closes a connection whose client stops sending before a request is complete, or takes nothing of
+    an answer, after the same time as one that is idle. A client that lost its network closes nothing.
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large")
+    __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,6 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head = 0
         self._heads = 0
         self._too_large = False
+        #: bytes that the client had not taken at the last look
+        self._untaken = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -168,6 +170,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._incomplete = False
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # when all is taken, which may be never
+            self._unset_keepalive_if_required()
+            self._expect_more()
+
     def data_received(self, data: bytes) -> None:
         before = self._heads if self._in_head else None
         super().data_received(data)
@@ -186,9 +194,12 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def timeout_keep_alive_handler(self) -> None:
+        before, self._untaken = self._untaken, self.transport.get_write_buffer_size()
         answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        if before == self._untaken > 0:
+            self.transport.abort()
         # the client may well be sending where we do not read, or have sent the beginning of its next request
-        if (answering or self.flow.read_paused) and not self.transport.is_closing():
+        elif answering or self.flow.read_paused or self._untaken:
             self._expect_more()
         else:
             super().timeout_keep_alive_handler()

@@ -125,6 +125,29 @@ class Cursor:
             self.ended = isinstance(event, Terminal)
 
 
+class Positioned:
+    """What a stream's caller may know of its position."""
+
+    _cursor: Cursor
+
+    @property
+    def session_id(self) -> str | None:
+        return self._cursor.session_id
+
+    @property
+    def task_id(self) -> str | None:
+        return self._cursor.task_id
+
+    @property
+    def request_id(self) -> str | None:
+        return self._cursor.request_id
+
+    @property
+    def last_event_id(self) -> int:
+        """The highest id so far: another process can `follow` the request from here."""
+        return self._cursor.last_event_id
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     retry: Retry = field(default_factory=Retry)

@@ -28,7 +28,7 @@ from tealagents.client.events import StreamEvent, outcome_of
 from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
-from tealagents.client.rules import Cursor
+from tealagents.client.rules import Cursor, Positioned
 from tealagents.client.waits import Chunks, Token, bearer, release, sleep
 from tealagents.client.wire import (
     LIMITS,
@@ -317,29 +317,12 @@ class Items(Generic[E]):
         self.close()
 
 
-class EventStream(Items[StreamEvent]):
+class EventStream(Items[StreamEvent], Positioned):
     """The events of one request. Its ids are known from the first event on."""
 
     def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", cursor: Cursor) -> None:
         super().__init__(flow, wire)
         self._cursor = cursor
-
-    @property
-    def session_id(self) -> str | None:
-        return self._cursor.session_id
-
-    @property
-    def task_id(self) -> str | None:
-        return self._cursor.task_id
-
-    @property
-    def request_id(self) -> str | None:
-        return self._cursor.request_id
-
-    @property
-    def last_event_id(self) -> int:
-        """The highest id so far: another process can `follow` the request from here."""
-        return self._cursor.last_event_id
 
     def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""

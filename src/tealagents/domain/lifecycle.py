@@ -14,6 +14,7 @@ Every function takes the head as it was read and returns the head to write; `sta
 if it still is what was read.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
@@ -23,6 +24,7 @@ from tealagents.domain.models import (
     Effects,
     Failure,
     Head,
+    Json,
     Outcome,
     Path,
     Pending,
@@ -137,12 +139,18 @@ def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, .
     room = MAX_EFFECTS_BYTES
     for effects in (latest, *reversed(known)):
         if sum(map(_size, effects.tools)) > room:
-            effects = Effects(effects.first_seq, _newest(effects.tools, room))
+            effects = replace(effects, tools=_newest(effects.tools, room))
         if not effects.tools or len(kept) == MAX_EFFECTS:
             break
         room -= sum(map(_size, effects.tools))
         kept.append(effects)
+    if kept and (_count(kept) < _count((latest, *known)) or any(effects.cut for effects in known)):
+        kept[-1] = replace(kept[-1], cut=True)
     return tuple(reversed(kept))
+
+
+def _count(remembered: Iterable[Effects]) -> int:
+    return sum(len(effects.tools) for effects in remembered)
 
 
 def _newest(tools: tuple[ToolOutcome, ...], room: int) -> tuple[ToolOutcome, ...]:
@@ -183,6 +191,14 @@ def noted(head: Head, last_seq: int) -> Head:
         if last == head.tail_seq:
             return replace(head, path=(*head.path[:-1], (first, last_seq)))
     return head
+
+
+def one_round_on(context: Json | None) -> Json | None:
+    """What a conversation remembers once a round is behind its checkpoint that its agent did not answer.
+
+    Rounds are counted: a summary goes by the number of the last one that is in it.
+    """
+    return context and {**context, "turn": context.get("turn", 0) + 1}
 
 
 def extend(path: Path, first: int, last: int) -> Path:

@@ -114,6 +114,17 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
         return self.tool.removeprefix(self.plugin_name + TOOL_SEPARATOR)
 
 
+class Deferred(Struct, frozen=True):
+    """A call that could not be made yet, or not to its end: it needs the owner's consent, or the owner's own
+    token, or its tool is another one than was approved."""
+
+    call: ToolCall
+    #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
+    authorization: Json | None
+    #: the tool has changed since the call was shown
+    changed: bool = False
+
+
 class ClientTool(Struct, frozen=True):
     """A tool that the client of one request runs by itself."""
 
@@ -285,12 +296,14 @@ class Queued(Struct, frozen=True):
     deadline: datetime
 
 
-class Effects(Struct, frozen=True):
+class Effects(Struct, frozen=True, omit_defaults=True):
     """What the tools of a request that did not complete have done, or may have."""
 
     #: the request's first entry: it counts while that is on the current path
     first_seq: int
     tools: tuple[ToolOutcome, ...]
+    #: there was no room for calls before these
+    cut: bool = False
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -327,6 +340,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the task and its session, by name."""
+        return {"task_id": self.task_id, "session_id": self.session_id}
 
     @property
     def idle(self) -> bool:
@@ -543,6 +561,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: TokenUsage = TokenUsage()
     #: rounds of calls that the request had come to; these calls are of the last
     rounds: int = 0
+    #: calls of that round that had begun before they needed their owner: the next pause is for them
+    begun: tuple[Deferred, ...] = ()
 
     @property
     def consent_only(self) -> bool:

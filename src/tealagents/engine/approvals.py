@@ -209,7 +209,7 @@ class Approvals:
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
         now = self._records.clock.now()
-        resumption = Resumption(approved_calls(decided), answers(decided, now))
+        resumption = Resumption(approved_calls(decided), answers(decided, now), decided.begun)
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 

@@ -19,6 +19,7 @@ from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
     LONGEST_NATIVE,
+    Deferred,
     FinishReason,
     Item,
     Json,
@@ -31,7 +32,7 @@ from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.texts import storable
-from tealagents.engine.toolbox import Deferred, Toolbox, ToolOutput
+from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
@@ -90,6 +91,28 @@ class HumanNeeded(Struct, frozen=True):
     awaits_owner: bool
     #: tools that are others now than those that were approved
     changed: tuple[str, ...] = ()
+    #: calls that had begun and wait behind these
+    begun: tuple[Deferred, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """What the humans who may decide read."""
+        approved = [call for call in self.calls if not call.by_client]
+        names = ", ".join(call.tool for call in approved or self.calls)
+        if self.authorizations:
+            consents = ", ".join(call.tool for call in self.calls if call.id in self.consents)
+            rest = ", ".join(call.tool for call in approved if call.id not in self.consents)
+            also = f", and approval before {rest} can" if rest else ""
+            wanted = f"Your authorization is needed before {consents} can run{also}"
+            return f"{wanted}: visit the listed URLs, then approve."
+        if self.changed:
+            changed = ", ".join(dict.fromkeys(self.changed))
+            return f"{changed} has changed since it was approved. Approve again before {names} can run."
+        if not approved:
+            return f"The client has to run {names} and send what it returned, or reject it."
+        if self.awaits_owner:
+            return f"{names} is approved and waits for the owner of the task to resume it."
+        return f"Approval is needed before {names} can run."
 
 
 class Noted(Struct, frozen=True):
@@ -117,6 +140,8 @@ class Resumption(Struct, frozen=True):
     approved: tuple[ToolCall, ...]
     #: what the model is sent of the others: that they were rejected, or what the client that ran them says
     rejected: tuple[Message, ...]
+    #: calls that had begun before they needed their owner: these are made again only when they are approved
+    begun: tuple[Deferred, ...] = ()
 
 
 class LoopState(Struct, kw_only=True):
@@ -169,12 +194,13 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
         governed, free = _open_calls(state, resumption)
         if free:
             yield Calling(free)
-        deferred: list[Deferred] = []
+        deferred = list(resumption.begun)
         due = replace(resumption, approved=(*resumption.approved, *free))
         async for made in _make_calls(state, due, deferred, waits=bool(governed)):
             yield made
         if governed or deferred:
-            yield _human_needed(state.toolbox, governed, deferred)
+            # calls of this round may have listed tools, or other ones than it began with
+            yield _human_needed(state.toolbox.current(), governed, deferred)
             return
         resumption = None
 
@@ -193,7 +219,7 @@ def _begin_round(state: LoopState, message: Message) -> None:
 def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
     """The round's calls of which nothing is known or decided: those that wait, and those to be made now."""
     known = {message.tool_call_id for message in (*state.held, *decided.rejected)}
-    known.update(call.id for call in decided.approved)
+    known.update(call.id for call in (*decided.approved, *(item.call for item in decided.begun)))
     left = [call for call in state.round if call.id not in known]
     governed = tuple(call for call in left if state.toolbox.governed(call))
     return governed, tuple(call for call in left if call not in governed)
@@ -201,7 +227,9 @@ def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, 
 
 def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
     """What the next pause is for: the calls of the client's tools, if any wait, and else all that wait."""
+    begun: tuple[Deferred, ...] = ()
     if clients := tuple(call for call in governed if call.by_client):
+        begun = tuple(item for item in deferred if item.call.begun)
         governed, deferred = clients, ()
     waiting = (
         item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
@@ -214,6 +242,7 @@ def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequen
         awaits_owner=not governed
         and all(item.authorization is None and not item.changed for item in deferred),
         changed=tuple(item.call.tool for item in deferred if item.changed),
+        begun=begun,
     )
 
 
@@ -338,7 +367,8 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
             ToolCall(
                 name,
                 tool,
-                storable(call.arguments),
+                # some services send nothing where there are none; clients parse what they are shown
+                storable(call.arguments) if call.arguments.strip() else "{}",
                 box.plugin_of(tool),
                 box.by_client(tool),
                 native_id=native if is_sent and len(native) <= LONGEST_NATIVE_ID else "",

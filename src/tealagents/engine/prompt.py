@@ -75,10 +75,12 @@ class ViewedPrompt(Prompt):
         notes: Sequence[str],
         running: Sequence[Message],
         number: int,
+        transient: Sequence[Message] = (),
         looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`earlier` gives the parts before this round, newest first; `number` is this round's; `looked` is
-        called when the first call has asked for all it needs."""
+        """`earlier` gives the parts before this round, newest first; `number` is this round's; `transient`
+        are messages that begin it and are no part of the conversation; `looked` is called when the first call
+        has asked for all it needs."""
         model = upcoming.model
         super().__init__(model, [])
         self._view = view
@@ -86,6 +88,7 @@ class ViewedPrompt(Prompt):
         self._upcoming = replace(upcoming, system=[text for text in (system, *notes) if text])
         self._head = [model.encode_system(system)] if system else []
         self._notes = [model.encode_system(note) for note in notes]
+        self._transient = transient
         self._running = list(running)
         self._number = number
         self._looked: Callable[[], None] | None = looked
@@ -117,13 +120,14 @@ class ViewedPrompt(Prompt):
             return ()
         self.add(answer)
         settled = replace(self._upcoming, running=(), moment="after_message_added")
-        await self._view.show(_chained(self._running_parts(), self._earlier()), settled)
+        kept = parts_of(self._running, self._number)
+        await self._view.show(_chained(kept, self._earlier()), settled)
         return self._drained()
 
     def _running_parts(self) -> list[Part]:
         """The running round in parts; those it had already are not counted and encoded again."""
         known = self._upcoming.running
-        parts = parts_of(self._running, self._number)
+        parts = parts_of([*self._transient, *self._running], self._number)
         for n, (part, before) in enumerate(zip(parts, known, strict=False)):
             if part.messages == before.messages:
                 parts[n] = before
@@ -177,6 +181,7 @@ def effects_note(head: Head) -> str | None:
     tools = lifecycle.effects_on_path(head)
     if not tools:
         return None
+    earlier = "- more calls before these, too many to be listed\n"
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
     lines = "\n".join(
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
@@ -184,7 +189,9 @@ def effects_note(head: Head) -> str | None:
     )
     return (
         "Earlier requests of this conversation ended without an answer after they had called tools. "
-        "Do not repeat these calls unless the user asks for it:\n" + lines
+        "Do not repeat these calls unless the user asks for it:\n"
+        + (earlier if any(effects.cut for effects in head.effects) else "")
+        + lines
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tealagents.domain import ids
 from tealagents.domain.models import (
@@ -94,7 +94,14 @@ class Recorder:
             outcome=done.finish_reason,
         )
         self.record("model.called", StepBody(step))
-        self.add(message)
+        if message.tool_calls:
+            self.add(message)
+        else:  # a request that fails yet has no answer: `concluded` keeps it
+            self.messages.append(message)
+
+    def concluded(self) -> None:
+        """The last message is the request's answer."""
+        self.record("message.added", MessageBody(self.messages[-1]))
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
@@ -137,23 +144,12 @@ class Recorder:
         """What was done to what the model is sent; calls of the model that it took are part of the usage."""
         for report in reports:
             self.usage = self.usage + (report.usage or TokenUsage())
-            step = Step(
-                step_id=ids.random_id(),
-                request_id=self.request_id,
-                kind=report.kind,
-                name=report.name,
-                started_at=report.started_at,
-                duration_ms=report.duration_ms,
-                input=report.input,
-                output=report.output,
-                usage=report.usage,
-                is_error=report.is_error,
-            )
+            step = Step(step_id=ids.random_id(), request_id=self.request_id, **asdict(report))
             self.record(f"{step.kind}.noted", StepBody(step))
 
     def asked(self, approval: Approval) -> None:
         """Calls wait for a decision; they have not run, except those that found within that they have to."""
-        for call in approval.calls:
+        for call in (*approval.calls, *(item.call for item in approval.begun)):
             ran = self.running.pop(call.id, None)
             if not call.begun:
                 self.intents.pop(call.id, None)

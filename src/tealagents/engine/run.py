@@ -7,9 +7,10 @@ signal, which carries the reason.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from functools import partial
 
 from msgspec import Struct
 
@@ -24,7 +25,7 @@ from tealagents.domain.errors import (
     TealError,
     ends_task,
 )
-from tealagents.domain.events import Started, TextDelta, ToolCalled, beginning
+from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
@@ -182,32 +183,48 @@ class Run:
             remote_id=conversation.remote_id,
         )
         async with aclosing(loop.events(resumption)) as events:
+            return await self._shown(events)
+
+    async def _shown(self, events: AsyncIterator[tuple[Event, ...] | TurnDone | Waits]) -> TurnDone | Waits:
+        """Shows what happens; returns how the turn ends.
+
+        Where nothing is streamed, the end alone says the answer; other text is shown before what it led to.
+        """
+        unsaid: list[str] = []
+        try:
             async for happened in events:
+                if isinstance(happened, TurnDone):
+                    unsaid.clear()
                 if not isinstance(happened, tuple):
                     return happened
-                if self._streamed or not isinstance(happened[0], TextDelta):
-                    await self.stream.take(happened)
+                if not self._streamed and isinstance(happened[0], TextDelta):
+                    unsaid += [each.text for each in happened if isinstance(each, TextDelta)]
+                    continue
+                self._say(unsaid)
+                await self.stream.take(happened)
+        finally:
+            self._say(unsaid)
         raise RuntimeError("a turn ends with an answer or a pause")
+
+    def _say(self, texts: list[str]) -> None:
+        """Shows what was kept back, if anything."""
+        if texts:
+            self.stream.publish(TextDelta("".join(texts)))
+            texts.clear()
 
     # --- ends ------------------------------------------------------------------------------------
 
     async def _complete(self, last: TurnDone) -> None:
         rest = await self.stream.settle(self._persist)
         drafts = self._recorder.take()
-        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-
-        def done(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return completed(
-                head,
-                request,
-                due,
-                outcome,
-                last_event=last_event,
-                remote_id=last.remote_id,
-                context=last.context,
-                now=now,
-            )
-
+        done = partial(
+            completed,
+            outcome=self._produced(),
+            last_event=self.stream.last_event + 1,
+            remote_id=last.remote_id,
+            context=last.context,
+            now=self._now(),
+        )
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
@@ -219,11 +236,8 @@ class Run:
         self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
-        now, outcome = approval.created_at, self._produced()
-
-        def waits(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return paused(head, request, due, approval, outcome, remote_id=last.remote_id, now=now)
-
+        produced, now = self._produced(), approval.created_at
+        waits = partial(paused, approval=approval, outcome=produced, remote_id=last.remote_id, now=now)
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._settle(self.request)
 
@@ -238,7 +252,8 @@ class Run:
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
-            message=_pause_message(needed),
+            begun=needed.begun,
+            message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
             number=len(request.approvals) + 1,
@@ -437,22 +452,3 @@ def _stored(error: TealError) -> Failure:
             "new idempotency key if you use one.",
         )
     return Failure(error.code, error.detail)
-
-
-def _pause_message(needed: HumanNeeded) -> str:
-    approved = [call for call in needed.calls if not call.by_client]
-    names = ", ".join(call.tool for call in approved or needed.calls)
-    if needed.authorizations:
-        consents = ", ".join(call.tool for call in needed.calls if call.id in needed.consents)
-        rest = ", ".join(call.tool for call in approved if call.id not in needed.consents)
-        also = f", and approval before {rest} can" if rest else ""
-        wanted = f"Your authorization is needed before {consents} can run{also}"
-        return f"{wanted}: visit the listed URLs, then approve."
-    if needed.changed:
-        changed = ", ".join(dict.fromkeys(needed.changed))
-        return f"{changed} has changed since it was approved. Approve again before {names} can run."
-    if not approved:
-        return f"The client has to run {names} and send what it returned, or reject it."
-    if needed.awaits_owner:
-        return f"{names} is approved and waits for the owner of the task to resume it."
-    return f"Approval is needed before {names} can run."

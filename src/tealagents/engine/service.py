@@ -28,8 +28,9 @@ from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
 from tealagents.state.new_message import Earlier, Key, NewMessage
+from tealagents.state.queue import Waiting
 from tealagents.state.records import RecordStore
-from tealagents.state.submission import BusyElsewhere, Replayed, Submission, Waiting
+from tealagents.state.submission import BusyElsewhere, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
 from tealagents.state.workers import Mailbox, Word

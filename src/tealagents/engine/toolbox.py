@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.depth import DEEPEST, too_deep
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
-from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
+from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,
     Delegation,
@@ -57,17 +57,6 @@ class ToolOutput(Struct, frozen=True):
         if self.unknown:
             return "unknown"
         return "failed" if self.is_error else "done"
-
-
-class Deferred(Struct, frozen=True):
-    """A call that could not be made yet, or not to its end: it needs the owner's consent, or the owner's own
-    token, or its tool is another one than was approved."""
-
-    call: ToolCall
-    #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
-    authorization: Json | None
-    #: the tool has changed since the call was shown
-    changed: bool = False
 
 
 class CallContext:
@@ -324,8 +313,13 @@ class Toolbox:
             try:
                 async with asyncio.timeout(tool.spec.timeout or self._timeout):
                     await tool.list_for(context)
-            except TimeoutError:
-                raise ToolFailed(f"the server of {call.tool} lists no tools now. Nothing was done.") from None
+            except (ToolFailed, NeedsAuthorization, NeedsOwner):
+                raise
+            except BaseException as error:
+                if ends_task(error):
+                    raise
+                log.warning("the server of %s lists no tools", call.tool, exc_info=error)
+                raise ToolFailed(f"the server of {call.tool} lists no tools. Nothing was done.") from error
             return self.current().find(call.tool)
         return tool
 

@@ -13,7 +13,16 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.events import Event, ToolCalled, ToolReturned
-from tealagents.domain.models import AS_CONFIGURED, Item, Json, Message, RequestSetup, ToolCall, User
+from tealagents.domain.models import (
+    AS_CONFIGURED,
+    Deferred,
+    Item,
+    Json,
+    Message,
+    RequestSetup,
+    ToolCall,
+    User,
+)
 from tealagents.domain.ports import Clock
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
@@ -30,7 +39,7 @@ from tealagents.engine.loop import (
 )
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput
+from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.state.history import open_round
 from tealagents.state.memories import Memory
 from tealagents.threads.context import Gathered, Invocation, Providers
@@ -197,8 +206,9 @@ async def _prompt(
             Upcoming(model=model, tools=toolbox.encoded, memory=context["view"]),
             system=system,
             notes=notes,
-            running=[*new, *said],
+            running=said,
             number=context["turn"],
+            transient=new,
             looked=conversation.looked,
         )
     parts = [model.encode_system(system)] if system else []
@@ -311,6 +321,7 @@ class TurnLoop:
                         yield Waits(event, self._remote_id)
                     case Finished():
                         context, reports = await self._turn.completed(recorder.response)
+                        recorder.concluded()
                         recorder.noted(reports)
                         yield TurnDone(self._remote_id, context)
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import RequestRecord
 from tealagents.state import keys
-from tealagents.state.queue import try_start
-from tealagents.state.submission import Waiting
+from tealagents.state.queue import Waiting, try_start
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 

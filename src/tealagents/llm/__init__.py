@@ -2,6 +2,7 @@
 
 ===================  =======================================================================================
 `openai_chat`        chat completions: OpenAI, Azure OpenAI, and whatever speaks the same
+`chat_reading`       what they send
 `openai_responses`   the Responses API, and conversations that the service keeps
 `responses_reading`  what that API sends
 `options`            the options of the clients; third parties subclass `ModelOptions`

@@ -178,7 +178,7 @@ class OpenAIResponses:
         """The messages of the responses that lead to this one.
 
         The input items of a response hold those before it as well, at some services; where they do, the way
-        back ends after one step.
+        back ends after one step. What has no id is new: nothing shows that it was listed before.
         """
         turns: list[list[Message]] = []
         seen: set[str] = set()
@@ -187,11 +187,12 @@ class OpenAIResponses:
             path = f"/responses/{_safe(following)}"
             kept = read_stored(await self._get(path, following))
             output = kept.output or ()
-            if seen and {item.id for item in output} <= seen:
+            known = {item.id for item in output if item.id is not None}
+            if known and known <= seen:
                 break
             items = [*await self._items(f"{path}/input_items", following), *output]
-            new = [item for item in items if item.id not in seen]
-            seen.update(item.id for item in new)
+            new = [item for item in items if item.id is None or item.id not in seen]
+            seen.update(item.id for item in new if item.id is not None)
             turns.append(messages_of(new, following, kept.created))
             following = kept.previous_response_id
         return [message for turn in reversed(turns) for message in turn]

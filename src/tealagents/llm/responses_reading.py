@@ -111,10 +111,10 @@ class ResponsesReading:
     def take(self, data: bytes) -> Iterator[TextDelta]:
         event = self._understood(_read_event, data)
         match event.type:
-            case "response.output_text.delta" if isinstance(event.delta, str):
+            case "response.output_text.delta" if isinstance(event.delta, str) and event.delta:
                 self.begun = self._said = True
                 yield TextDelta(event.delta)
-            case "response.refusal.delta" if isinstance(event.delta, str):
+            case "response.refusal.delta" if isinstance(event.delta, str) and event.delta:
                 self.begun = self._said = self._refused = True
                 yield TextDelta(event.delta, refusal=True)
             case "response.output_item.added" | "response.output_item.done" if event.item is not None:

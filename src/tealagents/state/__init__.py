@@ -14,7 +14,7 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `tasks`            finds tasks, commits transitions, ends what no process carries on
 `submission`       how a message becomes a request, or takes a place in the queue
 `new_message`      what a client sends; `new_task`: a task before its first message
-`queue`            when a waiting request takes its task
+`queue`            a message that waits: how it is kept, and when it takes its task
 `task_writer`      the right to append to a task while a request runs on it
 `decisions`        what was decided of a pause, and taking the task to carry it out
 `changes`          metadata, expiry and rollback

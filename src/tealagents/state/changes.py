@@ -64,13 +64,21 @@ class Changes:
             if head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
-            grown, entries, record = resent(head, said, actor.key, source=tasks.source, now=now)
+            context = await self._context(partition, head)
+            grown, entries, record = resent(head, said, actor.key, context, source=tasks.source, now=now)
             put = {keys.request(record.request_id): record}
             return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
 
         written = await tasks.transact(partition, task_id, decide)
         assert written is not None
         return written.head
+
+    async def _context(self, partition: str, head: Head) -> Json | None:
+        """What the conversation remembers as of its current checkpoint."""
+        if head.checkpoint_id is None:
+            return None
+        found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
+        return found.value.context if found else None
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
@@ -114,17 +122,11 @@ class Changes:
 
 def _free(head: Head) -> Head:
     """The head of a task in which nothing runs or waits for a human. `TaskBusy`, `ApprovalPending`."""
-    where = {"task_id": head.task_id, "session_id": head.session_id}
     if head.running is not None:
-        raise TaskBusy(request_id=head.running.request_id, **where)
-    if head.pending is not None:
-        pending = head.pending
-        raise ApprovalPending(
-            request_id=pending.request_id,
-            approval_id=pending.approval_id,
-            task_id=head.task_id,
-            session_id=head.session_id,
-        )
+        raise TaskBusy(request_id=head.running.request_id, **head.ids)
+    if (pending := head.pending) is not None:
+        where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
+        raise ApprovalPending().with_ids(**where, **head.ids)
     return head
 
 

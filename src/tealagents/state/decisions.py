@@ -9,19 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.errors import (
-    AlreadyDecided,
-    ApprovalExpired,
-    CorruptState,
-    RequestCanceled,
-    TealError,
-)
+from tealagents.domain.errors import AlreadyDecided, ApprovalExpired, RequestCanceled, TealError
 from tealagents.domain.models import (
     Approval,
     Decision,
     Head,
     Json,
-    RequestRecord,
     RequestSetup,
     Step,
     StepBody,
@@ -171,10 +164,7 @@ async def resume(
         (now_stored,) = await tasks.records.store.read(partition, [key])
         if now_stored is None or now_stored.version != approval.version:
             return None
-        record = await tasks.records.get(partition, keys.request(decided.request_id), RequestRecord)
-        if record is None:
-            gap = CorruptState(keys.request(decided.request_id), "is missing", task_id=decided.task_id)
-            raise await tasks.records.unless_deleted(partition, decided.task_id, gap)
+        record = await tasks.records.request(partition, decided.task_id, decided.request_id)
         now = tasks.records.clock.now()
         entries = decision_drafts(decided, actor, now)
         request = replace(record.value, source=tasks.source)

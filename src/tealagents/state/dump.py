@@ -157,7 +157,7 @@ class Exporter:
         return row.line()
 
     async def _rows(self, partition: str, prefix: str) -> AsyncIterator[Row]:
-        async for key, record in self._inventory.records(partition, prefix):
+        async for key, record in self._records.every(partition, prefix):
             yield Row(partition, key, record.value)
 
     async def _besides(self, owner: User) -> AsyncIterator[bytes]:

@@ -129,7 +129,7 @@ class Eraser:
         written again. Before all are, none is buried.
         """
         session_id = session.value.session_id
-        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
+        for task_id in await self._tasks_of(partition, session_id):
             key = keys.task(task_id)
             while (found := await self._records.get(partition, key, Head)) and not found.value.erased:
                 running = found.value.running
@@ -182,7 +182,7 @@ class Eraser:
                     await self._records.delete(partition, [keys.DELETING], expect=expect)
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
-        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
+        for task_id in await self._tasks_of(partition, session_id):
             try:
                 head = (await self._tasks.head(partition, task_id)).value
             except NotFound:
@@ -198,7 +198,7 @@ class Eraser:
         """
         session_id, key = session.value.session_id, keys.session(session.value.session_id)
         marked = {key: session.version}
-        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
+        for task_id in await self._tasks_of(partition, session_id):
             while found := await self._records.get(partition, keys.task(task_id), Head):
                 buried = found if found.value.erased else await self._bury(partition, found, marked)
                 if buried is not None:
@@ -220,13 +220,9 @@ class Eraser:
         found = await self._records.get(partition, keys.session(session.value.session_id), Session)
         return found is None or found.version != session.version
 
-    async def _names(self, partition: str, prefix: str) -> list[str]:
-        names: list[str] = []
-        after = None
-        while found := await self._records.store.scan(partition, prefix, after=after):
-            names += [keys.last_segment(key) for key, _ in found]
-            after = found[-1][0]
-        return names
+    async def _tasks_of(self, partition: str, session_id: str) -> list[str]:
+        listed = self._records.every(partition, keys.tasks_of_session(session_id))
+        return [keys.last_segment(key) async for key, _ in listed]
 
     async def _bury(
         self, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
@@ -275,14 +271,12 @@ class Eraser:
         """Resumes pending deletions; returns how many. Damaged notes are left alone."""
         grave = keys.erasing(self._records.agent)
         before = await self._records.store.now() - older_than_seconds
-        resumed, after = 0, None
-        while found := await self._records.store.scan(grave, "", after=after):
-            for key, record in found:
-                after = key
-                try:
-                    resumed += await self._resume(grave, key, record.value, before)
-                except CorruptState as error:
-                    log.error("a pending deletion cannot be resumed: %s", error)
+        resumed = 0
+        async for key, record in self._records.every(grave, ""):
+            try:
+                resumed += await self._resume(grave, key, record.value, before)
+            except CorruptState as error:
+                log.error("a pending deletion cannot be resumed: %s", error)
         return resumed
 
     async def _resume(self, grave: str, key: str, stored: bytes, before: float) -> bool:

@@ -3,9 +3,8 @@
 import msgspec
 from msgspec.structs import replace
 
-from tealagents.domain.errors import CorruptState, InvalidRequest
-from tealagents.domain.models import Json, MessageBody, Path, RequestRecord
-from tealagents.state import keys
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Json, MessageBody, Path
 from tealagents.state.history import Logged
 from tealagents.state.task_document import FORMAT, ExportedEntry, ExportedTask
 from tealagents.state.tasks import Tasks
@@ -27,10 +26,7 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
             order.setdefault(logged.entry.request_id)
     requests = []
     for request_id in order:
-        found = await tasks.records.get(partition, keys.request(request_id), RequestRecord)
-        if found is None:
-            gap = CorruptState(keys.request(request_id), "is missing", task_id=task_id)
-            raise await tasks.records.unless_deleted(partition, task_id, gap)
+        found = await tasks.records.request(partition, task_id, request_id)
         requests.append(replace(found.value, idempotency=None))
     document = ExportedTask(
         format=FORMAT,

@@ -7,9 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids, lifecycle
-from tealagents.domain.errors import Conflict, CorruptState, NotFound
+from tealagents.domain.errors import Conflict, NotFound
 from tealagents.domain.models import (
-    Effects,
     Head,
     Json,
     Message,
@@ -25,7 +24,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
-from tealagents.state.history import History, up_to
+from tealagents.state.history import History, in_call_order, up_to
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
 
@@ -109,7 +108,7 @@ class _Fork(Struct, frozen=True):
         last, end = await self._copy_rounds()
         await copy.flush()
         effects = tuple(
-            Effects(1, known.tools)
+            replace(known, first_seq=1)
             for known in source.effects
             if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in self.path)
         )
@@ -134,7 +133,8 @@ class _Fork(Struct, frozen=True):
         context: Json | None = None
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
         async for request_id, messages, ending, end in rounds:
-            found = up_to(messages, message_id) if message_id is not None else None
+            # the point is one that its owner was shown
+            found = up_to(in_call_order(messages), message_id) if message_id is not None else None
             ends = found is not None
             if ending is None and not ends:
                 continue  # it has not ended
@@ -146,7 +146,7 @@ class _Fork(Struct, frozen=True):
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
             record = await self._copied(request_id, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
-            context = record.context if whole else context
+            context = record.context if whole else lifecycle.one_round_on(context)
             await self.copy.add_request(replace(record, parent=last, context=context))
             last = record.request_id
             if ends:
@@ -166,10 +166,7 @@ class _Fork(Struct, frozen=True):
         `ending` is how it ended; None where the copy ends with a message of it.
         """
         source, copy = self.source, self.copy
-        found = await self.tasks.records.get(self.partition, keys.request(request_id), RequestRecord)
-        if found is None:
-            gap = CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
-            raise await self.tasks.records.unless_deleted(self.partition, source.task_id, gap)
+        found = await self.tasks.records.request(self.partition, source.task_id, request_id)
         new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
         for message in messages:
             copied = replace(
@@ -215,7 +212,7 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         error=old.error if whole else None,
         approvals=(),
         idempotency=None,
-        last_event=2,
+        last_event=max(2, old.last_event),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, TealError
 from tealagents.domain.models import (
@@ -230,13 +231,7 @@ class History:
                 running.pop(call_id, None)
                 ran.add(call_id)
                 if call_id in calls and body.step.outcome in ("done", "failed"):
-                    known = calls[call_id]
-                    calls[call_id] = ToolOutcome(
-                        call_id,
-                        known.tool,
-                        known.arguments,
-                        "done" if body.step.outcome == "done" else "failed",
-                    )
+                    calls[call_id] = replace(calls[call_id], outcome=body.step.outcome)
             elif (
                 isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
             ):

@@ -13,6 +13,7 @@ from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import (
     AlreadyExists,
     Conflict,
+    InvalidRequest,
     NotFound,
     NotOwner,
     PersistenceUnavailable,
@@ -76,6 +77,8 @@ class TaskImporter:
         partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
+        if self._tasks.expired(document.task):  # no one could reach it, and its id would be taken
+            raise InvalidRequest("task.expires_at", "has passed: take it out, or set a later time")
         guard = await self._guarded(partition, document)
         try:
             if await self._is_there(partition, keys.task(document.task.task_id)):
@@ -264,7 +267,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     # what a fork knows of its source's tools is in its head alone
     for known in document.task.effects:
         if known.tools and known.first_seq not in logged:
-            effects = lifecycle.remembering(effects, Effects(known.first_seq + SHIFT, known.tools))
+            effects = lifecycle.remembering(effects, replace(known, first_seq=known.first_seq + SHIFT))
     for end in ends:
         if end.tools and end.status != "Completed":
             effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))

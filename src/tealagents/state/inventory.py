@@ -7,6 +7,7 @@ stands in the way of the rest.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -18,8 +19,8 @@ from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
 from tealagents.state.records import RecordStore, Stored
 
-#: records read at a time
-PAGE = 100
+T = TypeVar("T")
+
 #: of each partition that is looked at to see whether the key is the right one
 LOOKED_AT = 10
 _DIGITS = "0123456789abcdef"
@@ -87,12 +88,7 @@ class Inventory:
         """All users who have something here, in the order of their partitions."""
         found: dict[str, User] = {}
         for partition in self.index_partitions():
-            async for key, record in self.records(partition, keys.owner("")):
-                try:
-                    owners = unseal(partition, key, record.value, Owners)
-                except CorruptState as error:
-                    self.damaged.append(f"{partition}: {error}")
-                    continue
+            async for owners in self.values(partition, keys.owner(""), Owners):
                 found |= {self._records.partition(user): user for user in owners.users}
         return [found[partition] for partition in sorted(found)]
 
@@ -104,7 +100,7 @@ class Inventory:
     async def tasks(self, owner: User) -> AsyncIterator[Found]:
         """A user's tasks by id, those in the course of deletion left out."""
         partition = self._records.partition(owner)
-        async for key, record in self.records(partition, keys.task("")):
+        async for key, record in self._records.every(partition, keys.task("")):
             task_id = keys.last_segment(key)
             try:
                 head = Stored(unseal(partition, key, record.value, Head), record.version)
@@ -114,13 +110,15 @@ class Inventory:
             if not head.value.erased:
                 yield Found(owner, partition, task_id, record, head)
 
-    async def records(self, partition: str, prefix: str) -> AsyncIterator[tuple[str, Record]]:
-        """All records under a prefix, as they are stored."""
-        after = None
-        while found := await self._records.store.scan(partition, prefix, after=after, limit=PAGE):
-            for key, record in found:
-                yield key, record
-            after = found[-1][0]
+    async def values(self, partition: str, prefix: str, kind: type[T]) -> AsyncIterator[T]:
+        """What the records under a prefix say; those that cannot be read are among `damaged`."""
+        async for key, record in self._records.every(partition, prefix):
+            try:
+                value = unseal(partition, key, record.value, kind)
+            except CorruptState as error:
+                self.damaged.append(f"{partition}: {error}")
+            else:
+                yield value
 
     # --- counting --------------------------------------------------------------------------------
 
@@ -129,7 +127,7 @@ class Inventory:
         now = self._records.clock.now()
         for owner in await self.owners():
             found.users += 1
-            async for _ in self.records(self._records.partition(owner), "sessions/"):
+            async for _ in self._records.every(self._records.partition(owner), "sessions/"):
                 found.sessions += 1
             async for task in self.tasks(owner):
                 if task.head is None:
@@ -140,7 +138,7 @@ class Inventory:
                 found.queued += len(head.queue)
                 found.entries += head.tail_seq
                 found.expired += head.expires_at is not None and head.expires_at <= now
-        async for _ in self.records(keys.erasing(self._records.agent), ""):
+        async for _ in self._records.every(keys.erasing(self._records.agent), ""):
             found.deletions += 1
         found.workers_alive = await self._workers_alive()
         found.damaged = self.damaged
@@ -149,12 +147,7 @@ class Inventory:
     async def _workers_alive(self) -> int:
         partition, alive = keys.workers(self._records.agent), 0
         now = await self._records.store.now()
-        async for key, record in self.records(partition, keys.worker("")):
-            try:
-                worker = unseal(partition, key, record.value, Worker)
-            except CorruptState as error:
-                self.damaged.append(f"{partition}: {error}")
-                continue
+        async for worker in self.values(partition, keys.worker(""), Worker):
             alive += is_alive(worker, now)
         return alive
 

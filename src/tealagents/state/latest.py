@@ -82,21 +82,18 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
     """All requests that are wanted, but those of tasks that are gone. A damaged one hides no other."""
     found: list[Changed] = []
     there: dict[str, bool] = {}
-    after: str | None = None
-    while listed := await tasks.records.store.scan(partition, keys.request(""), after=after, limit=PAGE):
-        after = listed[-1][0]
-        for key, stored in listed:
-            try:
-                opened = await tasks.records.whole(partition, key, stored, RequestRecord)
-            except CorruptState:
-                continue  # reading it by its id reports it
-            record = opened.value if opened else None
-            if record is None or not wanted(record):
-                continue
-            if record.task_id not in there:
-                there[record.task_id] = await _is_there(tasks, partition, record.task_id)
-            if there[record.task_id]:
-                found.append(Changed(changed_at(record), record.request_id))
+    async for key, stored in tasks.records.every(partition, keys.request(""), page=PAGE):
+        try:
+            opened = await tasks.records.whole(partition, key, stored, RequestRecord)
+        except CorruptState:
+            continue  # reading it by its id reports it
+        record = opened.value if opened else None
+        if record is None or not wanted(record):
+            continue
+        if record.task_id not in there:
+            there[record.task_id] = await _is_there(tasks, partition, record.task_id)
+        if there[record.task_id]:
+            found.append(Changed(changed_at(record), record.request_id))
     return sorted(found, reverse=True)
 
 

@@ -11,6 +11,7 @@ from tealagents.domain.errors import AlreadyExists, NotFound
 from tealagents.domain.models import (
     Head,
     Item,
+    Json,
     Message,
     MessageBody,
     RequestEnd,
@@ -64,7 +65,7 @@ async def new_task(
     )
     if not message.earlier:
         return NewTask(head, [], put, expect)
-    head, entries, earlier = resent(head, message.earlier, owner.key, source=tasks.source, now=now)
+    head, entries, earlier = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
     put[keys.request(earlier.request_id)] = earlier
     return NewTask(head, entries, put, expect)
 
@@ -108,9 +109,12 @@ async def _claim(directory: Directory, identifier: str, kind: Kind, user: User) 
 
 
 def resent(
-    head: Head, said: Sequence[Earlier], actor: str, *, source: str, now: datetime
+    head: Head, said: Sequence[Earlier], actor: str, context: Json | None, *, source: str, now: datetime
 ) -> tuple[Head, list[Draft], RequestRecord]:
-    """Messages from elsewhere as one completed request, behind what the task holds."""
+    """Messages from elsewhere as one completed request, behind what the task holds.
+
+    `context` is what the conversation remembers as of its checkpoint so far.
+    """
     request_id = ids.new_id(ids.owner_tag(head.owner.key))
     first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
     entries = [
@@ -139,6 +143,7 @@ def resent(
         path=path,
         source=source,
         last_event=2,
+        context=lifecycle.one_round_on(context),
         imported=True,
     )
     return replace(head, checkpoint_id=request_id, path=path), entries, record

@@ -142,12 +142,10 @@ class Directory:
         """Forgets that there is such a user, and what ids are theirs."""
         await self._forget_owner(user)
         for digit in "0123456789abcdef":
-            partition, after = keys.locators(self._records.agent, digit), None
-            while found := await self._records.store.scan(partition, keys.locator(""), after=after):
-                for key, record in found:
-                    after = key
-                    if self._is_of(partition, key, record.value, user):
-                        await self._records.delete(partition, [key])
+            partition = keys.locators(self._records.agent, digit)
+            async for key, record in self._records.every(partition, keys.locator("")):
+                if self._is_of(partition, key, record.value, user):
+                    await self._records.delete(partition, [key])
         self._known.pop(user.key, None)
 
     @staticmethod

@@ -88,19 +88,14 @@ class Pruning:
         if self._before is None:
             return
         partition = self._records.partition(owner)
-        async for key, record in self._inventory.records(partition, keys.session("")):
-            try:
-                session = unseal(partition, key, record.value, Session)
-            except CorruptState as error:
-                self.damaged.append(f"{partition}: {error}")
-                continue
+        async for session in self._inventory.values(partition, keys.session(""), Session):
             if session.created_at < self._before and not await self._holds(partition, session, going):
                 name = session.session_id
                 yield Due(partition, "session", name, lambda name=name: self._end_session(partition, name))  # type: ignore[misc]
 
     async def _holds(self, partition: str, session: Session, going: Collection[str]) -> bool:
         """Whether the session holds a task that stays."""
-        async for key, _ in self._inventory.records(partition, keys.tasks_of_session(session.session_id)):
+        async for key, _ in self._records.every(partition, keys.tasks_of_session(session.session_id)):
             if keys.last_segment(key) not in going:
                 return True
         return False
@@ -130,7 +125,7 @@ class Departure:
 
     async def count(self) -> int:
         """How many records the user's partition holds."""
-        return sum([1 async for _ in self._inventory.records(self._partition, "")])
+        return sum([1 async for _ in self._records.every(self._partition, "")])
 
     async def erase(self, report: Callable[[int], None] = lambda records: None) -> int:
         """Erases all, and returns how many records there were besides the tasks' own."""
@@ -158,7 +153,7 @@ class Departure:
 
     async def _wipe_mentions(self, partition: str, prefix: str) -> None:
         """Deletes what names the user in a partition that is not theirs."""
-        async for key, record in self._inventory.records(partition, prefix):
+        async for key, record in self._records.every(partition, prefix):
             if self._names_user(partition, key, record.value):
                 await self._records.delete(partition, [key])
 

@@ -1,15 +1,28 @@
 """Requests that wait their turn on a task: when it comes, and what they take the task with."""
 
+from datetime import datetime
+
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.models import Head, Message, RequestRecord
-from tealagents.state.codec import decoder
+from tealagents.domain.models import Head, Json, Message, RequestRecord
+from tealagents.state.codec import decoder, encode_json
 from tealagents.state.records import BlobRef, Stored
-from tealagents.state.submission import Waiting
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks, Written
 from tealagents.state.transitions import Transition, received
+
+#: bytes of a message that waits in its request's record; a larger one is stored out of line
+MOST_INLINE = 64 * 1024
+
+
+class Waiting(Struct, frozen=True):
+    """A message that waits its turn."""
+
+    partition: str
+    request: RequestRecord
+    deadline: datetime
 
 
 async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
@@ -62,6 +75,14 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
     message = await waiting_message(tasks, partition, waiting.request)
     begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
     return TaskWriter(tasks, begun, message)
+
+
+async def keep_waiting(tasks: Tasks, partition: str, found: Stored[Head], message: Message) -> Json:
+    """What the request of a message that waits keeps of it. `Conflict` if the task was written meanwhile."""
+    kept: Message | BlobRef = message
+    if len(body := encode_json(message)) > MOST_INLINE:
+        kept = await tasks.records.put_blob(partition, found.value.task_id, body, version=found.version)
+    return dict(msgspec.to_builtins(kept))
 
 
 async def waiting_message(tasks: Tasks, partition: str, request: RequestRecord) -> Message:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
@@ -102,11 +102,30 @@ class RecordStore:
                 return await self.whole(partition, key, again, kind)  # it was erased meanwhile
         return Stored(codec.parse(key, value, kind), record.version)
 
+    async def request(self, partition: str, task_id: str, request_id: str) -> Stored[RequestRecord]:
+        """A request that its task names. `CorruptState` where it is gone, or `NotFound` with its task."""
+        key = keys.request(request_id)
+        found = await self.get(partition, key, RequestRecord)
+        if found is None:
+            gap = CorruptState(key, "is missing", task_id=task_id)
+            raise await self.unless_deleted(partition, task_id, gap)
+        return found
+
     def open(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
         """A record that was read, checked and parsed."""
         if record is None:
             return None
         return Stored(codec.unseal(partition, key, record.value, kind), record.version)
+
+    async def every(
+        self, partition: str, prefix: str, *, page: int = 100
+    ) -> AsyncIterator[tuple[str, Record]]:
+        """All records under a prefix, as they are stored, read page by page."""
+        after = None
+        while found := await self.store.scan(partition, prefix, after=after, limit=page):
+            for key, record in found:
+                yield key, record
+            after = found[-1][0]
 
     async def scan(
         self,

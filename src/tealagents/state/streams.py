@@ -16,7 +16,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from tealagents.domain.errors import Conflict, CorruptState
-from tealagents.domain.events import Recorded, TextDelta, ToolCalled
+from tealagents.domain.events import Recorded, Started, TextDelta, ToolCalled
 from tealagents.domain.models import RequestRecord
 from tealagents.state import codec, keys
 from tealagents.state.records import RecordStore
@@ -186,12 +186,14 @@ class StreamLog:
                 for recorded in events:
                     if isinstance(recorded.event, TextDelta):
                         texts.append(recorded.event.text)
-                    elif isinstance(recorded.event, ToolCalled):
+                    elif isinstance(recorded.event, ToolCalled | Started):
                         texts.clear()  # text that comes with tool calls is no part of the answer
                 last = events[-1].id
         except CorruptState as error:
             log.error("the events of request %s cannot be read: %s", request.request_id, error)
             last = await self._farthest(partition, request.request_id)
+            texts.clear()
+        if request.pause is not None:  # its calls are the last that was said
             texts.clear()
         return Unfinished(max(last, request.last_event), "".join(texts))
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -34,18 +33,14 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import Record
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import draft
-from tealagents.state.codec import checked, encode_json
+from tealagents.state.codec import checked
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
 from tealagents.state.new_task import NewTask, message_of, new_task
-from tealagents.state.records import BlobRef, Stored
+from tealagents.state.queue import Waiting, keep_waiting
+from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
 from tealagents.state.transitions import Transition, queued, received
-
-#: messages that can wait on one task, whatever the config says: its head names them all
-MOST_QUEUED = 2000
-#: bytes of a message that waits in its request's record; a larger one is stored out of line
-MOST_INLINE = 64 * 1024
 
 #: the batches of a task to read again, because what was made of them is kept and not read, and whose log
 #: (`Head.log_id`) they are of
@@ -57,14 +52,6 @@ class Replayed(Struct, frozen=True):
 
     request: Stored[RequestRecord]
     partition: str
-
-
-class Waiting(Struct, frozen=True):
-    """A message that waits its turn."""
-
-    partition: str
-    request: RequestRecord
-    deadline: datetime
 
 
 class BusyElsewhere(Struct, frozen=True):
@@ -293,45 +280,33 @@ class _Attempt:
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
                 return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
             if head.running is not None:
-                raise TaskBusy(
-                    request_id=head.running.request_id, task_id=task_id, session_id=head.session_id
-                )
+                raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)
 
     def _check_checkpoint(self, head: Head) -> None:
         """The message continues the task where it wants to, whatever would be done about a busy one."""
         wanted = self._message.at_checkpoint
         if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
-            raise CheckpointMoved(
-                "The task continues from another checkpoint.",
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            raise CheckpointMoved("The task continues from another checkpoint.", **head.ids)
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
         """Cancels the pause that the task waits in, if the message says so."""
         head, pending = stored.value, stored.value.pending
         assert pending is not None
         if not self._message.supersede:
-            raise ApprovalPending(
-                request_id=pending.request_id,
-                approval_id=pending.approval_id,
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
+            raise ApprovalPending().with_ids(**where, **head.ids)
         if head.queue:  # those that wait come first, and a message that is refused must end no pause
             self._check_room(head)
         actor = self._caller.user.key
         await self._tasks.end(self._partition, stored, pending.request_id, SUPERSEDED, actor)
 
     def _check_room(self, head: Head) -> None:
-        if len(head.queue) >= min(self._tasks.rules.max_queued, MOST_QUEUED):
+        if len(head.queue) >= self._tasks.rules.max_queued:
             raise Overloaded(
                 f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
                 retry_after=1,
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            ).with_ids(**head.ids)
 
     async def _refuse_session(self, head: Head, session_id: str) -> None:
         """Whose a session is comes before whether it fits."""
@@ -347,9 +322,7 @@ class _Attempt:
                 )
         raise SessionMismatch(
             f"The task {head.task_id} belongs to another session. Send its own session_id, or none.",
-            task_id=head.task_id,
-            session_id=head.session_id,
-        )
+        ).with_ids(**head.ids)
 
     # --- what is written -------------------------------------------------------------------------
 
@@ -367,15 +340,11 @@ class _Attempt:
         head = found.value
         request = self._request(head, now, status="Queued")
         message = self._user_message(request)
-        body = encode_json(message)
-        stored: Message | BlobRef = message
-        if len(body) > MOST_INLINE:
-            put = self._tasks.records.put_blob
-            try:
-                stored = await put(self._partition, head.task_id, body, version=found.version)
-            except Conflict:
-                return _Again()
-        request = replace(request, waiting=msgspec.to_builtins(stored))
+        try:
+            waiting = await keep_waiting(self._tasks, self._partition, found, message)
+        except Conflict:
+            return _Again()
+        request = replace(request, waiting=waiting)
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)
         return replace(transition, expect=self._key_absent(), takes=True)

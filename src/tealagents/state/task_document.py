@@ -6,7 +6,7 @@ brought, and nothing that a later read could stumble over.
 
 import re
 from collections.abc import Collection, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -35,8 +35,10 @@ FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
 MOST_CONTEXT = 256 * 1024
 #: bytes of one path: it is written with every commit, which holds 1 MB in all
 MOST_PATH = 64 * 1024
-#: the years a time may lie in: keys hold four digits, and an offset must not leave the calendar
-YEARS = range(1970, 9999)
+#: between these lies every time: keys hold four digits, and what is added must not leave the calendar
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
+#: nothing is added to an expiry, and many clients say 9999 where they mean never
+LATEST_EXPIRY = datetime.max.replace(tzinfo=UTC)
 
 _IMAGE = re.compile(r"data:image/[a-z0-9.+-]+;base64,[A-Za-z0-9+/=]+", re.IGNORECASE | re.ASCII)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
@@ -127,8 +129,9 @@ def _check_task(task: Head, entries: int) -> None:
     if task.tail_seq != entries:
         raise InvalidRequest("task.tail_seq", "must be the number of entries")
     _check_path(task.path, task.tail_seq, "task.path")
-    for name in ("created_at", "updated_at", "expires_at"):
+    for name in ("created_at", "updated_at"):
         _check_time(getattr(task, name), f"task.{name}")
+    _check_time(task.expires_at, "task.expires_at", LATEST_EXPIRY)
     for name in ("origin", "effects"):
         if len(encode_json(getattr(task, name))) > MOST_CONTEXT:
             raise InvalidRequest(f"task.{name}", f"is larger than {MOST_CONTEXT} bytes of JSON")
@@ -247,9 +250,9 @@ def _check_id(identifier: str, where: str) -> None:
         raise InvalidRequest(where, "must be in lower case")
 
 
-def _check_time(at: datetime | None, where: str) -> None:
-    if at is not None and (at.tzinfo is None or at.year not in YEARS):
-        raise InvalidRequest(where, f"must have an offset and lie in {YEARS.start} to {YEARS.stop - 1}")
+def _check_time(at: datetime | None, where: str, latest: datetime = LATEST) -> None:
+    if at is not None and (at.tzinfo is None or not EARLIEST <= at <= latest):
+        raise InvalidRequest(where, f"must have an offset and lie in {EARLIEST.year} to {latest.year}")
 
 
 def _check_number(number: int, where: str, *, most: int) -> None:

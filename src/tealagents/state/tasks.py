@@ -362,10 +362,7 @@ class Tasks:
 
         What it had produced is taken from its events, what its tools did from the task's log.
         """
-        stored = await self.records.get(partition, keys.request(request_id), RequestRecord)
-        if stored is None:
-            gap = CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
-            raise await self.records.unless_deleted(partition, head.task_id, gap)
+        stored = await self.records.request(partition, head.task_id, request_id)
         request, now = stored.value, self.records.clock.now()
         unfinished = await self.streams.unfinished(partition, request)
         last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)

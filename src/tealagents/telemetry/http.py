@@ -7,13 +7,16 @@ query, in which an authorization comes back with its code, is nowhere.
 import time
 from typing import Any
 
-from opentelemetry import context, metrics, propagate, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.telemetry.requests import method_of, route_of, status_in
 
+#: how a trace comes from the caller and goes on to what is called; a caller's baggage is for neither
+TRACE_CONTEXT = TraceContextTextMapPropagator()
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 #: seconds; as the conventions advise
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -78,7 +81,7 @@ class HttpRequests:
         """The span of a request, made the current one; one that is not recorded where there are no traces."""
         if self._tracer is None:
             return trace.INVALID_SPAN, None
-        parent = propagate.extract(Headers(scope=scope))
+        parent = TRACE_CONTEXT.extract(Headers(scope=scope))
         name, path = str(about["http.request.method"]), {"url.path": scope["path"]}
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes={**about, **path})
         return span, context.attach(trace.set_span_in_context(span, parent))

@@ -146,6 +146,7 @@ def configure_logs(level: str, *, content: bool) -> None:
         root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_no_handshake)
+    logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it quotes what any caller sent
     for name in _WEBSOCKETS:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
     if not content:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import Token
 from typing import Self
 
-from opentelemetry import context, metrics, propagate, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
@@ -19,6 +19,7 @@ from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
 from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch
+from tealagents.telemetry.http import TRACE_CONTEXT
 from tealagents.telemetry.requests import LoggedRequests
 
 #: seconds; as the conventions advise for model operations
@@ -221,7 +222,7 @@ class _ModelWatch(ModelWatch):
 
     def headers(self, sent: Mapping[str, str]) -> Mapping[str, str]:
         carrier = dict(sent)
-        propagate.inject(carrier, trace.set_span_in_context(self._span))
+        TRACE_CONTEXT.inject(carrier, trace.set_span_in_context(self._span))
         return carrier
 
     def first_piece(self) -> None:

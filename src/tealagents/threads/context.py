@@ -179,8 +179,10 @@ class Providers:
         return [provider.name for provider in self._providers]
 
     async def __aenter__(self) -> Self:
-        for provider in self._providers:
-            await self._stack.enter_async_context(provider)
+        async with AsyncExitStack() as stack:
+            for provider in self._providers:
+                await stack.enter_async_context(provider)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

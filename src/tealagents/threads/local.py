@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound
+from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
 from tealagents.state.history import up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
@@ -290,7 +290,10 @@ class LocalThread(AgentThread):
         if thread._kept is not None and parts.store is not None:
             if parts.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):
                 raise InvalidRequest("store", "is sealed: give its agent's `message_stores` as `stores`")
-            thread._kept.store.update_from_state(parts.store)
+            try:
+                thread._kept.store.update_from_state(parts.store)
+            except (KeyError, CorruptState):
+                raise InvalidRequest("store", "is not what a message store wrote") from None
             thread._kept.dropped = set(parts.dropped)
             thread._kept.read = False
         return thread

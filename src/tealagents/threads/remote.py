@@ -97,18 +97,26 @@ class RemoteThread(AgentThread):
     def check_deletable(self) -> None:
         """`RemoteUnsupported` where no client is there to delete what the service keeps."""
         super().check_deletable()
-        if self.remote_id is not None and self.service is None:
+        if self._ends() and self.service is None:
             raise RemoteUnsupported(
                 "Open the thread by an agent (`agent.open_thread`) before deleting it: only the model's "
                 "client can delete what the service keeps."
             )
 
     async def _erase(self) -> None:
-        """Erases the conversation at the service: all responses that led to it. Forks share them."""
-        if self.remote_id is not None and self.service is not None:
-            await self.service.delete_remote(self.remote_id)
+        """Erases the conversation at the service: all responses that led to it, and to what a rollback has
+        left behind. Forks share them."""
+        for remote_id in self._ends():
+            assert self.service is not None, "checked before"
+            await self.service.delete_remote(remote_id)
         await super()._erase()
         self.remote_id, self.beginning = None, ()
+
+    def _ends(self) -> list[str]:
+        """The ids that nothing here continues: from these, the service finds all that it keeps."""
+        continued = {each.parent for each in self.checkpoints}
+        left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in continued]
+        return list(dict.fromkeys(filter(None, [self.remote_id, *left])))
 
     @property
     def _is_conversation(self) -> bool:

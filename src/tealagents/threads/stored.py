@@ -96,11 +96,8 @@ class ThreadStore:
 
     async def list(self) -> AsyncIterator[str]:
         """The ids of all threads that are kept."""
-        after = None
-        while found := await self._records.store.scan(self._partition, "thread/", after=after):
-            for key, _ in found:
-                yield keys.last_segment(key)
-            after = found[-1][0]
+        async for key, _ in self._records.every(self._partition, "thread/"):
+            yield keys.last_segment(key)
 
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here and wherever else it is kept."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import ModelFailed, TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import Message, TokenUsage
 from tealagents.domain.ports import Model, ModelCall
@@ -49,7 +49,7 @@ class Summarize:
 
     A summary is made once there are `max_messages` since the last one: of that one and the messages since,
     except the last `keep_messages`. It is kept with the checkpoint and reused until the next one. Where the
-    model fails to make one, the messages stay, and the next call tries again.
+    model fails to make one, declines to, or is cut short, the messages stay, and the next call tries again.
     """
 
     Options: ClassVar = SummarizeOptions
@@ -112,12 +112,14 @@ class Summarize:
         instructions = options.instructions.replace("{max_words}", str(options.max_words))
         if before:
             instructions += f"\n\nSummary so far, to be continued:\n{before}"
-        usage = TokenUsage()
+        text, usage = "", TokenUsage()
         try:
-            text, usage = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
-            failed = "" if text else "the model returned no text"
+            text, done = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
+            usage, failed = done.usage, "" if text else "the model returned no text"
+            if done.finish_reason != "stop":  # a refusal, or a part of a summary, would replace the messages
+                failed = f"the model ended with {done.finish_reason}"
         except TealError as error:
-            text, failed = "", error.detail
+            failed = error.detail
         upcoming.reports.append(
             Report(
                 name=self.name,
@@ -133,7 +135,7 @@ class Summarize:
                 is_error=bool(failed),
             )
         )
-        return text or None
+        return None if failed else text
 
 
 def standing_text(summary: str) -> str:
@@ -150,17 +152,19 @@ def _line(message: Message, most: int) -> str:
     return f"{message.role.capitalize()}: {said[:most]}{called}"
 
 
-async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, TokenUsage]:
-    """One call of the model, outside of any conversation, and its usage."""
+async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelDone]:
+    """One call of the model, outside of any conversation: what it says, and how it ends."""
     messages = (model.encode(text_message(text)) for text in texts)
     call = ModelCall(prompt=(model.encode_system(instructions), *messages))
     answer: list[str] = []
-    usage = TokenUsage()
+    done: ModelDone | None = None
     async with aclosing(model.stream(call)) as batches:
         async for batch in batches:
             for event in batch:
                 if isinstance(event, ModelDone):
-                    usage = event.usage
+                    done = event
                 else:
                     answer.append(event.text)
-    return "".join(answer).strip(), usage
+    if done is None:
+        raise ModelFailed("The model service ended without an answer.")
+    return "".join(answer).strip(), done

@@ -1,7 +1,7 @@
 """What is no run on AG-UI's route."""
 
 import httpx
-from agui_talk import refusal, run_input, serving, user
+from agui_talk import Page, refusal, run_input, serving, user
 
 from tealagents.llm.offline import OfflineModel
 
@@ -45,3 +45,10 @@ def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
         many = user([{"type": "text", "text": "x"}] * 4)
         refused = refusal(client.post("/ag-ui", json=run_input("full", many)), 422, "invalid_request")
         assert refused["message"].startswith("messages: has 4 items")
+
+
+def test_a_message_whose_id_has_endless_digits_is_one_that_is_not_ours(page: Page) -> None:
+    page.say("hello", runId="r")
+    answer = page.messages[-1]
+    answer["id"] = "_".join(answer["id"].split("_")[:2]) + "_" + "1" * 5000
+    assert page.run(runId="r")[-1]["type"] == "RUN_FINISHED"

@@ -262,6 +262,22 @@ def test_answers_that_come_again_while_they_are_tried_again_join_that_attempt(wi
     wire.post(f"/responses/{trying['id']}/cancel").raise_for_status()
 
 
+def test_answers_that_come_again_in_the_background_are_answered_at_once(wire: httpx.Client) -> None:
+    """As they are the first time, while the response is made and when it has failed."""
+    asked = settled(wire, create(wire, input=f"{ASK} and wait", tools=[WEATHER], background=True)["id"])
+    answer = {"input": [output(asked["output"][0])], "background": True}
+    begun = create(wire, **answer)
+    assert create(wire, **answer) == begun
+    assert begun["status"] == "in_progress"
+    wire.post(f"/responses/{begun['id']}/cancel").raise_for_status()
+    asked = settled(wire, create(wire, input=f"{ASK} always fail", tools=[WEATHER], background=True)["id"])
+    answer = {"input": [output(asked["output"][0])], "background": True}
+    for _ in range(1 + MOST_ATTEMPTS):
+        last = settled(wire, create(wire, **answer)["id"])
+    assert last["status"] == "failed"
+    assert create(wire, **answer) == last
+
+
 def test_outputs_of_a_request_that_was_tried_again_may_all_come_again(wire: httpx.Client) -> None:
     """Without the calls: to the client it is one request."""
     conversation = wire.post("/conversations", json={}).json()["id"]

@@ -113,6 +113,21 @@ def test_tools_of_the_client(ada: OpenAI, stream: bool) -> None:
     assert ada.chat.completions.create(messages=history, **options).choices[0].message.content
 
 
+def test_each_result_may_stand_right_behind_its_call(ada: OpenAI) -> None:
+    """In a message of its own each, in a history and in a conversation that a header names."""
+    words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
+    options: Any = {"model": "Tester", "tools": [TOOL]}
+    for named in (False, True):
+        reply = ada.chat.completions.with_raw_response.create(messages=asked(words), **options)
+        headers = {"X-Conversation-Id": reply.headers["x-conversation-id"]} if named else {}
+        history = asked(words)
+        for each in reply.parse().choices[0].message.tool_calls or ():
+            history.append({"role": "assistant", "tool_calls": [each.to_dict()]})
+            history.append({"role": "tool", "tool_call_id": each.id, "content": "sunny"})
+        done = ada.chat.completions.create(messages=history, extra_headers=headers, **options)
+        assert "sunny" in (done.choices[0].message.content or "")
+
+
 def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> None:
     """A front end that cannot approve shows that approval is needed; nothing has run."""
     words = call("Work-write", file=str(file), line="one")

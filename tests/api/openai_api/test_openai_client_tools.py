@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, kinds, retrieved, said, stream, streamed
+from openai_talk import WEATHER, call, create, kinds, raw, retrieved, said, serving, stream, streamed
 
 from tealagents.testing.service import ServiceThread
 
@@ -58,6 +58,31 @@ def test_a_client_that_keeps_the_history(wire: httpx.Client) -> None:
     last = create(wire, input=history, tools=[WEATHER])
     assert last["status"] == "completed"
     assert last["conversation"] != asked["conversation"]
+
+
+def test_each_output_may_stand_right_behind_its_call(wire: httpx.Client) -> None:
+    """As a loop over the items writes them, also behind calls that were answered in other responses."""
+    elsewhere = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
+    history: list[dict[str, Any]] = [{"role": "user", "content": f"{ASK} and {ASK}"}]
+    for item, text in ((elsewhere, "fog"), *zip(asked["output"], ("sunny", "rainy"), strict=True)):
+        history += [item, output(item, text)]
+    answer = create(wire, input=history, tools=[WEATHER])
+    assert answer["conversation"] == asked["conversation"]
+    given = wire.get(f"/responses/{answer['id']}/input_items").json()["data"]
+    assert sorted(each["output"] for each in given) == ["rainy", "sunny"]
+
+
+def test_a_call_for_which_the_model_wrote_no_arguments_has_none() -> None:
+    """Clients parse them, whatever the model service sends for none."""
+    calls = [{"name": "get_weather", "arguments": written} for written in ("", " ")]
+    script = {"rules": [{"when": "go", "reply": {"tool_calls": calls}}]}
+    with serving(script) as (service, model), raw(service) as wire:
+        asked = create(wire, input="go", tools=[WEATHER])
+        assert [item["arguments"] for item in asked["output"]] == ["{}", "{}"]
+        create(wire, input=list(map(output, asked["output"])))
+        (made,) = (each for each in model.requests[-1]["body"]["messages"] if each["role"] == "assistant")
+        assert [each["function"]["arguments"] for each in made["tool_calls"]] == ["{}", "{}"]
 
 
 def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:

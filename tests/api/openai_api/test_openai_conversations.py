@@ -63,6 +63,21 @@ def test_what_the_tools_did_is_in_the_items(ada: OpenAI, file: Path) -> None:
         ITEM.validate_python(item.to_dict())
 
 
+def test_a_branch_has_the_items_of_what_it_continues(ada: OpenAI, file: Path) -> None:
+    """What tools did before it is among them."""
+    words = call("Work-note", file=str(file), line="one")
+    first = ada.responses.create(model="Tester", input=words)
+    said = []
+    for n in range(2):
+        text = f"hello {n}"
+        last = ada.responses.create(model="Tester", input=text, previous_response_id=first.id)
+        assert last.conversation is not None
+        items = list(ada.conversations.items.list(last.conversation.id, order="asc"))
+        said.append([{**item.to_dict(), "id": ""} for item in items[:3]])
+        assert [item.type for item in items] == ["message", "mcp_call", *["message"] * 3]
+    assert said[0] == said[1]
+
+
 def test_a_conversation_is_changed_and_deleted(ada: OpenAI, eve: OpenAI) -> None:
     """Metadata is replaced; what is another's, or gone, is not found."""
     made = ada.conversations.create(metadata={"one": "1"})

@@ -9,6 +9,8 @@ import pytest
 from openai import OpenAI
 from openai_talk import Json, call, create, kinds, retrieved, said, stream, streamed
 
+from tealagents.testing.service import ServiceThread
+
 
 def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
@@ -84,6 +86,28 @@ def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file:
             assert streamed(wire.get(f"/responses/{identifier}", params=query).text) == events[n + 1 :]
         final = events[-1]["response"]
         assert retrieved(wire, identifier) == final
+
+
+def test_what_paused_is_one_response_once_it_is_imported(
+    service: ServiceThread, wire: httpx.Client, file: Path
+) -> None:
+    """It holds all that was done and said, under the ids of each of its responses, and is continued."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    done = create(wire, input=approval(paused["output"][-1]))
+    conversation = done["conversation"]["id"]
+    task = f"/tasks/{conversation.removeprefix('conv_')}"
+    with service.client() as ada:
+        document = ada.get(f"{task}/export").raise_for_status().json()
+        ada.delete(task).raise_for_status()
+        ada.post("/tasks/import", json=document).raise_for_status()
+    whole = retrieved(wire, done["id"])
+    assert (kinds(whole), said(whole)) == (["mcp_call", "message"], said(done))
+    assert retrieved(wire, paused["id"]) == whole
+    assert wire.get(f"/responses/{done['id'][:-1]}3").status_code == 404
+    items = wire.get(f"/conversations/{conversation}/items", params={"order": "asc"}).json()["data"]
+    assert items[1:] == whole["output"]
+    following = create(wire, input="hello", previous_response_id=done["id"])
+    assert following["conversation"]["id"] == conversation
 
 
 def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file: Path) -> None:

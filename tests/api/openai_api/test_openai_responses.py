@@ -59,6 +59,35 @@ def test_tools_of_the_service_are_shown_as_made(wire: httpx.Client, file: Path) 
     assert kinds(create(wire, input=words)) == ["mcp_call", "message"]
 
 
+def test_the_events_of_a_response_that_was_not_streamed_hold_all_that_it_says(file: Path) -> None:
+    """Also what was said before a call of a tool, before a pause and before a failure."""
+
+    def calling(tool: str) -> Json:
+        arguments = {"file": str(file), "line": "one"}
+        return {"text": "Let me look.", "tool_calls": [{"name": f"Work-{tool}", "arguments": arguments}]}
+
+    script = {
+        "rules": [
+            {"when": {"text": "note", "tool_result": True}, "reply": {"text": "Done."}},
+            {"when": {"text": "note"}, "reply": calling("note")},
+            {"when": {"text": "write"}, "reply": calling("write")},
+            {"when": {"text": "on and on"}, "reply": calling("note")},
+        ]
+    }
+    with serving(script, limits={"max_tool_rounds": 1}) as (service, _), raw(service) as wire:
+        for words, outcome in (
+            ("note", ["message", "mcp_call", "message"]),
+            ("write", ["message", "message", "mcp_approval_request"]),
+            ("on and on", ["message", "mcp_call", "message"]),
+        ):
+            made = wire.post("/responses", json={"input": words})
+            name = f"resp_{made.headers['x-request-id']}_1"
+            later = retrieved(wire, name)
+            assert kinds(later) == outcome
+            replay = wire.get(f"/responses/{name}", params={"stream": "true"})
+            assert streamed(replay.text)[-1]["response"] == later
+
+
 def test_a_conversation_continues_from_its_last_response(ada: OpenAI) -> None:
     """The history lives in the service."""
     first = ada.responses.create(model="Tester", input="My name is Ada.")

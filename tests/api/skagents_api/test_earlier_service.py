@@ -526,14 +526,15 @@ class Hostile(BaseModel):
 
 
 def test_traces_continue_at_the_model(nursery: Nursery, tmp_path: Path) -> None:
-    """A call is a part of the caller's trace, and so are the calls of the model."""
+    """A call is a part of the caller's trace, and so are the calls of the model, which see no more of it."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     with OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
         env["TA_OTEL_ENDPOINT"] = "http://127.0.0.1:9"
         with nursery.service(write(tmp_path, CHAT), env) as service:
-            headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+            headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "baggage": "user=ada"}
             assert post(service.url, json=HELLO, headers=headers).status_code == 200
+            assert "baggage" not in model.requests[0]["headers"]
             assert model.requests[0]["headers"]["traceparent"].split("-")[1] == trace
 
 

@@ -103,7 +103,7 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     record, first, pause = stretch.record, stretch.number == 1, stretch.before
     known = {each.name for each in given.kept}
     ours = [place for owner, place in given.shown if owner == record.request_id]
-    partly = any(not place.isdecimal() or int(place) > (pause.rounds if pause else 0) for place in ours)
+    partly = any(not place.isdecimal() or int(place[:9]) > (pause.rounds if pause else 0) for place in ours)
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     before = record.request_id if not first else None if record.client.get("seeded") else record.parent

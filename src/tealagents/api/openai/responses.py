@@ -38,7 +38,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     if body.stream:
         fold = ResponseFold(stretch, exchange.agent.name)
         return stretches.stream(exchange, stretch, fold, headers, forgets=True)
-    if body.background and not stretch.view.replayed:
+    if body.background:
         return json_response(await document(exchange, stretch), headers=headers)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
         if stretch.record.error is not None and stretch.status == "Failed":

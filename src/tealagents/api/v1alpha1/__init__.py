@@ -11,6 +11,7 @@
 `sessions`    sessions       `approvals`   the inbox       `oauth`   the end of a consent
 `tenant`      who is asking, and what auditors see
 `health`      probes         `discovery`   what anyone may know
-`schemas`, `documents`, `openapi`, `docs`  what is said, its description, and the page that shows it
+`inputs`      what comes in   `documents`  what is answered
+`schemas`, `openapi`, `docs`  the description of both, and the page that shows it
 ============  ==========================================================================
 """

@@ -9,7 +9,7 @@ from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import exchange_of, index_cursor
 from tealagents.api.v1alpha1.paging import Page
-from tealagents.api.v1alpha1.parameters import Cursor, Limit
+from tealagents.api.v1alpha1.parameters import InboxCursor, Limit
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.models import Approval
 
@@ -30,7 +30,7 @@ async def list_approvals(
     request: Request,
     status: Annotated[ApprovalStatus | None, RouteParameter("Only those in this status")] = None,
     limit: Limit = 50,
-    cursor: Cursor = None,
+    cursor: InboxCursor = None,
 ) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tealagents.api import bodies, query
 from tealagents.api.exchange import LONGEST_KEY, Exchange, RequestView, key_in
 from tealagents.api.http import json_response
-from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
+from tealagents.api.v1alpha1 import documents, inputs, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of, identifier
 from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
@@ -119,7 +119,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 _REPLAYABLE_ANSWERS = {**_ANSWERS, 200: {**_ANSWERS[200], "headers": openapi.REPLAYED}}
 _RESUME_BODY = openapi.json_body(
-    schemas.ResumeCommand,
+    inputs.ResumeCommand,
     approve={"action": "approve"},
     reject={"action": "reject", "reason": "not on a Friday"},
     edited={"decisions": [{"id": "call_1", "action": "approve", "arguments": {"path": "/data/x"}}]},
@@ -145,7 +145,7 @@ routes = Routes(tags=["messages"])
     response_model=schemas.Answer,
     responses={**_REPLAYABLE_ANSWERS, **openapi.problem_responses(*_SEND_CODES, keyed=True)},
     openapi_extra={
-        **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
+        **openapi.json_body(inputs.UserMessage, **_MESSAGE_EXAMPLES),
         "parameters": [_KEY_PARAMETER, _PREFER_PARAMETER],
     },
 )
@@ -167,7 +167,7 @@ async def send_message(request: Request) -> Response:
         **openapi.problem_responses(*_SEND_CODES, keyed=True),
     },
     openapi_extra={
-        **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
+        **openapi.json_body(inputs.UserMessage, **_MESSAGE_EXAMPLES),
         "parameters": [_KEY_PARAMETER],
     },
 )
@@ -218,7 +218,7 @@ _resume_at("/tealagents/v1alpha1/resume/{request_id}", "_older")
 
 
 def _message(value: Any) -> NewMessage:
-    sent = bodies.validated(schemas.UserMessage, value)
+    sent = bodies.validated(inputs.UserMessage, value)
     return NewMessage(
         items=tuple(Item(item.content_type, item.content) for item in sent.items),
         session_id=sent.session_id,
@@ -244,7 +244,7 @@ async def send(exchange: Exchange, request: Request, way: Way) -> Response:
 async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
     caller = await exchange.identify(request)
     request_id = identifier(request, "request_id")
-    decided = bodies.validated(schemas.ResumeCommand, await exchange.body(request))
+    decided = bodies.validated(inputs.ResumeCommand, await exchange.body(request))
     approval_id = query.once(request, "approval_id")
     command = Command(
         action=decided.action,

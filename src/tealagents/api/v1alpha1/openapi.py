@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tealagents.api.http import RETRY_AFTER, STATUSES
-from tealagents.api.v1alpha1 import problems, schemas
+from tealagents.api.v1alpha1 import inputs, problems, schemas
 from tealagents.domain.models import Json
 from tealagents.state.task_document import ExportedTask
 
@@ -27,11 +27,11 @@ EVERYWHERE = (
 
 #: what comes in, and what stands in events: FastAPI does not see them
 _UNSEEN: tuple[type[BaseModel], ...] = (
-    schemas.UserMessage,
-    schemas.ResumeCommand,
-    schemas.TaskPatch,
-    schemas.RollbackCommand,
-    schemas.ForkCommand,
+    inputs.UserMessage,
+    inputs.ResumeCommand,
+    inputs.TaskPatch,
+    inputs.RollbackCommand,
+    inputs.ForkCommand,
     schemas.Problem,
     schemas.RequestEvent,
     schemas.PieceEvent,
@@ -224,7 +224,7 @@ def _complete(document: dict[str, Any], *, max_items: int, description: str) -> 
     components = document.setdefault("components", {})
     schemas_of = components.setdefault("schemas", {})
     schemas_of.update(_unseen())
-    schemas_of.update(_exported(), JsonValue=schemas.JSON_VALUE, JsonObject=schemas.JSON_OBJECT)
+    schemas_of.update(_exported(), JsonValue=inputs.JSON_VALUE, JsonObject=inputs.JSON_OBJECT)
     schemas_of["Event"] = {
         "description": "A server-sent event of a stream; its data is the JSON document that `event` names",
         "oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()],
@@ -302,9 +302,9 @@ def _bounded(schema: Any) -> Any:
         case "integer" | "number":
             kept |= {"minimum": 0, "maximum": 2**53}
         case "string" if not schema.keys() & {"enum", "const", "format"}:
-            kept["pattern"] = schemas.NO_NUL
+            kept["pattern"] = inputs.NO_NUL
         case "object" if schema.keys() & {"properties", "additionalProperties"}:
-            kept["propertyNames"] = {"pattern": schemas.NO_NUL}
+            kept["propertyNames"] = {"pattern": inputs.NO_NUL}
             kept.setdefault("additionalProperties", ref("JsonValue"))
         case "object":
             kept = ref("JsonObject") | ({"default": schema["default"]} if "default" in schema else {})

@@ -28,5 +28,9 @@ _CURSOR = "The `next_cursor` of the page before"
 Limit = Annotated[int, RouteParameter("How many items at most", at_least=1, at_most=200)]
 #: of a list by creation
 Cursor = Annotated[str | None, RouteParameter(_CURSOR, schema={"pattern": f"^{_TIME}/[0-9a-f-]{{36}}$"})]
+#: of the inbox: approvers list that of their tenant
+InboxCursor = Annotated[
+    str | None, RouteParameter(_CURSOR, schema={"pattern": f"^(inbox/)?{_TIME}/[0-9a-f-]{{36}}$"})
+]
 #: of a view of the log
 Position = Annotated[str | None, RouteParameter(_CURSOR, schema={"pattern": "^[0-9]{1,12}$"})]

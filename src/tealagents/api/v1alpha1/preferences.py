@@ -9,8 +9,9 @@ Way = Literal["json", "sse", "background"]
 
 #: a preference of its own, not a parameter of another one (RFC 7240, section 2)
 _RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
-#: the value of a preference or parameter, which may hold what looks like another one
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+#: the value of a preference or parameter, which may hold what looks like another one. One without an end is
+#: the rest of the header: to look for the end behind each quote anew takes seconds
+_QUOTED = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def way_of(request: Request) -> Way:

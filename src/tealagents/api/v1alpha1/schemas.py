@@ -1,39 +1,25 @@
-"""The documents of `tealagents/v1alpha1`: what is accepted, and what the OpenAPI document says of answers.
+"""The documents of `tealagents/v1alpha1` as its OpenAPI document describes them.
 
-Only what comes in is validated with these models. Answers are made from our own records and are not
-validated again; a test holds them against these models instead.
+Answers are made from our own records and are not validated again; a test holds them against these models
+instead. What comes in is validated by `inputs`.
 """
 
-import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
     WithJsonSchema,
-    field_validator,
 )
 
-from tealagents.api.items import image_problem
 from tealagents.domain import ids
-from tealagents.domain.depth import LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.domain.errors import InvalidRequest
 
 StatusName = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 
-_IMAGE_PATTERN = (
-    "^data:image/[A-Za-z0-9.+-]+;base64,([A-Za-z0-9+/]{4})*"
-    "([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)$"
-)
-#: any text that can be kept
-NO_NUL = r"^[^\x00]*$"
-_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _NOT_A_UUID = "must be a UUID in the canonical form"
 
 
@@ -52,29 +38,6 @@ Uuid = Annotated[
 ]
 
 
-def _in_utc(value: datetime) -> datetime:
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("lies outside the calendar") from None
-
-
-def _only_text(value: Any) -> Any:
-    """Refuses numbers, and texts that are numbers: what they count from would be a guess."""
-    if not isinstance(value, str) or not _DATE.match(value):
-        raise ValueError("must be a time as text (RFC 3339), such as 2030-01-01T00:00:00Z")
-    return value
-
-
-#: a moment, as text with an offset
-Moment = Annotated[
-    AwareDatetime,
-    Field(strict=False, examples=["2030-01-01T00:00:00Z"]),
-    BeforeValidator(_only_text),
-    AfterValidator(_in_utc),
-]
-
-
 class Schema(BaseModel):
     """A model that is built when it is first used: most of them are only described."""
 
@@ -87,160 +50,6 @@ class Accepted(Schema):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _an_item(schema: dict[str, Any]) -> None:
-    """Says for each kind of content what it is made of."""
-    described = dict(schema["properties"])
-    schema.clear()
-    schema["title"] = "Item"
-    schema["description"] = "One piece of a message."
-    schema["oneOf"] = [
-        {
-            "type": "object",
-            "title": title,
-            "properties": {
-                "content_type": {"const": kind, "type": "string"},
-                "content": {**described["content"], "pattern": pattern, "examples": [example]},
-            },
-            "required": ["content_type", "content"],
-            "additionalProperties": False,
-        }
-        for title, kind, pattern, example in (
-            ("Text", "text", NO_NUL, "hello"),
-            ("Image", "image", _IMAGE_PATTERN, "data:image/png;base64,iVBORw0KGgo="),
-        )
-    ]
-
-
-class ItemIn(Accepted):
-    """One piece of a message."""
-
-    model_config = ConfigDict(json_schema_extra=_an_item)
-
-    content_type: Literal["text", "image"] = Field(description="`text`, or `image` with a data URI")
-    content: str = Field(
-        min_length=1, description="The text, or the image as `data:image/png;base64,…`", examples=["hello"]
-    )
-
-    @field_validator("content")
-    @classmethod
-    def _image_is_a_data_uri(cls, content: str, other: ValidationInfo) -> str:
-        if other.data.get("content_type") == "image":
-            problem = image_problem(content)
-            if problem is not None:
-                raise ValueError(problem)
-        return content
-
-
-#: text as it comes; a NUL in it is refused before it gets here
-Text = Annotated[str, Field(json_schema_extra={"pattern": NO_NUL})]
-#: what a member of a JSON object may be: any JSON without NUL and without integers beyond 64 bits
-JSON_VALUE: dict[str, Any] = {
-    "description": "Any JSON; an integer that is written without exponent must fit into 64 bits",
-    "anyOf": [
-        {"type": ["null", "boolean"]},
-        {"type": "integer", "minimum": SMALLEST_INTEGER, "maximum": LARGEST_INTEGER},
-        {"type": "number", "not": {"type": "integer"}},
-        {"type": "string", "pattern": NO_NUL},
-        {"type": "array", "items": {"$ref": "#/components/schemas/JsonValue"}},
-        {"$ref": "#/components/schemas/JsonObject"},
-    ],
-}
-JSON_OBJECT: dict[str, Any] = {
-    "description": "Any JSON object",
-    "type": "object",
-    "propertyNames": {"pattern": NO_NUL},
-    "additionalProperties": {"$ref": "#/components/schemas/JsonValue"},
-}
-JsonObject = Annotated[dict[str, Any], WithJsonSchema({"title": "JsonObject"})]
-
-
-class UserMessage(Accepted):
-    """A message to the agent. A task's history lives in the service; there is no `chat_history`."""
-
-    session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
-    task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
-    items: list[ItemIn] = Field(min_length=1, description="The message as a list of items")
-    user_context: dict[str, Text] | None = Field(
-        None,
-        description="Sent to the model in this request only; up to 64 KB of JSON",
-        examples=[{"timezone": "UTC"}],
-        json_schema_extra={"propertyNames": {"pattern": NO_NUL}},
-    )
-    metadata: JsonObject | None = Field(
-        None,
-        description="Kept with a new task; up to 64 KB of JSON. That of a task there is changed by PATCH",
-        examples=[{"channel": "web"}],
-    )
-    supersede: bool | None = Field(
-        False, description="Cancel the pause this task waits in, and continue with this message"
-    )
-
-
-def _only_what_runs_is_edited(schema: dict[str, Any]) -> None:
-    edited = {"action": {"const": "reject"}, "arguments": {"type": "object"}}
-    schema["not"] = {"required": ["action", "arguments"], "properties": edited}
-
-
-class CallDecisionIn(Accepted):
-    """What is decided of one call."""
-
-    model_config = ConfigDict(json_schema_extra=_only_what_runs_is_edited)
-
-    id: Text = Field(description="The call's id, as the pause shows it", examples=["call_1"])
-    action: Literal["approve", "reject"] | None = Field(None, description="Left out: the default `action`")
-    arguments: JsonObject | None = Field(None, description="Run with these instead of those shown")
-
-
-def _something_is_decided(schema: dict[str, Any]) -> None:
-    acting = {"required": ["action"], "properties": {"action": {"type": "string"}}}
-    each = {"type": "array", "minItems": 1, "items": acting}
-    schema["anyOf"] = [acting, {"required": ["decisions"], "properties": {"decisions": each}}]
-
-
-class ResumeCommand(Accepted):
-    """A decision on a pause: by the default `action`, by call, or both."""
-
-    model_config = ConfigDict(json_schema_extra=_something_is_decided)
-
-    action: Literal["approve", "reject"] | None = Field(
-        None, description="The default for calls that `decisions` omits", examples=["approve"]
-    )
-    reason: Text | None = Field(None, max_length=4000, description="Sent to the model, kept in the trace")
-    decisions: list[CallDecisionIn] | None = Field(None, description="Per call")
-
-
-class TaskPatch(Accepted):
-    """A change of a task."""
-
-    metadata: JsonObject | None = Field(
-        None, description="Merged into the task's metadata (RFC 7396: null removes a key, or all of it)"
-    )
-    expires_at: Moment | None = Field(None, description="When the task becomes unreachable; null for never")
-
-
-class RollbackCommand(Accepted):
-    """Where to go back, or forward again."""
-
-    checkpoint_id: Uuid = Field(description="The checkpoint to make current")
-
-
-def _not_both(schema: dict[str, Any]) -> None:
-    points = ("checkpoint_id", "message_id")
-    schema["not"] = {"required": list(points), "properties": {name: {"type": "string"} for name in points}}
-
-
-class ForkCommand(Accepted):
-    """Where to fork: a checkpoint or a message, not both; without either, the last completed request."""
-
-    model_config = ConfigDict(json_schema_extra=_not_both)
-
-    checkpoint_id: Uuid | None = Field(None, description="Up to this completed request")
-    message_id: Uuid | None = Field(None, description="Up to and including this message")
-
-
-# --- answers -------------------------------------------------------------------------------------
-
-
 class Usage(Schema):
     """Tokens over all model calls of the request, as the model service counts them."""
 
@@ -249,12 +58,17 @@ class Usage(Schema):
     total_tokens: int
 
 
-class Content(Schema):
-    """The answer of a completed request, or what there was of one."""
+class OfRequest(Schema):
+    """What belongs to a request."""
 
     session_id: Uuid
     task_id: Uuid
     request_id: Uuid
+
+
+class Content(OfRequest):
+    """The answer of a completed request, or what there was of one."""
+
     output: str = Field(description="The answer")
     source: str = Field(description="Who answered", examples=["WikipediaAgent:0.1"])
     token_usage: Usage
@@ -279,12 +93,9 @@ class ShownCallWithTool(ShownCall):
     )
 
 
-class ApprovalContent(Schema):
+class ApprovalContent(OfRequest):
     """What a paused request shows."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     approval_id: Uuid
     message: str
     approval_url: str
@@ -294,61 +105,43 @@ class ApprovalContent(Schema):
     tool_calls: list[ShownCall]
 
 
-class Answer(Schema):
+class Answer(OfRequest):
     """What a message or a decision is answered with."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: StatusName
     content: Content | ApprovalContent | None
 
 
-class AcceptedAnswer(Schema):
+class AcceptedAnswer(OfRequest):
     """What a background request is answered with."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: Literal["Queued", "Running"]
 
 
-class RequestEvent(Schema):
+class RequestEvent(OfRequest):
     """`request`: always first."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: Literal["Queued", "Running"]
 
 
-class PieceEvent(Schema):
+class PieceEvent(OfRequest):
     """`partial-response`: a piece of the answer, as the model service sent it."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     source: str
     output_partial: str
 
 
-class ToolCallEvent(Schema):
+class ToolCallEvent(OfRequest):
     """`tool-call`: a tool is about to run."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     call_id: str
     tool: str = Field(examples=["Shell-look"])
     arguments: str = Field(description="JSON text")
 
 
-class ToolResultEvent(Schema):
+class ToolResultEvent(OfRequest):
     """`tool-result`: its result."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     call_id: str
     tool: str
     output: str
@@ -356,12 +149,9 @@ class ToolResultEvent(Schema):
     duration_ms: float
 
 
-class RequestDocument(Schema):
+class RequestDocument(OfRequest):
     """One invocation: its status, its answer or what there was of one, and its error."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: StatusName
     created_at: datetime
     started_at: datetime | None
@@ -452,12 +242,9 @@ class CheckpointDocument(Schema):
     )
 
 
-class ApprovalDocument(Schema):
+class ApprovalDocument(OfRequest):
     """A pause, and what was decided of it."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     approval_id: Uuid
     status: Literal["pending", "decided", "expired", "canceled"]
     created_at: datetime

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tealagents.api import bodies
 from tealagents.api.http import json_response
-from tealagents.api.v1alpha1 import documents, openapi, schemas
+from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, index_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
@@ -77,7 +77,7 @@ async def get_task(request: Request, task_id: TaskId) -> Response:
     response_model=schemas.TaskDocument,
     responses=openapi.problem_responses(*READ_CODES, "too_large"),
     openapi_extra=openapi.json_body(
-        schemas.TaskPatch,
+        inputs.TaskPatch,
         metadata={"metadata": {"title": "Trip to Rome"}},
         expiry={"expires_at": "2030-01-01T00:00:00Z"},
     ),
@@ -86,7 +86,7 @@ async def patch_task(request: Request, task_id: TaskId) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
     name = identifier(request, "task_id")
-    patch = bodies.validated(schemas.TaskPatch, await exchange.body(request))
+    patch = bodies.validated(inputs.TaskPatch, await exchange.body(request))
     partition = await exchange.locate(caller, keys.task, name)
     given = patch.model_fields_set
     metadata = patch.metadata if "metadata" in given else UNSET

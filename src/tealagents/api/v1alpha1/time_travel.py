@@ -6,7 +6,7 @@ from starlette.responses import Response
 from tealagents.api import bodies
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.v1alpha1 import documents, openapi, schemas
+from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, place
 from tealagents.api.v1alpha1.parameters import TaskId
 from tealagents.api.v1alpha1.routing import Routes
@@ -35,13 +35,13 @@ _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}
     description="Earlier, or later again: nothing is erased.",
     response_model=schemas.TaskDocument,
     responses=openapi.problem_responses(*READ_CODES, "task_busy", "approval_pending", "too_large"),
-    openapi_extra=openapi.json_body(schemas.RollbackCommand),
+    openapi_extra=openapi.json_body(inputs.RollbackCommand),
 )
 async def rollback_task(request: Request, task_id: TaskId) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
     name = identifier(request, "task_id")
-    command = bodies.validated(schemas.RollbackCommand, await exchange.body(request))
+    command = bodies.validated(inputs.RollbackCommand, await exchange.body(request))
     partition = await exchange.locate(caller, keys.task, name)
     head = await exchange.changes.rollback(partition, name, caller.user, command.checkpoint_id)
     return json_response(documents.task(head))
@@ -58,13 +58,13 @@ async def rollback_task(request: Request, task_id: TaskId) -> Response:
     ),
     response_model=schemas.TaskDocument,
     responses={201: _MADE, **openapi.problem_responses(*READ_CODES, "too_large")},
-    openapi_extra=openapi.json_body(schemas.ForkCommand, required=False, whole={}),
+    openapi_extra=openapi.json_body(inputs.ForkCommand, required=False, whole={}),
 )
 async def fork_task(request: Request, task_id: TaskId) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
     name = identifier(request, "task_id")
-    command = bodies.validated(schemas.ForkCommand, await exchange.body(request, empty={}))
+    command = bodies.validated(inputs.ForkCommand, await exchange.body(request, empty={}))
     if command.checkpoint_id is not None and command.message_id is not None:
         raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
     partition = await exchange.locate(caller, keys.task, name)

@@ -1,0 +1,278 @@
+"""What chat completions send: one answer, whole or in chunks. No I/O."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from tealagents.domain.events import ModelDone, TextDelta
+from tealagents.domain.models import FinishReason, TokenUsage, ToolCall
+from tealagents.llm.encoding import Shape, argument_text, is_object, parsed, reader
+from tealagents.llm.failures import complaint, cut, failed_midway, quoted, too_much, unusable
+from tealagents.llm.native import ChatReasoning, kept
+from tealagents.llm.service import MAX_CALLS
+
+#: what services call the reasons of an answer's end, in any case; what follows a colon is a remark
+_NAMES: dict[FinishReason | Literal["error"], str] = {
+    "stop": "stop eos eos_token end_turn stop_sequence complete tool_calls tool_call tool_use function_call",
+    "length": "length model_length max_tokens model_context_window_exceeded",
+    "content_filter": "content_filter safety prohibited_content blocklist spii recitation sensitive",
+    "refusal": "refusal",
+    # the service says that it failed, not that it finished
+    "error": "error abort network_error insufficient_system_resource malformed_function_call "
+    "function_call_filter unexpected_tool_call",
+}
+_REASONS = {name: reason for reason, names in _NAMES.items() for name in names.split()}
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    #: a string; an object from services that do not encode it
+    arguments: Any = None
+
+
+class _CallFragment(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+    #: what Gemini wants back with the call
+    extra_content: Any = None
+
+
+class _ContentPart(Struct, gc=False):
+    type: str | None = None
+    text: Any = None
+
+
+class _Said(Struct, gc=False):
+    """A message, or what is new of it."""
+
+    #: a string; parts from services whose model shows its thoughts apart
+    content: str | list[_ContentPart] | None = None
+    refusal: str | None = None
+    tool_calls: list[_CallFragment] | None = None
+    #: thoughts, by the two names that services give them
+    reasoning_content: Any = None
+    reasoning: Any = None
+    #: what OpenRouter wants back with calls
+    reasoning_details: Any = None
+
+
+class _Choice(Struct, gc=False):
+    index: int | None = None
+    delta: _Said | None = None
+    message: _Said | None = None
+    finish_reason: str | None = None
+    error: Any = None
+
+
+class _ChatTokens(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Completion(Struct, gc=False):
+    """A completion, or a chunk of one: of all its fields those that we need."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _ChatTokens | None = None
+    error: Any = None
+    #: `error` where a service sends the error without a shell
+    object: Any = None
+
+
+_read = reader(_Completion)
+
+
+class _Assembled:
+    """A tool call whose fragments are still coming."""
+
+    __slots__ = ("arguments", "extra", "id", "index", "name")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []
+        self.extra: Any = None
+
+
+class ChatReading:
+    """Reads one answer, whole or in chunks."""
+
+    def __init__(self, secrets: Sequence[str] = (), source: str = "") -> None:
+        """`source` is what the model's native reasoning is marked with."""
+        self.begun = False
+        self._secrets = secrets
+        self._source = source
+        self._reasoning = ChatReasoning()
+        self._finish: str | None = None
+        self._refused = False
+        self._calls: list[_Assembled] = []
+        self._usage = TokenUsage()
+        self._model = ""
+        self._id: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
+    def whole(self, body: bytes) -> Sequence[TextDelta]:
+        """A completion, which is a single chunk that calls what is new in it `message`."""
+        return self.take(body)
+
+    def take(self, data: bytes) -> Sequence[TextDelta]:
+        chunk = self._understood(_read, data)
+        if chunk.error or chunk.object == "error":
+            raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
+        self._id = self._id or chunk.id
+        self._model = self._model or chunk.model or ""
+        if chunk.usage is not None:
+            self._usage = _usage(chunk.usage)
+        deltas: list[TextDelta] = []
+        for choice in chunk.choices or ():
+            if not choice.index:
+                self._take_choice(choice, deltas)
+        return deltas
+
+    def _take_choice(self, choice: _Choice, deltas: list[TextDelta]) -> None:
+        said = choice.delta or choice.message
+        if choice.error:
+            raise failed_midway(complaint(choice.error), self._secrets)
+        if choice.finish_reason:
+            self.begun = True
+            self._finish = choice.finish_reason
+        if said is None:
+            return
+        content = said.content
+        if content:
+            self.begun = True
+        if text := content if isinstance(content, str) else _text(content):
+            deltas.append(TextDelta(text))
+        if said.refusal:
+            self.begun = self._refused = True
+            deltas.append(TextDelta(said.refusal, refusal=True))
+        if said.tool_calls:
+            self.begun = True
+            for place, fragment in enumerate(said.tool_calls):
+                if choice.delta is None:
+                    fragment.index = place  # a whole message has whole calls, whatever their numbers and ids
+                self._assemble(fragment)
+        if said.reasoning_content or said.reasoning:
+            self.begun = True
+        if said.reasoning_content is not None or said.reasoning_details:
+            streamed = choice.delta is not None
+            self._reasoning.take(said.reasoning_content, said.reasoning_details, streamed=streamed)
+
+    def _assemble(self, fragment: _CallFragment) -> None:
+        call = self._call_of(fragment)
+        call.id = call.id or fragment.id or ""
+        call.extra = fragment.extra_content or call.extra
+        function = fragment.function
+        if function is not None:
+            call.name = call.name or function.name or ""
+            if function.arguments:
+                call.arguments.append(argument_text(function.arguments))
+
+    def _call_of(self, fragment: _CallFragment) -> _Assembled:
+        """The call a fragment belongs to: the last one with its index, or a new one.
+
+        Some services number no calls, or all of them 0.
+        """
+        index = fragment.index if fragment.index is not None else self._index_of(fragment)
+        for call in reversed(self._calls):
+            if call.index == index:
+                if _begins_another(fragment, call):
+                    break
+                return call
+        if len(self._calls) > MAX_CALLS:
+            raise too_much(f"it calls more than {MAX_CALLS:,} tools")
+        self._calls.append(_Assembled(index))
+        return self._calls[-1]
+
+    def _index_of(self, fragment: _CallFragment) -> int:
+        """For a fragment without an index: that of the call with its id, of the last one, or the next."""
+        name = (fragment.function and fragment.function.name) or ""
+        if fragment.id:
+            for call in self._calls:
+                if call.id == fragment.id and name in ("", call.name):
+                    return call.index
+        last = self._calls[-1].index if self._calls else -1
+        names_one = bool(name)
+        return last + 1 if names_one or last < 0 else last
+
+    def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
+        try:
+            return read(data)
+        except ValueError:
+            raise unusable("what is not a completion", data, self._secrets) from None
+
+    def done(self) -> ModelDone:
+        if self._finish is None:
+            raise cut("it ended without a finish reason")
+        reason = self._finish_reason(self._finish)
+        return ModelDone(
+            finish_reason=reason,
+            tool_calls=tuple(self._tool_calls()) if reason == "tool_calls" else (),
+            usage=self._usage,
+            model=self._model,
+            response_id=self._id,
+            native=self._native() if reason == "tool_calls" else "",
+        )
+
+    def _native(self) -> str:
+        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in self._calls]
+        fields = {"of_message": self._reasoning.fields(), "of_calls": of_calls if any(of_calls) else []}
+        return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
+
+    def _finish_reason(self, finish: str) -> FinishReason:
+        """One of ours. A call that was cut short must not run, however well its arguments parse: an answer
+        that did not end by itself has none."""
+        reason = _REASONS.get(finish.partition(":")[0].strip().lower())
+        if reason == "error":
+            raise cut(f"the service gave it up ({quoted(finish, self._secrets)})")
+        if reason is None and self._calls:
+            raise cut(f"it calls tools with an unknown finish reason ({quoted(finish, self._secrets)})")
+        if reason is None or reason == "stop":
+            return "tool_calls" if self._calls else "refusal" if self._refused else "stop"
+        return reason
+
+    def _tool_calls(self) -> Iterator[ToolCall]:
+        for place, call in enumerate(self._calls):
+            written = "".join(call.arguments)
+            yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
+
+    def _made_id(self, place: int, name: str, written: str) -> str:
+        """An id for a call that came without one: the same for the same answer, another in the next one."""
+        seed = "\0".join((self._id or "", str(place), name, written))
+        return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
+
+
+def _usage(tokens: _ChatTokens) -> TokenUsage:
+    prompt, completion = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
+    return TokenUsage(prompt, completion, tokens.total_tokens or prompt + completion)
+
+
+def _text(content: list[_ContentPart] | None) -> str:
+    parts = content or ()
+    return "".join(part.text for part in parts if part.type == "text" and isinstance(part.text, str))
+
+
+def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
+    """Whether a fragment with the number of `call` is of another one.
+
+    A name under another id is; without ids another name is, or more arguments after a whole object.
+    """
+    function = fragment.function
+    if function is None or not function.name:
+        return False
+    if fragment.id and call.id:
+        return fragment.id != call.id
+    if not call.name or function.name != call.name:
+        return bool(call.name)
+    more = argument_text(function.arguments or "")
+    return more.lstrip().startswith("{") and is_object("".join(call.arguments))
