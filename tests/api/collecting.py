@@ -1,7 +1,13 @@
 """A collector of telemetry, which keeps what it is sent."""
 
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+TRACES = b"/v1/traces\n"
 
 
 class Collector:
@@ -26,6 +32,14 @@ class Collector:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
+    def spans(self) -> list[Span]:
+        """Those that were exported."""
+        bodies = [each.removeprefix(TRACES) for each in self.taken if each.startswith(TRACES)]
+        exports = map(ExportTraceServiceRequest.FromString, bodies)
+        resources = [resource for export in exports for resource in export.resource_spans]
+        return [span for each in resources for scope in each.scope_spans for span in scope.spans]
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -37,3 +51,8 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def attributes(span: Span) -> Mapping[str, str]:
+    """Those of a span that are text."""
+    return {each.key: each.value.string_value for each in span.attributes}

@@ -85,6 +85,7 @@ async def test_of_a_hundred_messages_at_once_one_runs(rejecting: Replicas) -> No
         requests = [(await client.get(f"/requests/{each['request_id']}")).json() for each in taken]
     assert [m["role"] for m in messages] == ["user", "assistant"] * (len(taken) + 1)
     assert {m["request_id"] for m in messages[2:]} == {answer["request_id"] for answer in taken}
+    assert len(taken) < len(answers)
     spans = sorted((request["started_at"], request["ended_at"]) for request in requests)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
@@ -282,7 +283,10 @@ async def test_of_many_that_give_way_the_last_is_answered(yielding: tuple[str, R
         )
         outcomes = {answer.json().get("code", "ok") for answer in answers}
         assert outcomes == {"ok", "request_canceled"}
-        assert (await client.get(f"/tasks/{task}")).json()["status"] in ("Completed", "Canceled")
+        assert (await client.get(f"/tasks/{task}")).json()["status"] == "Completed"
+        [*_, last] = (await client.get(f"/tasks/{task}/messages?limit=200")).json()["items"]
+        [answered] = [each for each in answers if each.json()["request_id"] == last["request_id"]]
+        assert answered.json()["content"]["output"] == last["items"][0]["content"]
         assert (await client.post("", json=text("now", task_id=task))).status_code == 200
 
 

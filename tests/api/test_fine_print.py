@@ -1,6 +1,7 @@
 """Small promises of the wire that clients trip over where they are not kept."""
 
 import json
+import logging
 import re
 import select
 import socket
@@ -11,7 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from talk import call, paused, send, working_service
+from served_routes import PROTOCOLS, places
+from talk import call, connections, paused, send, working_service
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -50,16 +54,21 @@ def test_a_chunked_body_is_taken(small_bodies: ServiceThread) -> None:
         assert answer.json()["status"] == "Completed"
 
 
-def test_half_a_chunked_body_is_forgotten(small_bodies: ServiceThread) -> None:
+def test_half_a_chunked_body_is_forgotten(
+    small_bodies: ServiceThread, caplog: pytest.LogCaptureFixture
+) -> None:
     """A client that leaves in the middle is no error."""
     head = (
-        f"POST {small_bodies.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n"
+        f"POST {small_bodies.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer leaver\r\n"
         "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
     )
     with socket.create_connection(("127.0.0.1", small_bodies.port)) as sock:
         sock.sendall(head.encode())
-    with small_bodies.client() as ada:
-        assert ada.get("/tasks").status_code == 200
+        until(lambda: connections(small_bodies))
+    until(lambda: not connections(small_bodies))
+    with small_bodies.client("leaver") as client:
+        assert client.get("/tasks").raise_for_status().json()["items"] == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_pause_is_decided_under_the_version_that_is_served_now(tmp_path: Path) -> None:
@@ -171,7 +180,7 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
 
 
 def test_a_health_check_shows_no_address(tmp_path: Path) -> None:
-    """Who may ask without a token does not learn where the store is. covers: APP-4"""
+    """Who may ask without a token does not learn where the store is."""
     with offline_service() as (service, _), service.client(None) as anonymous:
         store = service.app.exchange.service.records.store
 
@@ -231,8 +240,20 @@ def test_what_is_sent_ahead_is_answered_in_order(small_bodies: ServiceThread) ->
     assert answers.index(b'{"status":"ok"}') < answers.index(b"not_found") < answers.index(b'"openapi"')
 
 
+def test_no_path_takes_a_websocket() -> None:
+    """Of no protocol, with a token as without. covers: APP-4"""
+    with offline_service(protocols=list(PROTOCOLS)) as (service, _):
+        paths = {place.path for place in places(service)}
+        assert len(paths) > 50
+        for path in sorted(paths):
+            for headers in ({}, {"authorization": "Bearer ada"}):
+                with pytest.raises(InvalidStatus) as refused:
+                    connect(service.url.replace("http", "ws", 1) + path, additional_headers=headers)
+                assert refused.value.response.status_code == 403, path
+
+
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
-    """As `wget --spider` and `curl -I` ask; of a stream only the head is sent. covers: APP-4"""
+    """As `wget --spider` and `curl -I` ask; of a stream only the head is sent."""
     with small_bodies.client(None) as anonymous:
         for path in ("/health", "/health/live", "/health/ready"):
             assert (anonymous.head(path).status_code, anonymous.head(path).content) == (200, b"")

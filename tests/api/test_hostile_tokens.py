@@ -137,7 +137,14 @@ def test_every_hostile_token_is_refused_on_every_route(
 def test_nothing_was_stored_for_any_of_them(guarded: Guarded) -> None:
     """A refused token makes no user, no session, no task."""
     store, agent = store_of(guarded.service), guarded.service.prefix.split("/")[1]
-    assert not records(store, f"{agent}/user/{TENANT}.{object_id('mallory')}")
+    partition = f"{agent}/user/{TENANT}.{object_id('mallory')}"
+    for hostile in SENDABLE[::STRIDE]:
+        with guarded.service.client(hostile.make(guarded.forge)) as client:
+            assert client.post("", json=text("hi")).status_code == hostile.status
+    assert not records(store, partition)
+    with guarded.client("mallory") as client:
+        client.post("", json=text("hi")).raise_for_status()
+    assert records(store, partition)
 
 
 HEADERS: dict[str, tuple[list[tuple[bytes, bytes]], bool]] = {

@@ -117,7 +117,7 @@ def test_a_callback_without_a_link_leads_nowhere(service: ServiceThread) -> None
 
 def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider) -> None:
     """A governed call to a server that the owner has authorized earlier: approved by another user it waits,
-    a stranger is refused, and the owner's own resume runs it. covers: HITL-4"""
+    a stranger is refused, and the owner's own resume runs it. covers: HITL-3"""
     governed = {"whoami": {"requires_hitl": True}}
     with (
         serving(provider, tool_governance_overrides=governed) as service,
@@ -145,7 +145,7 @@ def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider)
 
 def test_only_the_owner_is_shown_the_link(service: ServiceThread, provider: Provider) -> None:
     """An auditor reads the pause without it, as JSON and as an event: the user who visits it decides
-    whose account the owner's calls use. covers: HITL-4"""
+    whose account the owner's calls use. covers: HITL-3"""
     with service.client("ada") as ada, service.client("clerk") as clerk, service.client("boss") as boss:
         paused = send(ada, "call secure-connect {}")
         (authorization,) = paused["content"]["authorizations"]

@@ -1,6 +1,7 @@
 """Each request is one line of the log, one count of each metric and one span, whatever the protocol."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -9,11 +10,14 @@ import httpx
 import pytest
 from a2a_talk import VERSION, message
 from agui_talk import run_input, user
-from collecting import Collector
+from collecting import Collector, attributes
 from mcp_talk import ACCEPT, asking, opened, post
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
+from replicas import SCRIPT, ended
 from served_routes import PROTOCOLS
-from wire import text
+from talk import AGENT, PLUGINS, call
+from wire import Json, text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
@@ -38,7 +42,7 @@ class Seen(NamedTuple):
 
     lines: list[dict[str, Any]]
     metrics: str
-    exported: bytes
+    spans: list[Span]
 
     def value(self, name: str, **labels: str) -> float:
         families = text_string_to_metric_families(self.metrics)
@@ -87,7 +91,7 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
         service.terminate()
         lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
         of_requests = [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
-        yield Seen(of_requests, metrics, b"".join(collector.taken))
+        yield Seen(of_requests, metrics, collector.spans)
 
 
 #: how many of MCP's three messages came in a session, which is opened by two calls more
@@ -108,7 +112,14 @@ def test_a_message_is_one_line_one_count_and_one_span(seen: Seen, protocol: str)
         assert line["completion_tokens"] > 0
     labels = {"http_request_method": "POST", "http_route": route}
     assert seen.value("http_server_request_duration_seconds_count", **labels) == len(lines)
-    assert f"POST {route}".encode() in seen.exported
+    spans = [span for span in seen.spans if span.name == f"POST {route}"]
+    traces = {span.trace_id for span in spans}
+    assert len(spans) == len(traces) == len(lines)
+    # whatever was done belongs to the request, which belongs to the call
+    for work in ("invoke_agent Tester", "chat "):
+        done = [span for span in seen.spans if span.name.startswith(work) and span.trace_id in traces]
+        ids = [attributes(span)["tealagents.request_id"] for span in done]
+        assert sorted(ids) == sorted(line["request_id"] for line in completed)
 
 
 def test_a_read_is_logged_with_the_id_of_what_is_read(seen: Seen) -> None:
@@ -140,3 +151,33 @@ def test_what_is_not_served_is_counted_as_refused(seen: Seen) -> None:
         assert len([line for line in seen.lines if line["status"] == status]) == 3
         assert len([line for line in seen.lines if line.get("code") == code]) == 3
         assert seen.value("tealagents_refusals_total", error_type=code) == 3
+
+
+def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:
+    """To the model: a message, the decision on it, and a message that waits for its turn. covers: APP-5"""
+    with OfflineModel(SCRIPT) as model, Collector() as collector:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+            "TA_PLUGIN_MODULE": str(PLUGINS),
+        }
+        config = agent_config(agent=AGENT, concurrency="enqueue")
+        with nursery.service(config, env) as service, service.client() as ada:
+
+            def posted(trace: int, path: str, body: Json, **headers: str) -> Json:
+                headers["traceparent"] = f"00-{trace:032x}-b7ad6b7169203331-01"
+                answer: Json = ada.post(path, json=body, headers=headers).raise_for_status().json()
+                return answer
+
+            pause = posted(1, "", text(call("Work-write", file=os.devnull, line="x")))
+            posted(2, f"/requests/{pause['request_id']}/resume", {"action": "approve"})
+            running = posted(3, "", text("when released"), prefer="respond-async")
+            after = text("hello", task_id=running["task_id"])
+            waiting = posted(4, "", after, prefer="respond-async")
+            assert waiting["status"] == "Queued"
+            model.release()
+            assert ended(ada, waiting["request_id"])["status"] == "Completed"
+            traces = [int(each["headers"]["traceparent"].split("-")[1], 16) for each in model.requests]
+            assert traces == [1, 2, 3, 4]

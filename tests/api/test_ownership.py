@@ -415,7 +415,7 @@ def test_an_equal_idempotency_key_of_another_user_is_another_key(town: Town) -> 
     """Keys are scoped to their user: no one is answered with another's outcome."""
     headers = {"idempotency-key": f"key-{uuid.uuid4()}"}
     first = town.alice.post("", json=text("hi"), headers=headers).json()
-    second = town.mallory.post("", json=text("hi"), headers=headers)
+    second = town.client("grace").post("", json=text("hi"), headers=headers)
     assert "idempotent-replayed" not in second.headers
     assert second.json()["request_id"] != first["request_id"]
     again = town.alice.post("", json=text("hi"), headers=headers)
@@ -425,9 +425,10 @@ def test_an_equal_idempotency_key_of_another_user_is_another_key(town: Town) -> 
 
 def test_task_and_session_of_different_owners_are_refused(town: Town) -> None:
     """A task of one's own with another's session is `not_owner`, with one's own other session a mismatch."""
-    hers, his = Estate.of(town.alice), Estate.of(town.mallory)
-    answer = town.mallory.post("", json=text("hi", task_id=his.task, session_id=hers.session))
+    frank = town.client("frank")
+    hers, his = Estate.of(town.alice), Estate.of(frank)
+    answer = frank.post("", json=text("hi", task_id=his.task, session_id=hers.session))
     problem(answer, 401, "not_owner")
-    other = town.mallory.post("", json=text("hi")).json()["session_id"]
-    answer = town.mallory.post("", json=text("hi", task_id=his.task, session_id=other))
+    other = frank.post("", json=text("hi")).json()["session_id"]
+    answer = frank.post("", json=text("hi", task_id=his.task, session_id=other))
     problem(answer, 409, "session_mismatch")

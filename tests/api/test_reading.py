@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,6 +165,32 @@ def test_a_session_groups_its_tasks_and_lists_them(user: httpx.Client) -> None:
     assert [task["task_id"] for task in read["tasks"]] == tasks
     for limit in (1, 50):
         assert [t["task_id"] for t in pages(user, "/tasks", limit, session_id=session)] == tasks
+
+
+def test_a_session_spans_agents_each_of_which_keeps_its_own_tasks(tmp_path: Path) -> None:
+    """They share its id and nothing else, on one store as well. covers: TASK-4"""
+    session = str(uuid.uuid4())
+    with OfflineModel() as model, ExitStack() as stack:
+        env = {
+            "TA_PERSISTENCE": f"sqlite:///{tmp_path}/state.db",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_AUTH": "mock",
+        }
+        services = [
+            stack.enter_context(ServiceThread(agent_config(name=name), env)) for name in ("One", "Other")
+        ]
+        one, other = (stack.enter_context(service.client()) for service in services)
+        tasks = [say(client, "hello", session_id=session)["task_id"] for client in (one, other)]
+
+        def shown(client: httpx.Client) -> list[str]:
+            found = client.get(f"/sessions/{session}").raise_for_status().json()["tasks"]
+            return [task["task_id"] for task in found]
+
+        assert [shown(one), shown(other)] == [[tasks[0]], [tasks[1]]]
+        problem(other.post("", json=text("hello", task_id=tasks[0])), 404, "not_found")
+        one.delete(f"/sessions/{session}").raise_for_status()
+        assert shown(other) == [tasks[1]]
 
 
 def test_a_filtered_list_finds_all_of_a_status(user: httpx.Client) -> None:
@@ -419,7 +447,7 @@ def test_a_deleted_task_is_gone_from_the_store(place: Place, user: httpx.Client,
 
 
 def test_a_deleted_session_takes_its_tasks_along(place: Place, user: httpx.Client, partition: str) -> None:
-    """And its id is not taken up again by a late message. covers: SESSION-1"""
+    """A late message to one of them finds nothing; the session's id is free. covers: SESSION-1"""
     first = whole_life(user, "vermilion")[0]
     session = first["session_id"]
     say(user, "vermilion, too", session_id=session)
@@ -430,7 +458,10 @@ def test_a_deleted_session_takes_its_tasks_along(place: Place, user: httpx.Clien
     problem(user.get(f"/sessions/{session}"), 404, "not_found")
     problem(user.get("/tasks", params={"session_id": session}), 404, "not_found")
     problem(user.delete(f"/sessions/{session}"), 404, "not_found")
+    problem(user.post("", json=text("late", task_id=first["task_id"])), 404, "not_found")
     assert [s["session_id"] for s in pages(user, "/sessions", 50)] == [other["session_id"]]
+    again = say(user, "once more", session_id=session)
+    assert [t["task_id"] for t in pages(user, "/tasks", 50, session_id=session)] == [again["task_id"]]
 
 
 def test_what_runs_is_not_deleted(user: httpx.Client) -> None:

@@ -234,7 +234,7 @@ def judge(found: Counter[Any], document: Json) -> None:
 
 
 def test_random_calls_find_nothing(service: ServiceThread, document: Json) -> None:
-    """Whatever is sent, the answer is one that the document declares. covers: APP-6"""
+    """Whatever is sent, the answer is one that the document declares. covers: APP-6, MODEL-4"""
     judge(explored(service, document, valid=VALID, hostile=HOSTILE), document)
 
 
@@ -251,7 +251,7 @@ def test_ten_thousand_random_calls_find_nothing(service: ServiceThread, document
 
 
 def test_the_first_path_is_the_message_route(service: ServiceThread, document: Json) -> None:
-    """Orchestrators read what the agent does from its description. covers: APP-6"""
+    """Orchestrators read what the agent does from its description. covers: APP-6, APP-7"""
     path, item = next(iter(document["paths"].items()))
     assert path == service.prefix
     assert item["post"]["description"].strip()

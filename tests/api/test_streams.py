@@ -8,7 +8,9 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
+from operator import sub
 from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
@@ -319,18 +321,22 @@ def test_a_deletion_ends_the_streams_that_wait_behind_a_pause(ada: httpx.Client)
     assert end.data["request_id"] == ids["request_id"]
 
 
-def test_many_followers_see_the_same_whenever_they_come(ada: httpx.Client) -> None:
+def test_followers_see_the_same_whenever_they_come(ada: httpx.Client, model: OfflineModel) -> None:
     """At the beginning, in the middle, at the end: the same events with the same ids."""
-    accepted = ada.post("", json=text("pieces-40@5ms"), headers={"prefer": "respond-async"}).json()
-    seen = []
-    for _ in range(4):
-        with ada.stream("GET", f"/requests/{accepted['request_id']}/events") as stream:
-            found = events(stream.iter_lines())
-            seen.append([next(found), next(found)])
+    with playing(model, held(40)):
+        accepted = ada.post("", json=text("count"), headers={"prefer": "respond-async"}).json()
+        path = f"/requests/{accepted['request_id']}/events"
+        with ada.stream("GET", path) as first, ada.stream("GET", path) as second:
+            early, later = events(first.iter_lines()), events(second.iter_lines())
+            found = [next(early) for _ in range(20)]
+            # all but the last piece has been said when this one is read
+            middle = [next(later) for _ in range(40)]
+            model.release()
+            found += early
+            middle += later
     whole = replay(ada, accepted["request_id"])
     assert numbers(whole) == list(range(1, 43))
-    for beginning in seen:
-        assert [(e.number, e.name) for e in beginning] == [(1, "request"), (2, "partial-response")]
+    assert plain(found) == plain(middle) == plain(whole)
     assert streamed_text(whole) == counted(40)
 
 
@@ -365,7 +371,7 @@ async def collected(
     client: httpx.AsyncClient,
     path: str,
     body: Json | None = None,
-    until: Callable[[Event], bool] | None = None,
+    until: Callable[[Event], object] | None = None,
 ) -> list[Event]:
     """The events of a stream, to its end or to the one that `until` accepts."""
     found: list[Event] = []
@@ -395,7 +401,11 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
         working_process(nursery, tmp_path / "state.db", model) as other,
     ):
         async with one.async_client() as here, other.async_client() as there:
-            sender = asyncio.create_task(collected(here, "/sse", text("pieces-150@10ms")))
+            now = asyncio.get_running_loop().time
+            sent: list[float] = []
+            came: list[float] = []
+            at_once = collected(here, "/sse", text("pieces-150@10ms"), lambda _: sent.append(now()))
+            sender = asyncio.create_task(at_once)
 
             async def tasks() -> list[Json]:
                 listed: list[Json] = (await there.get("/tasks")).json()["items"]
@@ -403,9 +413,13 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
 
             path = f"/requests/{(await eventually(tasks))[0]['request_id']}/events"
             followers = [asyncio.create_task(collected(there, f"{path}?after={n}")) for n in (0, 1, 7, 60)]
+            timed = await collected(there, path, until=lambda _: came.append(now()))
             seen = [await follower for follower in followers]
             whole = plain(await sender)
+            assert plain(timed) == whole
             assert [plain(found) for found in seen] == [whole[n:] for n in (0, 1, 7, 60)]
+            # of most events, so that one pause of a busy machine says nothing
+            assert median(map(sub, came, sent)) < 1
             # the pause is shown here, decided there, and followed here again
             before = await collected(here, "/sse", text("say and call"))
             pause = before[-1].data["content"]
@@ -579,14 +593,17 @@ def test_where_leaving_cancels_the_senders_connection_does(
 def test_where_leaving_cancels_a_followers_leaving_does_not(
     cancelling: tuple[ServiceThread, OfflineModel],
 ) -> None:
-    """Neither a follower of a stream, nor one of a background request, nor an idempotent replay's client."""
-    service, _ = cancelling
-    with service.client() as ada:
+    """Neither that of a client which follows a request in the background, nor of one that sends it again."""
+    service, model = cancelling
+    with playing(model, held(20)), service.client() as ada:
         headers = {"prefer": "respond-async", "idempotency-key": "one"}
-        accepted = ada.post("", json=text("pieces-60@10ms"), headers=headers).json()
+        accepted = ada.post("", json=text("count"), headers=headers).json()
         for _ in range(3):
             with ada.stream("GET", f"/requests/{accepted['request_id']}/events") as stream:
                 next(events(stream.iter_lines()))
+        again = ada.post("", json=text("count"), headers={"idempotency-key": "one"})
+        problem(again, 409, "request_in_progress")
+        model.release()
         assert wait_for_end(ada, accepted["request_id"])["status"] == "Completed"
 
 

@@ -1,7 +1,8 @@
 """What auditors see of their tenant: the tasks of all owners, page by page."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -91,11 +92,28 @@ def test_a_filter_leaves_out_what_does_not_match(service: ServiceThread, eye: ht
         assert pages(eye, limit, metadata="other:north") == []
 
 
-def test_a_page_costs_what_it_shows(service: ServiceThread, eye: httpx.Client) -> None:
+def test_a_page_costs_what_it_shows(
+    service: ServiceThread, eye: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A listing writes nothing, and reads the indexes of the owners on the page only."""
     store = store_of(service)
     before = [records(store, f"Tester/user/mock.{owner}") for owner in OWNERS]
-    assert len(eye.get("/tenant/tasks", params={"limit": 2}).json()["items"]) == 2
+    seen: list[str] = []
+
+    def noting(real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        def noted(partition: str, *arguments: Any, **more: Any) -> Awaitable[Any]:
+            seen.append(partition)
+            return real(partition, *arguments, **more)
+
+        return noted
+
+    for name in ("read", "scan"):
+        monkeypatch.setattr(store, name, noting(getattr(store, name)))
+    shown = eye.get("/tenant/tasks", params={"limit": 2}).json()["items"]
+    assert len(shown) == 2
+    looked_at = {partition for partition in seen if "/user/" in partition}
+    assert looked_at == {f"Tester/user/mock.{task['owner']['oid']}" for task in shown}
+    monkeypatch.undo()
     assert [records(store, f"Tester/user/mock.{owner}") for owner in OWNERS] == before
 
 

@@ -129,11 +129,13 @@ def test_the_model_is_sent_the_current_path_alone(ada: httpx.Client, model: Offl
         assert len(model.requests[-1]["body"]["messages"]) == 1 + 2 * steps + 1
 
 
-def test_a_checkpoint_must_be_the_tasks_own(ada: httpx.Client) -> None:
+def test_a_checkpoint_must_be_the_tasks_own(ada: httpx.Client, model: OfflineModel) -> None:
     """A checkpoint of another task, of a failed request, or of no task is not found. covers: THREAD-7"""
     task, _ = introduced(ada, "Ada")
     _, others = introduced(ada, "Eve")
-    for mark in (others[0], NOBODYS):
+    model.script({"otherwise": {"error": {"status": 400, "message": "not that"}}})
+    failed = problem(ada.post("", json=text("And now?", task_id=task)), 502, "model_error")["request_id"]
+    for mark in (others[0], failed, NOBODYS):
         problem(rollback(ada, task, mark), 404, "not_found")
         problem(fork(ada, task, checkpoint_id=mark), 404, "not_found")
         problem(ada.get(f"/tasks/{task}/messages", params={"checkpoint_id": mark}), 404, "not_found")

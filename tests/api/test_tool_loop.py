@@ -388,7 +388,7 @@ def test_what_the_tools_of_a_canceled_request_did_is_reported(
     by_tool = {line.split()[1]: line for line in note.splitlines() if line.startswith("- ")}
     assert by_tool["Work-rest"].endswith("its outcome is unknown")
     assert by_tool["Work-note"].endswith("it was done")
-    assert sorted(lines(file)) == ["rest begins", "x"]
+    assert sorted(lines(file)) == ["rest begins", "rest is stopped", "x"]
 
 
 def test_the_note_goes_with_the_path_it_belongs_to(

@@ -13,7 +13,7 @@ def text(words: str, **fields: object) -> dict[str, object]:
 
 
 def test_a_new_message_is_answered_with_three_ids(ada: httpx.Client) -> None:
-    """A first message makes a session, a task and a request. covers: FLOW-1, SESSION-1, SESSION-2"""
+    """A first message makes a session, a task and a request. covers: FLOW-1, MODEL-4, SESSION-1, SESSION-2"""
     answer = ada.post("", json=text("hello")).raise_for_status().json()
     for name in ("session_id", "task_id", "request_id"):
         assert str(uuid.UUID(answer[name])) == answer[name]

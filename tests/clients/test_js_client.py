@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tealagents.testing.pytest_servers import missing
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clients" / "js"
 TESTS = sorted(path.name for path in (PACKAGE / "test").glob("*.test.js"))
@@ -18,14 +20,11 @@ PATIENCE = 300
 
 @pytest.fixture(scope="module")
 def _installed() -> None:
-    if shutil.which("node") and (PACKAGE / "node_modules" / ".bin" / "tsc").exists():
-        return
-    missing = (
-        "the client's packages: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh"
-    )
-    if os.environ.get("REQUIRE_BACKENDS") == "1":
-        pytest.fail(f"REQUIRE_BACKENDS=1, but there are not {missing}", pytrace=False)
-    pytest.skip(f"needs {missing}")
+    if not shutil.which("node") or not (PACKAGE / "node_modules" / ".bin" / "tsc").exists():
+        missing(
+            "the client's packages: install Node.js 20 or newer with npm, "
+            "and run tests/fixtures/tools/install.sh"
+        )
 
 
 def run(*command: str) -> None:

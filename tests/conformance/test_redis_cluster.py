@@ -1,6 +1,7 @@
 """A cluster of Redis: the contract of stores, and what is a cluster's own."""
 
 import asyncio
+import re
 
 import pytest
 from redis.crc import key_slot
@@ -45,11 +46,18 @@ async def test_any_node_will_do(redis_cluster: RedisCluster, redis_cluster_url: 
 
 async def test_one_clock(redis_cluster: RedisCluster) -> None:
     """All processes ask the same node for the time, whichever they know."""
-    times = []
+    before = [asked_for_time(node) for node in redis_cluster.nodes]
     for node in redis_cluster.nodes:
         async with store_of(node.url) as store:
-            times.append(await store.now())
-    assert times == sorted(times)
+            await store.now()
+    asked = [asked_for_time(node) - n for node, n in zip(redis_cluster.nodes, before, strict=True)]
+    assert sorted(asked) == [0, 0, len(redis_cluster.nodes)]
+
+
+def asked_for_time(node: ClusterNode) -> int:
+    """How often it was."""
+    found = re.search(r"cmdstat_time:calls=(\d+)", node.ask("INFO", "commandstats"))
+    return int(found[1]) if found else 0
 
 
 async def test_a_slot_on_the_move() -> None:

@@ -74,7 +74,7 @@ async def prove(
                 if len(history.operations) < messages and elapsed < seconds:
                     return False
                 proves = faults.total() > SECONDS / 2 and history.count("ok") > 2 * tasks
-                return proves or elapsed > 20 * seconds
+                return (proves and bool(history.looks)) or elapsed > 20 * seconds
 
             async with asyncio.TaskGroup() as group:
                 for service in services:
@@ -93,6 +93,7 @@ async def prove(
     assert not verdict.faults, f"{verdict.faults}\n{logs}"
     assert faults.total() > SECONDS / 2
     assert counts["ok"] > 2 * tasks
+    assert history.looks
 
 
 @contextmanager

@@ -143,7 +143,10 @@ async def decide(world: "World", service: ForkedService, user: str, seen: Seen) 
 async def test_killed_after_any_await(
     place: Place, scenario: Scenario, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Wherever a process dies, nothing acknowledged is lost, nothing done twice. covers: STATE-3, HITL-1"""
+    """Wherever a process dies, nothing acknowledged is lost, nothing done twice.
+
+    covers: FLOW-1, STATE-3, HITL-1
+    """
     await kill_everywhere(place, scenario, nursery, tmp_path)
 
 
@@ -194,6 +197,8 @@ class World:
         (folder / "plugins.py").write_text(PLUGINS.replace("\\\\", "\\"))
         (folder / "catalogue.json").write_text(json.dumps(CATALOGUE))
         self._folder = folder
+        #: the points at which nothing need be stored yet
+        self._before_the_model: list[str] = []
         self._config = agent_config(
             limits={"lease_seconds": lease},
             agent={"client": "tealagents.testing.killing:KillingModel", "plugins": ["Shell"]},
@@ -219,7 +224,9 @@ class World:
         log = self._folder / f"points-{scenario.__name__}"
         async with entered(self.mortal(KILL_LOG=str(log))) as service:
             await scenario(self, service, "recorder", Seen())
-        return log.read_text().splitlines()
+        points = log.read_text().splitlines()
+        self._before_the_model = points[: points.index("model asked 1")]
+        return points
 
     async def killed_at(self, point: str, scenario: Scenario, user: str) -> Seen:
         """What a client was answered by a process that died at `point`."""
@@ -244,6 +251,7 @@ class World:
         assert len(tasks) <= 1, f"{point}: {tasks}"
         if not tasks:
             assert seen == Seen(), f"{point}: the task is lost that {seen} speaks of"
+            assert point in self._before_the_model, f"{point}: the model was asked, and nothing was stored"
             return
         task_id = tasks[0]["task_id"]
         task = await ended(client, task_id, point)

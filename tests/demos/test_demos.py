@@ -11,6 +11,7 @@ from demo_readme import Block, Normal, answers_in_chat, blocks
 from rich.console import Console
 
 from tealagents.cli.chat import chat
+from tealagents.testing.pytest_servers import missing
 
 DEMOS = ROOT / "demos"
 READMES = sorted(DEMOS.glob("*/README.md"))
@@ -29,11 +30,11 @@ def test_demo(readme: Path, origin: Origin) -> None:
     found = blocks(readme)
     assert any(block.kind in ("console", "chat") for block in found), "the README shows no transcript"
     if "curl" in readme.read_text() and shutil.which("curl") is None:
-        pytest.skip("curl is not installed: `apt install curl`")
+        missing("curl: `apt install curl`")
     if "npm ci" in readme.read_text() and not (ROOT / "clients/js/node_modules").exists():
-        pytest.skip("the JavaScript client is not installed: `npm ci --prefix clients/js`, with Node.js")
+        missing("the JavaScript client: `npm ci --prefix clients/js`, with Node.js")
     if "npm install @ag-ui/client" in readme.read_text() and not (NODE_MODULES / "@ag-ui").exists():
-        pytest.skip("AG-UI's client is not installed: tests/fixtures/tools/install.sh, with Node.js")
+        missing("AG-UI's client: tests/fixtures/tools/install.sh, with Node.js")
     with Terminal(origin, readme.parent) as terminal:
         for block in found:
             if block.kind == "sh":
@@ -51,7 +52,7 @@ def test_first_conversation(origin: Origin) -> None:
     """The README's first conversation, with what `make run` serves, goes as it is shown there."""
     seen, shown = Normal(), Normal()
     if shutil.which("curl") is None:
-        pytest.skip("curl is not installed: `apt install curl`")
+        missing("curl: `apt install curl`")
     (conversation,) = [block for block in blocks(ROOT / "README.md") if block.kind == "console"]
     with Terminal(origin, ROOT / "configs") as terminal:
         terminal.serve("tealagents serve configs/hello.yaml --offline")

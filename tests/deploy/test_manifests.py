@@ -151,7 +151,10 @@ def test_no_secret_is_in_a_file(overlay: Path) -> None:
 
 
 def test_probes_and_ports_are_those_of_the_service() -> None:
-    """The probes' paths begin as the config says; the ports are those the image and the variables name."""
+    """The probes' paths begin as the config says; the ports are those the image and the variables name.
+
+    covers: APP-7
+    """
     settings = {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
     config = load(DEPLOY / "base" / "config.yaml", env=settings, dotenv=None)
     container = service()

@@ -93,7 +93,7 @@ def finds_numbers(prometheus: PrometheusServer, query: str) -> bool:
 
 def metrics_in(expression: str) -> set[str]:
     """The names of the metrics in an expression."""
-    names = re.findall(r"\b(?:tealagents|gen_ai|http|db|process)_\w+(?=[{\[ ])", expression)
+    names = re.findall(r"\b(?:tealagents|gen_ai|http|db|process)_\w+(?=[{\[ )]|$)", expression)
     return {name for name in names if not name.startswith(LABELS)}
 
 

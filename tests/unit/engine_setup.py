@@ -58,11 +58,12 @@ class Faulty:
         #: "away": nothing is done; "lost": it is done and its reply is lost; None: all is well
         self.fault: Callable[[str, Commit], str | None] = lambda _, __: None
         self.unreadable = False
+        #: how many reads have failed so
+        self.refused = 0
         self.commits: list[tuple[str, Commit]] = []
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
-        if self.unreadable:
-            raise PersistenceUnavailable("The store is away.")
+        self._refuse_unreadable()
         return await self.store.read(partition, keys)
 
     async def scan(
@@ -74,9 +75,13 @@ class Faulty:
         limit: int = 100,
         reverse: bool = False,
     ) -> list[tuple[str, Record]]:
-        if self.unreadable:
-            raise PersistenceUnavailable("The store is away.")
+        self._refuse_unreadable()
         return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+
+    def _refuse_unreadable(self) -> None:
+        if self.unreadable:
+            self.refused += 1
+            raise PersistenceUnavailable("The store is away.")
 
     async def commit(self, partition: str, commit: Commit) -> None:
         verdict = self.fault(partition, commit)

@@ -200,6 +200,7 @@ async def test_an_outage_fails_the_tool(
             await delegation.token_for(ALICE, assertion, MAIL)
         authority.behave("ok")
         await delegation.token_for(ALICE, assertion, [*MAIL, "https://graph.example/More"])
+    await delegation.token_for(ALICE, assertion, MAIL)
 
 
 async def test_a_wrong_secret_fails_the_tool(authority: LocalAuthority, clock: MachineClock) -> None:

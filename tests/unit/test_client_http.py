@@ -622,9 +622,9 @@ def test_dead_connections_are_noticed(service: ContractServer, connect: Connect)
         assert streamed_text(list(client.stream("count 3"))) == "0 1 2 "
         stream = client.stream(f"hold {name}")
         assert [next(stream).id, next(stream).id] == [1, 2]
-        proxy.faults = Faults(blackhole=True)
-        threading.Timer(0.5, proxy.calm).start()
-        threading.Timer(0.5, service.release, [name]).start()
+        for connection in list(proxy.connections):
+            connection.faults = Faults(blackhole=True)
+        service.release(name)
         assert [event.id for event in stream] == [3]
 
 

@@ -159,7 +159,7 @@ async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> N
 
 @pytest.mark.parametrize("action", ["approve", "reject"])
 async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_ends(action: Any) -> None:
-    """Canceled, or the store away, before the request has recalled itself. covers: HITL-1, TOOL-1"""
+    """Canceled, or the store away, before the request has recalled itself. covers: HITL-1, SESSION-8"""
     ran: list[Json] = []
     store = Faulty(MemoryStore())
     tools = (noting(ran, "Mail-send"), noting(ran, governed=True))
@@ -171,7 +171,7 @@ async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_e
             await here.service.cancel(here.partition(), paused.request_id, "mock.ada")
         else:
             store.unreadable = True
-            await asyncio.sleep(0.02)
+            await eventually(lambda: store.refused, every=0)
             store.unreadable = False
             assert (await here.service.outcome(sent)).status == "Failed"
         assert "Mail-send" in await note_of(here, paused.task_id)
@@ -323,7 +323,7 @@ async def _ended(turn: asyncio.Future[Any]) -> None:
 
 
 async def test_a_drain_waits_for_what_is_beginning() -> None:
-    """A message whose begin is on its way when the process is stopped is answered. covers: FLOW-4"""
+    """A message whose begin is on its way when the process is stopped is answered. covers: FLOW-1"""
     store = Late(MemoryStore())
     async with process(store) as here:
         store.late = True
@@ -362,7 +362,7 @@ async def two_queues(here: Process) -> tuple[list[str], list[str]]:
 
 
 async def test_a_drain_ends_what_runs_and_what_waits_side_by_side() -> None:
-    """What waits for one task holds up neither what runs nor what waits for another. covers: FLOW-4"""
+    """What waits for one task holds up neither what runs nor what waits for another. covers: TASK-5"""
     store, stopped = Held(MemoryStore()), []
 
     async def until_stopped(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
@@ -388,7 +388,7 @@ async def test_a_drain_ends_what_runs_and_what_waits_side_by_side() -> None:
 async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The requests that wait are left to other processes, once this one is gone. covers: FLOW-4"""
+    """The requests that wait are left to other processes, once this one is gone. covers: STATE-3"""
     monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 0)
     store = Held(shared())
     async with process(store.store) as there:
@@ -407,7 +407,7 @@ async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
 
 
 async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
-    """A pause that is settled long after its key ran out does not take the key back. covers: STATE-6"""
+    """A pause that is settled long after its key ran out does not take the key back. covers: SESSION-7"""
     clock = Ahead()
     store = MemoryStore(clock=lambda: clock.now().timestamp())
     short = {"approval_expiry_seconds": 60, "request_timeout_seconds": 60}

@@ -468,8 +468,7 @@ async def test_a_request_that_is_over_is_forgotten_at_once(way: str, streamed: b
             await here.service.outcome(sent)
             if streamed:
                 await here.followed(request_id)
-            await asyncio.sleep(0.01)
-            assert not list(runs)
+            await eventually(lambda: not list(runs), every=0)
         finally:
             gc.enable()
 
@@ -530,7 +529,7 @@ def lingers(stopped: asyncio.Event, gone: asyncio.Event) -> Answer:
 
 @pytest.mark.parametrize("way", ["cancel", "newer message", "cancel from elsewhere", "drain"])
 async def test_who_stops_a_request_whose_time_is_up_waits_for_its_end(way: str) -> None:
-    """It ends as it was about to, and the process goes on hearing of others. covers: STREAM-8"""
+    """It ends as it was about to, and the process goes on hearing of others. covers: STATE-5"""
     store, stopped, gone, waiting = Shared(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     model = Scripted(lingers(stopped, gone), waits(waiting), waits(waiting))
     options: Any = {"lease_seconds": 3000, "concurrency": "interrupt"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tealagents.testing.history import ClientHistory, Correspondent, Look, Verdict, check
+from tealagents.testing.history import ClientHistory, Correspondent, Heard, Look, Verdict, check, gaps
 from tealagents.testing.service import ServiceThread, agent_config
 
 MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "recount"}
@@ -72,6 +72,20 @@ async def test_a_first_message_that_failed_is_looked_for_in_its_task() -> None:
             failed = await Correspondent(history, http, [service.url], random.Random(1)).send(None)
             assert failed.code == "model_error"
             assert (await check(history, http, [service.url])).faults == {}
+
+
+def test_a_stream_that_leaves_something_out_is_found() -> None:
+    """A number, a piece of its text, or all of it."""
+    texts = [Heard(n, "partial-response", {"output_partial": text}) for n, text in ((2, "a"), (3, "b"))]
+    first, last = Heard(1, "request", {}), Heard(4, "final-response", {"content": {"output": "ab"}})
+    assert gaps([first, *texts, last], "word") == []
+    assert gaps([first, *texts, replace(last, id=5)], "word") == [
+        "the stream of word has the numbers [1, 2, 3, 5]"
+    ]
+    for kept in (texts[:1], []):
+        heard = [first, *kept, replace(last, id=len(kept) + 2)]
+        said = kept[0].data["output_partial"] if kept else ""
+        assert gaps(heard, "word") == [f"the text of word is {said!r}"]
 
 
 async def test_the_same_message_twice_is_doubled(world: World) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tealagents.testing import service
-from tealagents.testing.pytest_servers import running
+from tealagents.testing.pytest_servers import missing, running
 from tealagents.testing.servers import PostgresServer, RedisCluster, RedisServer, Server, ServerMissing
 
 
@@ -72,7 +72,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     if "ServerMissing" in ended.stderr:
-        pytest.skip(ended.stderr.splitlines()[-1])
+        missing(ended.stderr.splitlines()[-1])
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     folder, *pids = ended.stdout.split()
     deadline = time.monotonic() + 30

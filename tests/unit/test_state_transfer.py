@@ -287,7 +287,7 @@ def of_a_key(name: str) -> bool:
 async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
     outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the error names is there, and its key leads to it; else nothing is left. covers: STATE-6"""
+    """What the error names is there, and its key leads to it; else nothing is left. covers: STATE-4"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0)
     store, message, key = InDoubt(MemoryStore()), NewMessage(items=(Item("text", "three"),)), Key("k", "d")
     async with process(store) as here:

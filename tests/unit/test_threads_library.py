@@ -507,8 +507,9 @@ async def test_a_thread_is_of_a_kind_from_its_making() -> None:
 async def test_earlier_messages_are_taken_as_they_are(make: MakeAgent) -> None:
     """A local thread is made of any; ids that come again are replaced, nothing is lost. covers: THREAD-2"""
     message = said("user", "hi")
-    for thread in (make().get_local_thread([message, message]), LocalThread([message])):
+    for count, thread in ((2, make().get_local_thread([message, message])), (1, LocalThread([message]))):
         await thread.on_new_messages([message, *(m for m in thread.messages[1:])])
+        assert len(thread.messages) == 2 * count
         assert len({each.message_id for each in thread.messages}) == len(thread.messages)
         assert set(texts(thread.messages)) == {"hi"}
         assert LocalThread.from_json(thread.to_json()).messages == thread.messages

@@ -229,7 +229,7 @@ async def called(tool: Tool, actor: User) -> ToolOutput | Deferred:
 async def test_only_the_owner_spends_the_owners_credentials(
     credential: Callable[[Path], Case], tmp_path: Path
 ) -> None:
-    """For everyone else the call waits for the owner, before and after the owner's own. covers: HITL-4"""
+    """For everyone else the call waits for the owner, before and after the owner's own. covers: HITL-3"""
     cases = credential(tmp_path)
     async for tool, expected in cases:
         for other in OTHERS:

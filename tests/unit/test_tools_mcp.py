@@ -25,6 +25,7 @@ from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.testing.faults import FaultProxy
+from tealagents.testing.pytest_servers import missing
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
@@ -50,10 +51,7 @@ def odd(folder: Path, *words: str) -> dict[str, Any]:
 def installed(program: str) -> str:
     path = INSTALLED / program
     if not path.exists():
-        missing = f"{program}: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh"
-        if os.environ.get("REQUIRE_BACKENDS") == "1":
-            pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
-        pytest.skip(f"needs {missing}")
+        missing(f"{program}: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh")
     return str(path)
 
 

@@ -74,7 +74,7 @@ class Host:
             yield
 
     def _owner(self, scope: Scope) -> ASGIApp:
-        if not self._others:
+        if not self._others or scope["type"] == "websocket":  # the others take none, and would fail on it
             return self.base.app
         path: str = scope["path"]
         for served in self._others:

@@ -254,7 +254,7 @@ def gaps(heard: Sequence[Heard], word: str) -> list[str]:
     if [event.id for event in heard] != list(range(1, len(heard) + 1)):
         found.append(f"the stream of {word} has the numbers {[event.id for event in heard]}")
     streamed = "".join(event.data["output_partial"] for event in heard if event.name == "partial-response")
-    if streamed not in ("", heard[-1].data["content"]["output"]):
+    if streamed != heard[-1].data["content"]["output"]:
         found.append(f"the text of {word} is {streamed!r}")
     return found
 

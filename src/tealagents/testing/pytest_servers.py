@@ -3,14 +3,14 @@
 Name this module in `pytest_plugins`. `redis_server`, `redis_cluster`, `postgres_server` and `dynamodb_server`
 are the servers; `redis_url`, `redis_cluster_url`, `postgres_url` and `dynamodb_url` an empty state on them,
 of each test's own. Where a server is not installed its tests are skipped with what to install; with
-``REQUIRE_BACKENDS=1`` in the environment they fail instead.
+``REQUIRE_BACKENDS=1`` in the environment they fail instead. `missing` does the same for anything else.
 """
 
 import os
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 
@@ -25,16 +25,21 @@ from tealagents.testing.servers import (
 S = TypeVar("S", bound=AbstractContextManager[object])
 
 
+def missing(what: str) -> NoReturn:
+    """Skips the test that needs what is not installed; with `REQUIRE_BACKENDS=1` it fails."""
+    if os.environ.get("REQUIRE_BACKENDS") == "1":
+        pytest.fail(f"REQUIRE_BACKENDS=1, but something is missing: {what}", pytrace=False)
+    pytest.skip(f"needs {what}")
+
+
 @contextmanager
 def running(make: Callable[[], S]) -> Generator[S]:
     """A server that answers, or the test skipped (failed, with `REQUIRE_BACKENDS=1`) where it is missing."""
     server = make()
     try:
         server.__enter__()
-    except ServerMissing as missing:
-        if os.environ.get("REQUIRE_BACKENDS") == "1":
-            pytest.fail(f"REQUIRE_BACKENDS=1, but a server is missing. Install {missing}", pytrace=False)
-        pytest.skip(f"needs {missing}")
+    except ServerMissing as what:
+        missing(str(what))
     try:
         yield server
     finally:

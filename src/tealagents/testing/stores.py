@@ -498,18 +498,29 @@ class StoreContract(WatchContract):
 
     async def test_a_canceled_commit_is_whole_or_not_there(self, store: Store, partition: str) -> None:
         """A caller canceled at any moment leaves all of its commit or none, and a store that works."""
-        for n in range(24):
-            keys = [f"{n}/{part}" for part in range(4)]
-            change = commit(put={key: operation_id().encode() for key in keys})
+        changes = [
+            commit(put={f"{n}/{part}": operation_id().encode() for part in range(4)}) for n in range(24)
+        ]
+        for n, change in enumerate(changes):
             task = asyncio.create_task(store.commit(partition, change))
             await (ticks(n) if n < 12 else asyncio.sleep((n - 12) / 2000))
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-            expected = [change.put[key].value for key in keys]
-            await until(lambda keys=keys: values(store, partition, keys), [expected, [None] * 4])  # type: ignore[misc]
+            await self._check_whole(store, partition, change)
         await put(store, partition, {"key": b"still works"})
         assert await values(store, partition, ["key"]) == [b"still works"]
+        for change in changes:  # what is applied after its caller has left is applied whole, too
+            await self._check_whole(store, partition, change)
+
+    async def _check_whole(self, store: Store, partition: str, change: Commit) -> None:
+        """All records of a commit are read, or none; sooner or later where a read is no snapshot."""
+        look = partial(values, store, partition, list(change.put))
+        states = [[each.value for each in change.put.values()], [None] * len(change.put)]
+        if self.reads_are_snapshots:
+            assert await look() in states
+        else:
+            await until(look, states)
 
     async def test_a_canceled_reader_disturbs_nobody(self, store: Store, partition: str) -> None:
         """Readers and scanners canceled at any moment leave a store that answers the others rightly."""

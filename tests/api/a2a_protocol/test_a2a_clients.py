@@ -1,7 +1,6 @@
 """The official clients, unmodified, over both bindings; and the client of A2A 0.3."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from a2a_talk import BINDINGS, message, request, sdk, streamed_text
 from google.protobuf.json_format import MessageToDict
 from talk import call, lines
 
+from tealagents.testing.pytest_servers import missing
 from tealagents.testing.service import ServiceThread, offline_service
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node"
@@ -59,10 +59,7 @@ async def test_the_sdk_for_python(service: ServiceThread, binding: str, tmp_path
 def test_the_sdk_for_node(service: ServiceThread, binding: str, tmp_path: Path) -> None:
     """The same with the client for JavaScript."""
     if not shutil.which("node") or not (TOOLS / "node_modules" / "@a2a-js").exists():
-        missing = "@a2a-js/sdk: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh"
-        if os.environ.get("REQUIRE_BACKENDS") == "1":
-            pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
-        pytest.skip(f"needs {missing}")
+        missing("@a2a-js/sdk: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh")
     file = tmp_path / "written"
     script = Path(__file__).with_name("node_client.cjs")
     arguments = [str(TOOLS), service.root, binding, call("Work-write", file=str(file), line="one")]

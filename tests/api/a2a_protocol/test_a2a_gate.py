@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -150,6 +151,20 @@ def test_leaving_cancels_where_the_config_says_so() -> None:
                 stream.close()
                 *_, last = follower
                 assert state(last["statusUpdate"]) == "CANCELED"
+                check_a_sender_who_waits(service, wire, binding)
+
+
+def check_a_sender_who_waits(service: ServiceThread, wire: Wire, binding: str) -> None:
+    """For a document that is not there yet."""
+    params = {"message": message("for ever")}
+    rpc = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
+    path, body = ("/a2a", rpc) if binding == RPC else ("/a2a/message:send", params)
+    leaver = HTTPConnection("127.0.0.1", service.port)
+    headers = {"authorization": "Bearer ada", "content-type": "application/json", **VERSION}
+    leaver.request("POST", service.prefix + path, json.dumps(body), headers)
+    [running] = until(lambda: wire.result("ListTasks", {"status": "TASK_STATE_WORKING"})["tasks"])
+    leaver.close()
+    until(lambda: state(wire.get(running["id"])) == "CANCELED")
 
 
 def test_a_path_that_is_not_there_says_so(service: ServiceThread) -> None:

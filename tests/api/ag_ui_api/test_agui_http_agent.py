@@ -1,12 +1,13 @@
 """AG-UI's own client, unmodified, on the service. It verifies the order of all events by itself."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from agui_talk import serving
+
+from tealagents.testing.pytest_servers import missing
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node"
 DRIPPING = {"when": {"text": "dripping"}, "reply": {"text": ("drip " * 40).strip(), "piece_delay_ms": 30}}
@@ -15,12 +16,8 @@ BROKEN = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "messag
 
 @pytest.fixture(scope="module")
 def _installed() -> None:
-    if shutil.which("node") and (TOOLS / "node_modules" / "@ag-ui" / "client").exists():
-        return
-    missing = "Node.js with what tests/fixtures/tools/install.sh installs"
-    if os.environ.get("REQUIRE_BACKENDS") == "1":
-        pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
-    pytest.skip(f"needs {missing}")
+    if not shutil.which("node") or not (TOOLS / "node_modules" / "@ag-ui" / "client").exists():
+        missing("Node.js with what tests/fixtures/tools/install.sh installs")
 
 
 def scenes(url: str, file: Path, expiry: str) -> list[str]:

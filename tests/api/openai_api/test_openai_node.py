@@ -1,6 +1,5 @@
 """OpenAI's SDK for Node on the service."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import pytest
 from openai_talk import serving
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.pytest_servers import missing
 from tealagents.testing.service import ServiceThread
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node"
@@ -25,10 +25,7 @@ def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
 def test_the_sdk_for_node(service: ServiceThread, file: Path) -> None:
     """Create, stream, replay, branch, background, cancel, approve, conversations, chat, errors."""
     if not shutil.which("node") or not (TOOLS / "node_modules" / "openai").exists():
-        missing = "Node.js with what tests/fixtures/tools/install.sh installs"
-        if os.environ.get("REQUIRE_BACKENDS") == "1":
-            pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
-        pytest.skip(f"needs {missing}")
+        missing("Node.js with what tests/fixtures/tools/install.sh installs")
     script = Path(__file__).with_name("node_client.cjs")
     arguments = [str(TOOLS), f"{service.url}/openai/v1", "ada", "eve", str(file)]
     done = subprocess.run(

@@ -65,9 +65,13 @@ class Work(Plugin):
 
     @tool
     async def rest(self, file: str, seconds: float) -> str:
-        """Write when it begins and when it ends, and sleep between."""
+        """Write when it begins and when it ends, and sleep between; or that it was stopped."""
         _append(file, "rest begins")
-        await asyncio.sleep(seconds)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            _append(file, "rest is stopped")
+            raise
         _append(file, "rest ends")
         return "rested"
 

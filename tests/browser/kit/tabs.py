@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, sync_playwright
+
+from tealagents.testing.pytest_servers import missing
 
 #: the same engine without a window's parts is the first choice: the tests take a third less CPU time with it
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -221,5 +222,5 @@ def axe(node_modules: Path) -> str:
     """The source of axe-core, or the test skipped where it is not installed."""
     source = node_modules / "axe-core/axe.min.js"
     if not source.exists():
-        pytest.skip("axe-core is not installed; `make test` installs it where there is npm")
+        missing("axe-core: `make test` installs it where there is npm")
     return source.read_text()
