@@ -31,7 +31,7 @@ class Limits(Options):
     max_requests_per_user: Count = 100
     """Requests of one user that run at once in one process."""
     max_queued_requests: CountOrNone = 1000
-    """Requests that wait for their turn on one task (`concurrency: enqueue`)."""
+    """Requests that wait for their turn on one task (`concurrency: enqueue`); at most 2000."""
     keepalive_seconds: Seconds = 15
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75
