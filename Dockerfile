@@ -1,8 +1,4 @@
-# The service in a small image. The config is mounted at /config; see docs/operations.md.
-#
-#   docker build -t tealagents .
-#   docker run --rm -p 8000:8000 -v ./configs:/config:ro -e TA_SERVICE_CONFIG=/config/hello.yaml \
-#     -e TA_AUTH=mock -e TA_API_KEY=… tealagents
+# The service in a small image; docs/deploying.md says how to build and run it.
 
 # A tag can be moved to another image, a digest cannot. docs/deploying.md says how to renew it.
 ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm@sha256:8a7e7cc04fd3e2bd787f7f24e22d5d119aa590d429b50c95dfe12b3abe52f48b
@@ -38,7 +34,7 @@ STOPSIGNAL SIGTERM
 # The root lists what is served, without a token and without asking the store.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/', timeout=4)"]
-# On 0.0.0.0 nobody is let in without a choice: set TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock
-# where anybody may be anybody.
+# On 0.0.0.0 the service starts only with an auth provider: set TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or
+# TA_AUTH=mock, which accepts any bearer token as the user id.
 ENTRYPOINT ["tealagents"]
 CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]

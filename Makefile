@@ -31,17 +31,17 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock
 run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
 	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
 
-test: $(READY) $(TOOLS) ## Run every test
+test: $(READY) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(READY) ## Lint, types, generated code, and the arrows between the layers
+check: $(READY) ## Lint, types, generated code, and which layer may import which
 	@$(BIN)/python scripts/generate_sync_client.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY) ## Measure what a request costs, against a floor in the same run
+bench: $(READY) ## Measure what a request costs, compared with a bare handler in the same run
 	@$(BIN)/python -m benchmarks
 
 soak: $(READY) $(TOOLS) ## The long runs: hours of faults, compressed

@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +83,56 @@ def test_a_folder_as_the_page_shows_builds(tmp_path: Path) -> None:
     if command is None:
         pytest.skip("needs kustomize 5, or kubectl with it")
     shutil.copytree(DEPLOY, tmp_path / "deploy")
-    own = tmp_path / "my-agent"
-    own.mkdir()
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    for name in ("kustomization.yaml", "probes.yaml"):
-        [block] = re.findall(rf"```yaml\n(# my-agent/{name}.*?)```", page, re.DOTALL)
-        (own / name).write_text(block)
-    (own / "config.yaml").write_text("my: agent\n")
-    done = subprocess.run([*command, str(own)], capture_output=True, text=True, check=True)
-    made = plain(list(yaml.safe_load_all(done.stdout)))
+    own = shown_on_the_page(tmp_path)
+    made = made_by(command, own)
     assert made["ConfigMap", "tealagents-config"]["data"] == {"config.yaml": "my: agent\n"}
     settings = made["ConfigMap", "tealagents-settings"]["data"]
     assert settings == {
         "TA_ENTRA_TENANT_ID": "contoso.example",
-        "TA_ENTRA_AUDIENCE": "api://assistant",
+        "TA_ENTRA_AUDIENCE": "<client id> api://<client id>",
+        "TA_ENTRA_SCOPES": "access_as_user",
         "TA_PUBLIC_URL": "https://agents.example.com",
     }
     [container] = made["Deployment", "tealagents"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example.com/tealagents:0.1.0"
     for name, path in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
         assert container[name]["httpGet"] == {"path": f"/MyAgent/0.1/health/{path}", "port": "http"}
+
+
+def test_the_migration_that_the_page_shows_is_that_of_ones_own_agent(tmp_path: Path) -> None:
+    """Its job has the folder's image, config and settings, and no replica runs beside it."""
+    command = next(iter(kustomizes()), None)
+    if command is None:
+        pytest.skip("needs kustomize 5, or kubectl with it")
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    own = made_by(command, shown_on_the_page(tmp_path))
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    copying = re.findall(r"^\$ ((?:cp|sed) .*my-agent-migrate.*)$", page, re.MULTILINE)
+    subprocess.run(["sh", "-ec", "\n".join(copying)], cwd=tmp_path, check=True)
+    made = made_by(command, tmp_path / "my-agent-migrate")
+    [container] = made["Job", "tealagents-migrate"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.com/tealagents:0.1.0"
+    for name in ("tealagents-config", "tealagents-settings"):
+        assert made["ConfigMap", name]["data"] == own["ConfigMap", name]["data"]
+    assert made["Deployment", "tealagents"]["spec"]["replicas"] == 0
+
+
+def shown_on_the_page(where: Path) -> Path:
+    """The folder `my-agent`, as the page says to write it."""
+    own = where / "my-agent"
+    own.mkdir()
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    for name in ("kustomization.yaml", "probes.yaml"):
+        [block] = re.findall(rf"```yaml\n(# my-agent/{name}.*?)```", page, re.DOTALL)
+        (own / name).write_text(block)
+    (own / "config.yaml").write_text("my: agent\n")
+    return own
+
+
+def made_by(command: list[str], folder: Path) -> Mapping[tuple[str, str], Manifest]:
+    """What Kustomize makes of a folder, by kind and name."""
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    return plain(list(yaml.safe_load_all(done.stdout)))
 
 
 def kustomizes() -> Iterator[list[str]]:

@@ -107,7 +107,7 @@ def test_the_store_is_away(site: Site, kind: type[RedisServer | PostgresServer])
         site.env["TA_PERSISTENCE"] = server.url
         with site.service() as service, service.client() as ada:
             task = said(ada, "My name is Ada.")["task_id"]
-            operator = site.operator("The store is away", AGENT=service.url)
+            operator = site.operator("The store is unavailable", AGENT=service.url)
             server.kill()
             refused = say(ada, "What is my name?", key="again", task_id=task)
             assert (refused.status_code, refused.json()["code"]) == (503, "persistence_unavailable")

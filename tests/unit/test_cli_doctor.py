@@ -366,5 +366,5 @@ def test_a_config_file_where_a_url_belongs() -> None:
     """`check` and `serve` take the file by itself, `doctor` by its option, and says so."""
     result = CliRunner().invoke(command_line("doctor"), ["doctor", "agent.yaml"])
     assert result.exit_code == 1
-    assert "agent.yaml is no URL" in result.output
+    assert "agent.yaml is not a URL" in result.output
     assert "--config" in result.output

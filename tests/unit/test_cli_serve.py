@@ -39,10 +39,22 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
     return subprocess.run(
         [PROGRAM, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port()), *options],
         env={**os.environ, **env},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def test_the_offline_models_script_may_be_named_in_the_env_file(tmp_path: Path) -> None:
+    """As every variable may be; a mistake in the script ends the start."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    (tmp_path / ".env").write_text("TA_OFFLINE_SCRIPT=script.yaml\n")
+    (tmp_path / "script.yaml").write_text("rules:\n  - repply: hi\n")
+    served = serve(tmp_path)
+    assert served.returncode == 2, served
+    assert "TA_OFFLINE_SCRIPT: " in served.stderr
+    assert "repply" in served.stderr
 
 
 @pytest.mark.parametrize(

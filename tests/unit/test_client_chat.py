@@ -320,7 +320,7 @@ def test_finding_the_agent(service: ContractServer) -> None:
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")
     for text in ("agent.yaml", "localhost:8000"):
-        with pytest.raises(NoAgent, match=f"{text} is no URL.* http://127.0.0.1:8000"):
+        with pytest.raises(NoAgent, match=f"{text} is not a URL.* http://127.0.0.1:8000"):
             find_agent(text)
 
 

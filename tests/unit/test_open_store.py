@@ -65,7 +65,7 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("sqlite:///a.db?busy_seconds=inf", r"busy_seconds: must be a finite number"),
         ("memory://?watch_seconds=never", r"watch_seconds: must be a number"),
         ("memory://?watch_seconds=0.1&watch_seconds=0.2", r"given twice"),
-        ("memory://somewhere", r"has no place"),
+        ("memory://somewhere", r"takes no host or path"),
         ("redis://:hun/ter2@127.0.0.1:6379/0", r"^redis://…: "),
         ("redis://127.0.0.1:99999", r"^redis://…: its host or port cannot be read"),
         ("redis://[::1", r"^redis://…: its host or port cannot be read"),

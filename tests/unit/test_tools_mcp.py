@@ -301,7 +301,7 @@ async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
 async def test_what_was_done_by_a_call_with_an_unreadable_answer_is_unknown(tmp_path: Path) -> None:
     """The server took the call; what it says of it cannot be read."""
     async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
-        with pytest.raises(ToolFailed, match="took the call, but its answer breaks the rules") as raised:
+        with pytest.raises(ToolFailed, match="accepted the call, but its answer violates MCP") as raised:
             await call(server, "nonsense")
     assert raised.value.unknown
 

@@ -40,7 +40,7 @@ async def refuse(reason: str, scope: Scope, receive: Receive, send: Send) -> Non
     detail = f"{reason}, because authentication is off and was not chosen. Set TA_AUTH on the service."
     problem = {
         "type": "urn:tealagents:problem:invalid_request",
-        "title": "Invalid request",
+        "title": "The request is not valid",
         "status": 400,
         "detail": detail,
         "code": "invalid_request",

@@ -25,6 +25,8 @@ from tealagents.config.problems import reason
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from tealagents.llm.offline import OfflineModel
+
 #: seconds that open connections get after the requests were drained
 GRACE_SECONDS = 3
 #: signals that end the service in good order
@@ -57,8 +59,11 @@ def serve_command(
 
     SIGTERM drains: new messages are refused, running ones get `limits.drain_seconds`, the exit status is 0.
     """
-    with _unhurried_collector(), _model_service(offline, config) as overrides:
+    with _unhurried_collector(), _offline_model(offline) as model:
+        overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
+        if model:
+            _follow(model, checked.offline_script)
         _check_start(checked, host, workers)
         checked = with_console_on_loopback(checked, host)
         os.environ.update(overrides)
@@ -100,23 +105,25 @@ def _when_ready(listener: socket.socket, announce: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="announce", daemon=True).start()
 
 
-@contextlib.contextmanager
-def _model_service(offline: bool, config: Path | None) -> Iterator[dict[str, str]]:
-    """The environment with which the offline model is used, for as long as it is served."""
+def _offline_model(offline: bool) -> "contextlib.AbstractContextManager[OfflineModel | None]":
+    """The offline model, if it is to answer."""
     if not offline:
-        yield {}
-        return
-    from tealagents.llm.offline import OfflineModel, ScriptError
+        return contextlib.nullcontext()
+    from tealagents.llm.offline import OfflineModel
 
-    script = os.environ.get("TA_OFFLINE_SCRIPT")
+    return OfflineModel()
+
+
+def _follow(model: "OfflineModel", script: Path | None) -> None:
+    """Has the offline model follow a script, or ends with exit status 2 and what is wrong with it."""
+    from tealagents.llm.offline import ScriptError
+
     try:
-        offline_model = OfflineModel(Path(script) if script else None)
+        model.script(script)
     except ScriptError as error:
         raise fail(f"TA_OFFLINE_SCRIPT: {error}") from None
     except OSError as error:
         raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
-    with offline_model as model:
-        yield {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY}
 
 
 def _check_start(config: ServiceConfig, host: str, workers: int) -> None:

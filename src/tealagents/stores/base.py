@@ -133,7 +133,7 @@ class StoreOptions(BaseModel):
     def location(cls, url: StoreUrl) -> dict[str, Any]:
         """The options in the URL's host and path; a store that has a location overrides it."""
         if url.netloc or url.path.strip("/"):
-            raise StoreConfigError(f"{url.scheme}:// has no place; leave out what follows the slashes.")
+            raise StoreConfigError(f"{url.scheme}:// takes no host or path; end it after the slashes.")
         return {}
 
     @classmethod

@@ -168,7 +168,7 @@ class DynamoService:
         keys = {key["KeyType"]: key["AttributeName"] for key in table["KeySchema"]}
         if keys != {"HASH": "p", "RANGE": "k"}:
             raise StoreConfigError(
-                f"dynamodb://{self._table}: the table is another's; its keys are not p and k."
+                f"dynamodb://{self._table}: the table is not this service's: its keys are not p and k."
             )
         if made:
             expiry = {"Enabled": True, "AttributeName": "t"}

@@ -55,7 +55,7 @@ class Cipher:
         if not value.startswith(_MARK):
             raise CorruptState(
                 key,
-                "is not encrypted, and a key for encryption is set (state written without one is moved by "
+                "is not encrypted, but a key for encryption is set (existing state is encrypted by "
                 "`tealagents state export` without the key and `import` with it, into an empty store)",
             )
         sealed_with = value[len(_MARK) : len(_MARK) + _ID_BYTES]

@@ -161,7 +161,7 @@ class LinkedWatches(Watches):
                     await self._serve(session)
             except LinkLost as error:
                 level = logging.DEBUG if self._down else logging.WARNING
-                log.log(level, "no notifications from the store; watches look by a timer: %s", error)
+                log.log(level, "no notifications from the store; watches poll: %s", error)
             pause = RECONNECT_SECONDS if self.live else min(pause * 2, LONGEST_RECONNECT_SECONDS)
             self._lose()
             await asyncio.sleep(pause)

@@ -93,7 +93,7 @@ class LocalWatches(Watches):
             self._open(os.O_CREAT)
         except OSError as error:
             if not self._refused:
-                log.warning("watches look by a timer: %s", error)
+                log.warning("watches poll: %s", error)
             self._refused = True
         else:
             self._seen, self._refused = self._slots(), False

@@ -53,7 +53,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 1000, 'L
     redis.call('ZREM', KEYS[2], key)
 end
 
--- where an access list forbids it, the commit holds and watches look by a timer
+-- where an access list forbids it, the commit holds and watches poll
 for i = 5 + expected + 2 * put, #ARGV do
     redis.pcall(ARGV[4], ARGV[i], '')
 end

@@ -156,7 +156,7 @@ class MCPServer:
         except (RuntimeError, ValidationError) as error:
             reason = bounded(described(error), 1_000)
             raise ToolFailed(
-                f"{self.options.name} took the call, but its answer breaks the rules of MCP: {reason}",
+                f"{self.options.name} accepted the call, but its answer violates MCP: {reason}",
                 unknown=True,
             ) from error
         text = result_text(result)

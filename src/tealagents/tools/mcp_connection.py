@@ -229,7 +229,7 @@ class MCPConnection:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
         except ValidationError as error:
             name = self._options.name
-            logger.warning("MCP server %s breaks the rules of MCP; its last listing stays: %s", name, error)
+            logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error)
 
     def _lose(self) -> None:
         """Makes `_watch` return. New calls wait for the next session from here on."""

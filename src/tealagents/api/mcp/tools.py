@@ -14,8 +14,8 @@ from tealagents.engine.approvals import Command
 from tealagents.state.new_message import Key, NewMessage
 
 ASK, DECIDE = "ask", "decide"
-_CONVERSATION = "That of an earlier answer, to continue it; else a new one begins."
-_KEY = "Names this message: sent again under it, it is not acted upon again."
+_CONVERSATION = "The `conversation` of an earlier answer. Omit it to start a new conversation."
+_KEY = "A unique key for this message. Sent again with the same key, it returns the first outcome."
 
 
 class _Ask(StrictDocument):

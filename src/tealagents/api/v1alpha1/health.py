@@ -51,9 +51,12 @@ async def live(request: Request) -> Response:
     "/ready",
     operation_id="ready",
     summary="Whether the process takes messages",
-    description="503 while the store cannot be reached or the process drains.",
+    description=(
+        "503 while the store cannot be reached or written, while the process cannot renew its lease, "
+        "and while it drains."
+    ),
     response_model=schemas.Health,
-    responses={503: {"model": schemas.Health, "description": "Not now"}},
+    responses={503: {"model": schemas.Health, "description": "Not ready"}},
     openapi_extra=_PUBLIC,
 )
 async def ready(request: Request) -> Response:

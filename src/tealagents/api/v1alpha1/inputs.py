@@ -132,7 +132,7 @@ class UserMessage(Accepted):
     )
     metadata: JsonObject | None = Field(
         None,
-        description="Kept with a new task; up to 64 KB of JSON. That of a task there is changed by PATCH",
+        description="Kept with a new task; up to 64 KB of JSON. PATCH changes that of an existing task",
         examples=[{"channel": "web"}],
     )
     supersede: bool | None = Field(
@@ -146,7 +146,7 @@ def _only_what_runs_is_edited(schema: dict[str, Any]) -> None:
 
 
 class CallDecisionIn(Accepted):
-    """What is decided of one call."""
+    """The decision on one call."""
 
     model_config = ConfigDict(json_schema_extra=_only_what_runs_is_edited)
 

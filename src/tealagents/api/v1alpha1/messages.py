@@ -108,7 +108,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         "links": _LINKS,
     },
     202: {
-        "description": "Taken; the answer is made in the background",
+        "description": "Accepted; the request runs in the background",
         "model": schemas.AcceptedAnswer,
         "headers": {
             "Location": openapi.header("The request"),

@@ -29,7 +29,7 @@ def find_agent(url: str) -> str:
         response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=ANSWER_SECONDS)
     except httpx.UnsupportedProtocol as error:
         raise NotAUrl(
-            f"{url} is no URL: that begins with http:// or https://, such as {DEFAULT_URL}."
+            f"{url} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
