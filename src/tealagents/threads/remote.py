@@ -26,6 +26,7 @@ class RemoteParts(Struct, frozen=True):
 
     remote_id: str | None
     beginning: tuple[Message, ...]
+    shared: bool = False
 
 
 class RemoteThread(AgentThread):
@@ -54,6 +55,8 @@ class RemoteThread(AgentThread):
         self.remote_id = remote_id
         self.beginning = tuple(beginning)
         self.service = service
+        #: whether forks or copies may continue what the service keeps of it
+        self.shared = False
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         """Adds nothing here: the service keeps them."""
@@ -89,8 +92,9 @@ class RemoteThread(AgentThread):
     def copy(self) -> Self:
         """Each continues the same response on its own; copies of a conversation share it."""
         self._check_there()
+        self.shared = self.shared or bool(self._ends())
         copied = type(self)(self.remote_id, service=self.service)
-        copied.beginning = self.beginning
+        copied.beginning, copied.shared = self.beginning, self.shared
         copied._like(self)
         return copied
 
@@ -104,8 +108,8 @@ class RemoteThread(AgentThread):
             )
 
     async def _erase(self) -> None:
-        """Erases the conversation at the service: all responses that led to it, and to what a rollback has
-        left behind. Forks share them."""
+        """Erases the conversation at the service, unless it is shared: all responses that led to it, and to
+        what a rollback has left behind."""
         for remote_id in self._ends():
             assert self.service is not None, "checked before"
             await self.service.delete_remote(remote_id)
@@ -113,7 +117,13 @@ class RemoteThread(AgentThread):
         self.remote_id, self.beginning = None, ()
 
     def _ends(self) -> list[str]:
-        """The ids that nothing here continues: from these, the service finds all that it keeps."""
+        """The ids that nothing here continues: from these, the service finds all that it keeps.
+
+        None where that is shared: the service deletes a response only with all before it, which others may
+        continue.
+        """
+        if self.shared:
+            return []
         continued = {each.parent for each in self.checkpoints}
         left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in continued]
         return list(dict.fromkeys(filter(None, [self.remote_id, *left])))
@@ -135,7 +145,11 @@ class RemoteThread(AgentThread):
         self.remote_id = checkpoint.remote_id
 
     def _parts(self) -> Json:
-        return {"remote_id": self.remote_id, "beginning": msgspec.to_builtins(self.beginning)}
+        return {
+            "remote_id": self.remote_id,
+            "beginning": msgspec.to_builtins(self.beginning),
+            "shared": self.shared,
+        }
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
@@ -146,5 +160,5 @@ class RemoteThread(AgentThread):
             )
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
-        thread.beginning = parts.beginning
+        thread.beginning, thread.shared = parts.beginning, parts.shared
         return thread
