@@ -119,7 +119,7 @@ class RemoteThread(AgentThread):
     def _ends(self) -> list[str]:
         """The ids that nothing here continues: from these, the service finds all that it keeps.
 
-        None where that is shared: the service deletes a response only with all before it, which others may
+        Empty where that is shared: the service deletes a response only with all before it, which others may
         continue.
         """
         if self.shared:
