@@ -26,7 +26,7 @@ class RemoteParts(Struct, frozen=True):
 
     remote_id: str | None
     beginning: tuple[Message, ...]
-    shared: bool = False
+    inherited: frozenset[str] = frozenset()
 
 
 class RemoteThread(AgentThread):
@@ -55,8 +55,8 @@ class RemoteThread(AgentThread):
         self.remote_id = remote_id
         self.beginning = tuple(beginning)
         self.service = service
-        #: whether forks or copies may continue what the service keeps of it
-        self.shared = False
+        #: checkpoints of the thread that this one is a copy of, which may go on from them
+        self.inherited: frozenset[str] = frozenset()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         """Adds nothing here: the service keeps them."""
@@ -92,10 +92,10 @@ class RemoteThread(AgentThread):
     def copy(self) -> Self:
         """Each continues the same response on its own; copies of a conversation share it."""
         self._check_there()
-        self.shared = self.shared or bool(self._ends())
         copied = type(self)(self.remote_id, service=self.service)
-        copied.beginning, copied.shared = self.beginning, self.shared
+        copied.beginning = self.beginning
         copied._like(self)
+        copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
 
     def check_deletable(self) -> None:
@@ -108,8 +108,8 @@ class RemoteThread(AgentThread):
             )
 
     async def _erase(self) -> None:
-        """Erases the conversation at the service, unless it is shared: all responses that led to it, and to
-        what a rollback has left behind."""
+        """Erases the conversation at the service: all responses that led to it, and to what a rollback has
+        left behind. Forks share them."""
         for remote_id in self._ends():
             assert self.service is not None, "checked before"
             await self.service.delete_remote(remote_id)
@@ -119,13 +119,10 @@ class RemoteThread(AgentThread):
     def _ends(self) -> list[str]:
         """The ids that nothing here continues: from these, the service finds all that it keeps.
 
-        Empty where that is shared: the service deletes a response only with all before it, which others may
-        continue.
+        A copy that has gone another way leaves the original its own.
         """
-        if self.shared:
-            return []
-        continued = {each.parent for each in self.checkpoints}
-        left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in continued]
+        others = {each.parent for each in self.checkpoints} | self.inherited
+        left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in others]
         return list(dict.fromkeys(filter(None, [self.remote_id, *left])))
 
     @property
@@ -148,7 +145,7 @@ class RemoteThread(AgentThread):
         return {
             "remote_id": self.remote_id,
             "beginning": msgspec.to_builtins(self.beginning),
-            "shared": self.shared,
+            "inherited": sorted(self.inherited),
         }
 
     @classmethod
@@ -160,5 +157,5 @@ class RemoteThread(AgentThread):
             )
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
-        thread.beginning, thread.shared = parts.beginning, parts.shared
+        thread.beginning, thread.inherited = parts.beginning, parts.inherited
         return thread
