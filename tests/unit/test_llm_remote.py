@@ -1,6 +1,7 @@
 """Conversations that the model service keeps."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -254,17 +255,53 @@ def said(number: int, role: str, *, named: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["with ids", "without ids"])
+@pytest.mark.parametrize("whole", [False, True], ids=["only what was new", "also what came before"])
 @pytest.mark.parametrize("empty", [False, True], ids=["answered", "cut before it said anything"])
-async def test_services_that_list_only_what_was_new_are_followed_back(named: bool, empty: bool) -> None:
-    """The listing does not depend on whether a response's input holds what came before it, nor on an answer
-    in the middle that is empty."""
+async def test_a_listing_is_the_same_whatever_a_service_lists_with_a_response(
+    named: bool, whole: bool, empty: bool
+) -> None:
+    """It does not depend on whether a response's input holds what came before it, nor on an answer in the
+    middle that is empty."""
     kept: dict[str, Any] = {}
+    past: list[Any] = []
     for n in (1, 2, 3):
         answer = [] if empty and n == 2 else [said(2 * n, "assistant", named=named)]
         before = f"resp_{n - 1}" if n > 1 else None
         kept[f"/v1/responses/resp_{n}"] = {"previous_response_id": before, "output": answer}
-        asked = [said(2 * n - 1, "user", named=named)]
+        new = [said(2 * n - 1, "user", named=named)]
+        asked = [*past, *new] if whole else new
         kept[f"/v1/responses/resp_{n}/input_items"] = {"data": asked, "has_more": False}
+        past += [*new, *answer]
+    async with listing(kept) as model:
+        listed = "".join(each.text for each in await model.list_remote("resp_3"))
+        assert listed == ("12356" if empty else "123456")
+
+
+async def test_equal_messages_of_a_service_without_ids_are_all_listed() -> None:
+    """Also where an answer was cut, and what was asked is asked again."""
+    asked, answer = said(1, "user", named=False), said(2, "assistant", named=False)
+    kept: dict[str, Any] = {}
+    for n in (1, 2, 3, 4):
+        kept[f"/v1/responses/resp_{n}"] = {
+            "previous_response_id": f"resp_{n - 1}" if n > 1 else None,
+            "output": [] if n == 3 else [answer],
+        }
+        kept[f"/v1/responses/resp_{n}/input_items"] = {"data": [asked], "has_more": False}
+    async with listing(kept) as model:
+        assert "".join(each.text for each in await model.list_remote("resp_4")) == "1212112"
+
+
+async def test_a_part_of_a_conversation_is_not_taken_for_all_of_it() -> None:
+    """A service that has more items, and gives no id to ask for them by."""
+    items = {"data": [said(1, "user", named=False)], "has_more": True}
+    async with listing({"/v1/responses/resp_1": {}, "/v1/responses/resp_1/input_items": items}) as model:
+        with pytest.raises(ModelFailed, match=r"lists only 1 items of .*no id to continue from"):
+            await model.list_remote("resp_1")
+
+
+@asynccontextmanager
+async def listing(kept: dict[str, Any]) -> AsyncIterator[RemoteConversations]:
+    """The client of a service that answers each path with what is kept there."""
 
     async def handler(connection: RawConnection) -> None:
         while True:
@@ -275,5 +312,4 @@ async def test_services_that_list_only_what_was_new_are_followed_back(named: boo
     name = "openai-responses"
     async with RawService(handler).running() as service, client(service.base_url, name) as model:
         assert isinstance(model, RemoteConversations)
-        listed = "".join(each.text for each in await model.list_remote("resp_3"))
-        assert listed == ("12356" if empty else "123456")
+        yield model

@@ -139,6 +139,33 @@ async def test_a_thousand_calls_at_once() -> None:
         assert "more calls before these" in (effects_note(forked) or "")
 
 
+async def test_calls_behind_which_a_thousand_others_came_are_not_forgotten() -> None:
+    """Rolled back to behind them, the model is told that there were calls, in a fork and its import as well;
+    rolled back to before them, nothing, also when it calls a tool anew. covers: TASK-3, THREAD-7"""
+    wanted = [ToolCall(f"c{n}", "Disk-read", json.dumps({"path": "z" * 1000})) for n in range(1000)]
+    answers = says("one"), calls(wanted[0]), fails, says("three"), calls(*wanted), fails
+    async with process(None, Scripted(*answers), Function("Disk-read", lambda _: "")) as here:
+        before = await here.ask()
+        where = here.partition(), before.task_id
+        said = ("two", "three", "four")
+        _, behind, flood = [await here.ask(each, before.task_id) for each in said]
+        assert (behind.status, flood.status) == ("Completed", "Failed")
+        for checkpoint_id, told in ((behind.request_id, True), (before.request_id, False)):
+            head = await here.changes.rollback(*where, ADA.user, checkpoint_id)
+            forked = await fork(here.tasks, *where, ADA.user, checkpoint_id=checkpoint_id)
+            document = await export(here.tasks, here.partition(), forked.task_id)
+            await here.eraser.delete_task(here.partition(), forked.task_id)
+            imported = await here.importer.import_(ADA, document)
+            for each in (head, forked, imported):
+                note = effects_note(each) or ""
+                assert ("more calls, too many to be listed" in note) == bool(note) == told
+        here.model.answers = [calls(wanted[1]), fails]
+        assert (await here.ask("five", before.task_id)).status == "Failed"
+        note = effects_note((await here.tasks.head(*where)).value) or ""
+        assert "(c1): it was done" in note
+        assert "more calls" not in note
+
+
 def test_a_head_remembers_what_there_is_room_for() -> None:
     """The newest calls stay, with fewer of their arguments where they are many. covers: TASK-3"""
 
@@ -147,17 +174,17 @@ def test_a_head_remembers_what_there_is_room_for() -> None:
 
     few = remembering((), Effects(1, tools(3)))
     assert few == (Effects(1, tools(3)),)
-    assert [effects.cut for effects in remembering(few, Effects(2, tools(3)))] == [False, False]
+    assert [effects.cut for effects in remembering(few, Effects(2, tools(3)))] == [0, 0]
     known: tuple[Effects, ...] = few
     for first in range(2, 300):
         known = remembering(known, Effects(first, tools(2)))
     assert known[-1] == Effects(299, tools(2))
     assert len(known) <= 100
-    assert [effects.cut for effects in known] == [True] + [False] * (len(known) - 1)
+    assert [effects.cut for effects in known] == [1] + [0] * (len(known) - 1)
     many = remembering(known, Effects(300, tools(5000)))
     assert len(many) == 1
     assert many[0].tools[-1].call_id == "c4999"
-    assert many[0].cut
+    assert many[0].cut == 1
     assert sum(len(repr(tool)) for tool in many[0].tools) < 2 * MAX_EFFECTS_BYTES
 
 

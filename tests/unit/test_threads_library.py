@@ -675,6 +675,28 @@ async def test_a_rollback_leaves_nothing_behind_that_a_deletion_does_not_find(ma
                 await agent.list_messages(agent.get_remote_thread(gone))
 
 
+@pytest.mark.parametrize("way", ["fork", "copy", "workflow"])
+async def test_a_branch_that_went_another_way_is_deleted_alone(make: MakeAgent, way: str) -> None:
+    """Also when it was opened from JSON: the original goes on. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread: AgentThread = agent.get_remote_thread()
+        if way == "workflow":
+            thread = WorkflowThread()
+            thread.create_sub_thread(thread=agent.get_remote_thread())
+        await agent.run("My name is Ada.", thread)
+        thread.checkpoint()
+        branch = agent.open_thread((thread.fork() if way == "fork" else thread.copy()).to_json())
+        branch.rewind()
+        await agent.run("hello", branch)
+        kept = branch.get_sub_thread() if isinstance(branch, WorkflowThread) else branch
+        assert isinstance(kept, RemoteThread)
+        own = kept.remote_id
+        await branch.delete()
+        assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+        with pytest.raises(RemoteThreadLost):
+            await agent.list_messages(agent.get_remote_thread(own))
+
+
 async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(
     make: MakeAgent, tmp_path: Path
 ) -> None:

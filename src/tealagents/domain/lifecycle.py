@@ -137,15 +137,18 @@ def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, .
     """What a head remembers of tools, with the latest: as much as there is room for, the newest first."""
     kept: list[Effects] = []
     room = MAX_EFFECTS_BYTES
-    for effects in (latest, *reversed(known)):
-        if sum(map(_size, effects.tools)) > room:
-            effects = replace(effects, tools=_newest(effects.tools, room))
-        if not effects.tools or len(kept) == MAX_EFFECTS:
+    every = (*known, latest)
+    for effects in reversed(every[-MAX_EFFECTS:]):
+        size = sum(map(_size, effects.tools))
+        tools = effects.tools if size <= room else _newest(effects.tools, room)
+        if tools or not kept:
+            kept.append(replace(effects, tools=tools))
+        room -= size
+        if room < 0:
             break
-        room -= sum(map(_size, effects.tools))
-        kept.append(effects)
-    if kept and (_count(kept) < _count((latest, *known)) or any(effects.cut for effects in known)):
-        kept[-1] = replace(kept[-1], cut=True)
+    oldest = every[0]
+    if oldest.cut or _count(kept) < _count(every):
+        kept[-1] = replace(kept[-1], cut=oldest.cut or oldest.first_seq)
     return tuple(reversed(kept))
 
 
@@ -176,6 +179,16 @@ def effects_on_path(head: Head) -> tuple[ToolOutcome, ...]:
         for effects in head.effects
         if any(first <= effects.first_seq <= last for first, last in head.path)
         for tool in effects.tools
+    )
+
+
+def effects_cut(head: Head) -> bool:
+    """Whether there may be more of these, which there was no room for."""
+    return any(
+        first <= effects.first_seq and effects.cut <= last
+        for effects in head.effects
+        if effects.cut
+        for first, last in head.path
     )
 
 

@@ -302,8 +302,8 @@ class Effects(Struct, frozen=True, omit_defaults=True):
     #: the request's first entry: it counts while that is on the current path
     first_seq: int
     tools: tuple[ToolOutcome, ...]
-    #: there was no room for calls before these
-    cut: bool = False
+    #: where there was no room for calls before these: the first entry of the earliest request that made some
+    cut: int = 0
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -178,20 +178,19 @@ def context_note(user_context: dict[str, str]) -> str:
 
 def effects_note(head: Head) -> str | None:
     """One note that names each tool call of requests without an answer, and its outcome."""
-    tools = lifecycle.effects_on_path(head)
-    if not tools:
-        return None
-    earlier = "- more calls before these, too many to be listed\n"
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
-    lines = "\n".join(
+    lines = [
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
-        for tool in tools
-    )
+        for tool in lifecycle.effects_on_path(head)
+    ]
+    if lifecycle.effects_cut(head):
+        before = " before these" if lines else ""
+        lines.insert(0, f"- more calls{before}, too many to be listed")
+    if not lines:
+        return None
     return (
         "Earlier requests of this conversation ended without an answer after they had called tools. "
-        "Do not repeat these calls unless the user asks for it:\n"
-        + (earlier if any(effects.cut for effects in head.effects) else "")
-        + lines
+        "Do not repeat these calls unless the user asks for it:\n" + "\n".join(lines)
     )
 
 

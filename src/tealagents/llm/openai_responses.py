@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import orjson
 
-from tealagents.domain.errors import RemoteThreadLost, RunFailure
+from tealagents.domain.errors import ModelFailed, RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, ToolChoice
 from tealagents.domain.ports import ModelCall, ToolSpec
@@ -178,10 +178,12 @@ class OpenAIResponses:
         """The messages of the responses that lead to this one.
 
         The input items of a response hold those before it as well, at some services; where they do, the way
-        back ends after one step. What has no id is new: nothing shows that it was listed before.
+        back ends after one step. Without ids it goes on, past what the later response's input begins with:
+        the same may have been said twice.
         """
         turns: list[list[Message]] = []
         seen: set[str] = set()
+        later: list[StoredItem] = []
         following: str | None = remote_id
         while following is not None:
             path = f"/responses/{_safe(following)}"
@@ -190,8 +192,11 @@ class OpenAIResponses:
             known = {item.id for item in output if item.id is not None}
             if known and known <= seen:
                 break
-            items = [*await self._items(f"{path}/input_items", following), *output]
-            new = [item for item in items if item.id is None or item.id not in seen]
+            asked = await self._items(f"{path}/input_items", following)
+            items = [*asked, *output]
+            listed = len(items) < len(later) and items == later[: len(items)]
+            later = asked
+            new = [item for item in items if item.id not in seen and not listed]
             seen.update(item.id for item in new if item.id is not None)
             turns.append(messages_of(new, following, kept.created))
             following = kept.previous_response_id
@@ -203,9 +208,14 @@ class OpenAIResponses:
         while True:
             page = read_page(await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id))
             items += page.data
-            last = page.data[-1].id if page.data else None
-            if not page.has_more or last is None:
+            if not (page.has_more and page.data):
                 return items
+            last = page.data[-1].id
+            if last is None:
+                raise ModelFailed(
+                    f"The model service lists only {len(items)} items of {quoted(remote_id)}: the last one "
+                    "has no id to continue from."
+                )
             after = f"&after={_safe(last)}"
 
     async def _get(self, path: str, remote_id: str) -> bytes:

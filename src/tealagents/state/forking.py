@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import Conflict, NotFound
 from tealagents.domain.models import (
+    Effects,
     Head,
     Json,
     Message,
@@ -109,11 +110,9 @@ class _Fork(Struct, frozen=True):
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
         last, end = await self._copy_rounds()
         await copy.flush()
-        effects = tuple(
-            replace(known, first_seq=1)
-            for known in source.effects
-            if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in self.path)
-        )
+        past = replace(source, path=tuple((first, min(to, end)) for first, to in self.path if first <= end))
+        tools, cut = lifecycle.effects_on_path(past), lifecycle.effects_cut(past)
+        effects = (Effects(1, tools, cut=int(cut)),) if tools or cut else ()
         done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
         session_id = source.session_id
         session: Stored[Session] | None = None

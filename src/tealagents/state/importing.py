@@ -266,8 +266,10 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     effects: tuple[Effects, ...] = ()
     # what a fork knows of its source's tools is in its head alone
     for known in document.task.effects:
-        if known.tools and known.first_seq not in logged:
-            effects = lifecycle.remembering(effects, replace(known, first_seq=known.first_seq + SHIFT))
+        if known.first_seq not in logged:
+            cut = known.cut and known.cut + SHIFT
+            shifted = replace(known, first_seq=known.first_seq + SHIFT, cut=cut)
+            effects = lifecycle.remembering(effects, shifted)
     for end in ends:
         if end.tools and end.status != "Completed":
             effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))

@@ -26,6 +26,7 @@ class RemoteParts(Struct, frozen=True):
 
     remote_id: str | None
     beginning: tuple[Message, ...]
+    inherited: frozenset[str] = frozenset()
 
 
 class RemoteThread(AgentThread):
@@ -54,6 +55,8 @@ class RemoteThread(AgentThread):
         self.remote_id = remote_id
         self.beginning = tuple(beginning)
         self.service = service
+        #: checkpoints of the thread that this one is a copy of, which may go on from them
+        self.inherited: frozenset[str] = frozenset()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         """Adds nothing here: the service keeps them."""
@@ -92,6 +95,7 @@ class RemoteThread(AgentThread):
         copied = type(self)(self.remote_id, service=self.service)
         copied.beginning = self.beginning
         copied._like(self)
+        copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
 
     def check_deletable(self) -> None:
@@ -113,9 +117,12 @@ class RemoteThread(AgentThread):
         self.remote_id, self.beginning = None, ()
 
     def _ends(self) -> list[str]:
-        """The ids that nothing here continues: from these, the service finds all that it keeps."""
-        continued = {each.parent for each in self.checkpoints}
-        left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in continued]
+        """The ids that nothing here continues: from these, the service finds all that it keeps.
+
+        A copy that has gone another way leaves the original its own.
+        """
+        others = {each.parent for each in self.checkpoints} | self.inherited
+        left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in others]
         return list(dict.fromkeys(filter(None, [self.remote_id, *left])))
 
     @property
@@ -135,7 +142,11 @@ class RemoteThread(AgentThread):
         self.remote_id = checkpoint.remote_id
 
     def _parts(self) -> Json:
-        return {"remote_id": self.remote_id, "beginning": msgspec.to_builtins(self.beginning)}
+        return {
+            "remote_id": self.remote_id,
+            "beginning": msgspec.to_builtins(self.beginning),
+            "inherited": sorted(self.inherited),
+        }
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
@@ -146,5 +157,5 @@ class RemoteThread(AgentThread):
             )
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
-        thread.beginning = parts.beginning
+        thread.beginning, thread.inherited = parts.beginning, parts.inherited
         return thread
