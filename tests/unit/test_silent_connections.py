@@ -183,7 +183,7 @@ LARGE = 30_000_000
         pytest.param(GET[:-2] + b"connection: close\r\n\r\n", b"", None, id="and closes"),
         pytest.param(GET, b"", 65536, id="in parts"),
         pytest.param(GET + GET, b"", None, id="twice"),
-        pytest.param(GET, b"\r\n", None, id="and sends a blank line"),
+        pytest.param(GET, b"\r\n", None, id="and sends blank lines"),
     ],
 )
 async def test_a_client_that_takes_nothing_of_an_answer(sent: bytes, then: bytes, part: int | None) -> None:
@@ -196,9 +196,11 @@ async def test_a_client_that_takes_nothing_of_an_answer(sent: bytes, then: bytes
         (connection,) = application.connections
         await client.wait(1)
         client.send(then)
-        await client.wait(76)
+        await client.wait(60)
         assert connection.transport.get_write_buffer_size() > 0
-        await client.wait(76)
+        for _ in range(3):
+            client.send(then)
+            await client.wait(60)
         async with asyncio.timeout(30):
             while connection.parser is not None or connection.tasks:
                 await asyncio.sleep(0.001)
@@ -216,6 +218,36 @@ async def test_a_client_that_takes_an_answer_slowly() -> None:
             await client.wait(76)
             untaken = connection.transport.get_write_buffer_size()
             while connection.transport.get_write_buffer_size() == untaken:
+                taken += len(await client.take(100_000))
+        assert (await client.take(LARGE - taken)).endswith(b"ok")
+
+
+class _Always:
+    """A transport that holds as much of an answer whenever it is looked at."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def get_write_buffer_size(self) -> int:
+        return 100_000
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_a_client_that_takes_an_answer_in_parts_slowly() -> None:
+    """By chance as much of one part waits as had waited of another."""
+    application = Application(size=LARGE, part=1_000_000)
+    application.answer.set()
+    async with connected(application) as client:
+        client.send(GET)
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+        (connection,) = application.connections
+        connection.transport = _Always(connection.transport)  # type: ignore[assignment]
+        taken = 0
+        for _ in range(3):
+            await client.wait(76)
+            while connection._untaken:
                 taken += len(await client.take(100_000))
         assert (await client.take(LARGE - taken)).endswith(b"ok")
 

@@ -179,9 +179,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch()
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._untaken = 0  # it has taken something, whatever it is given next
+
     def data_received(self, data: bytes) -> None:
         before = self._heads if self._in_head else None
+        timer = self.timeout_keep_alive_task
+        untaken = timer is not None and self.transport.get_write_buffer_size() > 0
+        if untaken:  # the timer stands: a client that goes on sending need not take anything
+            self.timeout_keep_alive_task = None
         super().data_received(data)
+        if untaken and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = timer
         if self._in_head and self._heads == before:
             self._head += len(data)
             if self._head > MOST_HEAD and not self.transport.is_closing():
