@@ -283,6 +283,15 @@ async def test_a_message_that_was_read_before_a_deletion_keeps_the_session_or_is
     assert outcomes == {"kept", "refused"}
 
 
+async def test_of_two_deletions_of_a_session_none_says_that_it_is_gone_where_the_other_keeps_it() -> None:
+    """The other one meets a task that runs, and the session is there again. covers: STATE-2"""
+    at, outcomes = 1, set()
+    while (outcome := await committed_while_a_session_is_deleted(at, resumed=False, twice=True)) is not None:
+        outcomes.add(outcome)
+        at += 1
+    assert outcomes == {"kept", "refused"}
+
+
 class HeldBack(Watched):
     """Commits nothing of a task before it may."""
 
@@ -297,8 +306,11 @@ class HeldBack(Watched):
         await super().commit(partition, commit)
 
 
-async def committed_while_a_session_is_deleted(at: int, *, resumed: bool) -> str | None:
-    """The commit of a message is held back until the await `at` of the deletion. None where it has fewer."""
+async def committed_while_a_session_is_deleted(at: int, *, resumed: bool, twice: bool = False) -> str | None:
+    """The commit of a message is held back until the await `at` of the deletion. None where it has fewer.
+
+    `twice`: then another process deletes the session, too.
+    """
     asked, answers = asyncio.Event(), asyncio.Event()
 
     async def slowly(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
@@ -322,12 +334,18 @@ async def committed_while_a_session_is_deleted(at: int, *, resumed: bool) -> str
                     waiting = asyncio.create_task(asked.wait())
                     await asyncio.wait([message, waiting], return_when=asyncio.FIRST_COMPLETED)
                     waiting.cancel()
+                    if twice:
+                        with suppress(NotFound, TaskBusy):
+                            await here.beside.eraser.delete_session(here.partition, session.session_id)
 
             here.watched.points, here.watched.there = 0, let_it_through
             try:
                 await here.deleting.eraser.delete_session(here.partition, session.session_id)
             except TaskBusy:
                 outcome = "kept"
+            except NotFound:  # where the other deletion was faster
+                assert twice
+                outcome = "refused"
             else:
                 outcome = "refused"
             done = not held.may.is_set()
@@ -337,6 +355,8 @@ async def committed_while_a_session_is_deleted(at: int, *, resumed: bool) -> str
                 with pytest.raises(NotFound):
                     await message
                 assert not asked.is_set()
+                if twice:
+                    await here.swept()  # the slower one may have noted what was gone by then
                 await here.assert_erased(session)
             else:
                 assert (await message).status == "Completed"

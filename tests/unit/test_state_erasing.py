@@ -14,6 +14,7 @@ from engine_setup import (
     calls,
     damage,
     names,
+    nothing,
     noting,
     process,
     says,
@@ -227,14 +228,19 @@ async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_r
     assert at > 10
 
 
+async def emptied_session(here: Process) -> str:
+    """One in which there is no task any more."""
+    first = await here.ask()
+    await here.eraser.delete_task(here.partition(), first.task_id)
+    return first.session_id
+
+
 async def begun_while_its_session_is_pruned(at: int) -> bool:
     """It begins at await `at` of the deletion. False where that has fewer."""
     store = MemoryStore()
     watched = Watched(store)
     async with process(watched) as here, process(store) as other:
-        first = await other.ask()
-        session = first.session_id
-        await other.eraser.delete_task(other.partition(), first.task_id)
+        session = await emptied_session(other)
         begun: list[RequestRecord | None] = []
 
         async def begin(point: int) -> None:
@@ -250,6 +256,82 @@ async def begun_while_its_session_is_pruned(at: int) -> bool:
             if request is not None:
                 assert (await other.ask("on", request.task_id)).status == "Completed"
         return bool(begun)
+
+
+class Killed(BaseException):
+    """The process is gone: no handler of its own runs to any effect."""
+
+
+async def test_a_task_that_had_begun_keeps_its_session_though_pruning_was_cut_off() -> None:
+    """The process that finishes it decides as it would have itself. covers: STATE-2"""
+    at = 3
+    while await pruning_is_cut_off(at):
+        at += 1
+    assert at > 9
+
+
+async def pruning_is_cut_off(at: int) -> bool:
+    """It dies at await `at`; a task began once the session counted as empty. False where it has fewer."""
+    store = MemoryStore()
+    watched = Watched(store)
+    async with process(watched) as here, process(store) as other:
+        session = await emptied_session(other)
+        begun: list[RequestRecord] = []
+
+        async def begin_and_die(point: int) -> None:
+            if point == 2:
+                begun.append(await other.ask(session_id=session))
+            if point >= at:
+                raise Killed
+
+        watched.points, watched.there = 0, begin_and_die
+        try:
+            await here.eraser.delete_empty_session(here.partition(), session)
+        except Killed:
+            killed = True
+        else:
+            killed = False
+        watched.there = nothing
+        await other.eraser.resume_all(older_than_seconds=-1)
+        assert (await other.ask("on", begun[0].task_id)).session_id == session
+        return killed
+
+
+async def test_a_session_that_its_user_deletes_is_gone_though_pruning_would_have_kept_it() -> None:
+    """Wherever pruning is when the deletion finds the session, and though that comes last. covers: STATE-2"""
+    at = 3
+    while await deleted_while_it_is_pruned(at):
+        at += 1
+    assert at > 9
+
+
+async def deleted_while_it_is_pruned(at: int) -> bool:
+    """The deletion begins at await `at` of the pruning, and ends behind it. False where that has fewer."""
+    store = MemoryStore()
+    watched, slow = Watched(store), Watched(store)
+    async with process(watched) as here, process(slow) as deleting, process(store) as other:
+        session, partition = await emptied_session(other), other.partition()
+        deletions: list[asyncio.Task[None]] = []
+        found, pruned = asyncio.Event(), asyncio.Event()
+
+        async def wait_for_pruning(point: int) -> None:
+            found.set()
+            await pruned.wait()
+
+        async def begin_and_delete(point: int) -> None:
+            if point == 2:
+                await other.ask(session_id=session)
+            if point == at:
+                slow.there = wait_for_pruning
+                deletions.append(asyncio.create_task(deleting.eraser.delete_session(partition, session)))
+                await found.wait()
+
+        watched.points, watched.there = 0, begin_and_delete
+        assert not await here.eraser.delete_empty_session(partition, session)
+        pruned.set()
+        await asyncio.gather(*deletions)
+        assert (await remains(other) == []) == bool(deletions)
+        return bool(deletions)
 
 
 async def test_an_export_leaves_out_a_session_whose_deletion_is_not_finished() -> None:

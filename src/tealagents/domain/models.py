@@ -497,6 +497,8 @@ class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     #: being erased together with its tasks
     erased: bool = False
+    #: with `erased`: only if there is no task in it; one that had begun by then keeps it
+    if_empty: bool = False
 
 
 class Deleting(Struct, frozen=True):

@@ -90,27 +90,34 @@ class Eraser:
         session = await self._records.get(partition, key, Session)
         if session is None:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
-        if not session.value.erased:
+        if not _is_deleted(session.value):
             await self._refuse_busy(partition, session_id)
             session = await self._mark_deleted(partition, session)
         await self._close(partition, session)
-        await self.erase_session(partition, session)
+        if not await self.erase_session(partition, session) and await self._is_back(partition, session):
+            await self.delete_session(partition, session_id)  # another deletion of it had met a task that ran
 
     async def delete_empty_session(self, partition: str, session_id: str) -> bool:
         """Erases a session in which there is no task; False where there is one, or no such session."""
         session = await self._records.get(partition, keys.session(session_id), Session)
         if session is None or session.value.erased or await self._tasks_of(partition, session_id):
             return False
-        session = await self._mark_deleted(partition, session)
-        # no task begins in it any more, and one that had begun by then keeps it
-        if await self._tasks_of(partition, session_id) and await self._restored(partition, session):
-            return False
-        await self.erase_session(partition, session)
-        return True
+        marked = await self._mark_deleted(partition, session, if_empty=True)
+        return await self._erase_if_empty(partition, marked)
 
-    async def _mark_deleted(self, partition: str, session: Stored[Session]) -> Stored[Session]:
+    async def _erase_if_empty(self, partition: str, session: Stored[Session]) -> bool:
+        """Erases a session that is marked so, in which no task begins any more; False where one had begun."""
+        tasks = await self._tasks_of(partition, session.value.session_id)
+        if tasks and await self._restored(partition, session):
+            return False
+        return await self.erase_session(partition, session)
+
+    async def _mark_deleted(
+        self, partition: str, session: Stored[Session], *, if_empty: bool = False
+    ) -> Stored[Session]:
         """From its last commit on the session and all its tasks are gone for every reader."""
-        gone, noted = replace(session.value, erased=True), _session_note(session.value)
+        gone = replace(session.value, erased=True, if_empty=if_empty)
+        noted = _session_note(gone)
         note = SessionTombstone(gone.owner, gone.session_id, await self._records.store.now())
         await self._records.commit(keys.erasing(self._records.agent), marker=noted, put={noted: note})
         key = keys.session(gone.session_id)
@@ -126,7 +133,7 @@ class Eraser:
                 )
             except Conflict:
                 again = await self._records.get(partition, key, Session)
-                if again is None or again.value.erased or _session_note(again.value) != _session_note(gone):
+                if again is None or _is_deleted(again.value) or _session_note(again.value) != noted:
                     raise NotFound(
                         f"There is no session {gone.session_id}.", session_id=gone.session_id
                     ) from None
@@ -157,7 +164,7 @@ class Eraser:
 
     async def _restored(self, partition: str, session: Stored[Session]) -> bool:
         """A session that was marked is there again; False where it is gone for good."""
-        name, kept = session.value.session_id, replace(session.value, erased=False)
+        name, kept = session.value.session_id, replace(session.value, erased=False, if_empty=False)
         key, note = keys.session(name), _session_note(session.value)
         while deleting := await self._records.get(partition, keys.DELETING, Deleting):
             left = _without(deleting.value, name)
@@ -175,8 +182,14 @@ class Eraser:
             else:
                 await self._records.delete(keys.erasing(self._records.agent), [note])
                 return True
-        again = await self._records.get(partition, key, Session)  # by another deletion of it
-        return again is not None and not again.value.erased and _session_note(again.value) == note
+        return await self._is_back(partition, session)  # by another deletion of it
+
+    async def _is_back(self, partition: str, session: Stored[Session]) -> bool:
+        """Whether a session that was marked is there again, and not another one that took its id."""
+        found = await self._records.get(partition, keys.session(session.value.session_id), Session)
+        if found is None or found.value.erased:
+            return False
+        return _session_note(found.value) == _session_note(session.value)
 
     async def _unmark_deleted(self, partition: str, session: Stored[Session]) -> None:
         """No task of the session is left that would have to be hidden."""
@@ -202,11 +215,11 @@ class Eraser:
             if head.running is not None:
                 raise _busy(session_id, task_id, head.running.request_id)
 
-    async def erase_session(self, partition: str, session: Stored[Session]) -> None:
+    async def erase_session(self, partition: str, session: Stored[Session]) -> bool:
         """Removes the tasks of a session that is marked as erased, then the session.
 
-        It may be finished by another process meanwhile, and the id be taken again: whatever could meet the
-        new session expects the mark of the old one.
+        False where another process has finished it meanwhile, and the id may be taken again, or has restored
+        it: whatever could meet that session expects the mark of this one.
         """
         session_id, key = session.value.session_id, keys.session(session.value.session_id)
         marked = {key: session.version}
@@ -217,15 +230,18 @@ class Eraser:
                     await self.erase(partition, buried)
                     break
                 if await self._finished(partition, session):
-                    return
+                    return False
         await self._unmark_deleted(partition, session)
-        await self._records.delete(partition, [_session_note(session.value)])
         # before the session's record goes: from then on another session may have the id
         finished = partial(self._finished, partition, session)
         await self._tasks.directory.release(session_id, session.value.owner, unless=finished)
-        with suppress(Conflict):
-            await self._records.delete(partition, [key], expect=marked)
-        await self._records.delete(keys.erasing(self._records.agent), [_session_note(session.value)])
+        note = _session_note(session.value)
+        try:
+            await self._records.delete(partition, [note, key], expect=marked)
+        except Conflict:
+            return False
+        await self._records.delete(keys.erasing(self._records.agent), [note])
+        return True
 
     async def _finished(self, partition: str, session: Stored[Session]) -> bool:
         """Whether a session that was marked as erased is gone."""
@@ -314,6 +330,9 @@ class Eraser:
         session = await self._records.get(partition, keys.session(note.session_id), Session)
         if session is None or not session.value.erased or _session_note(session.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=session is None)
+        if session.value.if_empty:
+            await self._erase_if_empty(partition, session)
+            return True
         with suppress(TaskBusy):  # it is there again
             await self._close(partition, session)
             await self.erase_session(partition, session)
@@ -334,6 +353,11 @@ def _task_note(head: Head) -> str:
 def _session_note(session: Session) -> str:
     """The key under which the session is listed, and the note is found that its deletion has begun."""
     return keys.session_by_creation(session.created_at, session.session_id)
+
+
+def _is_deleted(session: Session) -> bool:
+    """Whether the session is being erased, whatever is in it."""
+    return session.erased and not session.if_empty
 
 
 def _without(marks: Deleting, session_id: str) -> Deleting | None:
