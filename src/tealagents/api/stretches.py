@@ -39,6 +39,7 @@ from tealagents.domain.events import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
+    Body,
     Caller,
     Message,
     MessageBody,
@@ -296,7 +297,7 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
         return [Started("Queued")]
     events: list[Event] = [Started()]
     # without an event between the first and the last there was no tool call, and the record says it all
-    if record.status != "Completed" or record.approvals or record.last_event > 2:
+    if record.status != "Completed" or record.approvals or record.last_event > 2 or record.copied:
         events += [event async for event in _logged(exchange, stretch)]
     if stretch.pause is not None:
         return [*events, Paused(stretch.pause)]
@@ -327,10 +328,9 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     path = ((record.first_seq, last),)
     async for logged in exchange.history.forwards(partition, record.task_id, path):
         body = logged.body
+        repeats = repeats and not _is_new(body)
         if isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "decided":
             number += bool(record.approvals)  # none: it was imported, and is one stretch
-        elif isinstance(body, StepBody) and body.step.kind == "model":
-            repeats = False
         elif number != stretch.number or repeats:
             continue
         elif isinstance(body, ToolIntent):
@@ -338,17 +338,24 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
                 made.add(call.id)
                 yield ToolCalled(call)
         elif isinstance(body, MessageBody) and body.message.request_id == record.request_id:
-            for event in _said(body.message, made, record):
+            for event in _said(body, made, record):
                 yield event
 
 
-def _said(message: Message, made: set[str], record: RequestRecord) -> Iterator[Event]:
+def _is_new(body: Body) -> bool:
+    """Whether a request repeats nothing from here on: it called the model or, in a fork's copy, tools."""
+    if isinstance(body, MessageBody):
+        return bool(body.made)
+    return isinstance(body, StepBody) and body.step.kind == "model"
+
+
+def _said(body: MessageBody, made: set[str], record: RequestRecord) -> Iterator[Event]:
+    message = body.message
     if message.role == "assistant" and message.text:
         yield TextDelta(message.text, record.finish_reason == "refusal" and not message.tool_calls)
-    for call in message.tool_calls if message.origin is not None else ():  # a fork copies no intents
-        if not call.by_client:
-            made.add(call.id)
-            yield ToolCalled(call)
+    for call in body.made:
+        made.add(call.id)
+        yield ToolCalled(call)
     if message.role == "tool" and message.tool_call_id in made:
         call_id, tool = message.tool_call_id or "", message.tool or ""
         yield ToolReturned(call_id, tool, message.text, message.is_error, 0)

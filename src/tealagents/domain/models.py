@@ -217,8 +217,11 @@ class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=Tru
     finish_reason: "FinishReason | None" = None
 
 
-class MessageBody(Struct, frozen=True, tag="message"):
+class MessageBody(Struct, frozen=True, tag="message", omit_defaults=True):
     message: Message
+    #: of the calls that a copied message asks for, those that were made, with the arguments they were made
+    #: with: a fork copies no intents
+    made: tuple[ToolCall, ...] = ()
 
 
 class StepBody(Struct, frozen=True, tag="step"):
@@ -473,6 +476,8 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     remote_id: str | None = None
     #: a checkpoint's: what context providers and views remember of the conversation so far
     context: Json | None = None
+    #: it is a fork's copy: its events were never recorded, whatever its tools did
+    copied: bool = False
     imported: bool = False
     #: how many pauses were decided before the task was imported
     imported_pauses: int = 0

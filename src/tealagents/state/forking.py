@@ -21,6 +21,8 @@ from tealagents.domain.models import (
     RequestEnd,
     RequestRecord,
     Session,
+    ToolCall,
+    ToolIntent,
     User,
 )
 from tealagents.state import keys
@@ -136,7 +138,8 @@ class _Fork(Struct, frozen=True):
         end = 0
         context: Json | None = None
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
-        async for request_id, messages, ending, end in rounds:
+        async for each in rounds:
+            messages, ending, end = each.messages, each.ending, each.end
             # the point is one that its owner was shown
             found = up_to(in_call_order(messages), message_id) if message_id is not None else None
             ends = found is not None
@@ -144,11 +147,11 @@ class _Fork(Struct, frozen=True):
                 continue  # it has not ended
             kept = messages if found is None else found
             if ending is not None and ending.status != "Completed" and not ends:
-                failed = await self._copied(request_id, kept, ending)
+                failed = await self._copied(each, kept, ending)
                 await self.copy.add_request(replace(failed, parent=last))
                 continue
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
-            record = await self._copied(request_id, kept, ending if whole else None)
+            record = await self._copied(each, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
             context = record.context if whole else lifecycle.one_round_on(context)
             await self.copy.add_request(replace(record, parent=last, context=context))
@@ -163,14 +166,14 @@ class _Fork(Struct, frozen=True):
         return last, self.path[-1][1] if self.path else 0
 
     async def _copied(
-        self, request_id: str, messages: Sequence[Message], ending: RequestEnd | None
+        self, of: "_Round", messages: Sequence[Message], ending: RequestEnd | None
     ) -> RequestRecord:
         """Adds a request's entries to the copy; returns its record, to be added as well.
 
-        `ending` is how it ended; None where the copy ends with a message of it.
+        `messages` are those to copy. `ending` is how it ended; None where the copy ends with a message of it.
         """
         source, copy = self.source, self.copy
-        found = await self.tasks.records.request(self.partition, source.task_id, request_id)
+        found = await self.tasks.records.request(self.partition, source.task_id, of.request_id)
         new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
         for message in messages:
             copied = replace(
@@ -179,7 +182,9 @@ class _Fork(Struct, frozen=True):
                 request_id=new_id,
                 origin=Origin(source.task_id, message.message_id),
             )
-            await copy.add(draft("message.copied", SERVICE, new_id, MessageBody(copied)))
+            asked = {call.id for call in message.tool_calls}
+            made = tuple(call for call in of.made.values() if call.id in asked)
+            await copy.add(draft("message.copied", SERVICE, new_id, MessageBody(copied, made)))
         record = replace(
             _ended(found.value, messages[-1], ending),
             request_id=new_id,
@@ -216,27 +221,43 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         error=old.error if whole else None,
         approvals=(),
         idempotency=None,
-        last_event=max(2, old.last_event),
+        last_event=2,
+        copied=True,
     )
 
 
-async def _rounds(
-    history: History, partition: str, task_id: str, path: Path
-) -> AsyncIterator[tuple[str, list[Message], RequestEnd | None, int]]:
-    """The requests of a path, oldest first: id, messages, how it ended if it has, the last number read."""
-    current: str | None = None
+class _Round(Struct):
+    """A request of a path, with what was read of it."""
+
+    request_id: str
+    #: the number of the last entry that was read
+    end: int
     messages: list[Message] = []
-    seq = 0
+    #: the calls that were made, by their ids, as they were made
+    made: dict[str, ToolCall] = {}
+    #: how it ended, if it has
+    ending: RequestEnd | None = None
+
+
+async def _rounds(history: History, partition: str, task_id: str, path: Path) -> AsyncIterator[_Round]:
+    """The requests of a path, oldest first."""
+    current: _Round | None = None
     async for logged in history.forwards(partition, task_id, path):
-        body, seq = logged.body, logged.seq
+        body = logged.body
+        if current is not None:
+            current.end = logged.seq
         if isinstance(body, MessageBody):
-            if current is not None and body.message.request_id != current:
-                yield current, messages, None, seq
-                messages = []
-            current = body.message.request_id
-            messages.append(body.message)
+            if current is not None and body.message.request_id != current.request_id:
+                yield current
+                current = None
+            current = current or _Round(body.message.request_id, logged.seq)
+            current.messages.append(body.message)
+            current.made |= {call.id: call for call in body.made}
+        elif isinstance(body, ToolIntent) and current is not None:
+            current.made |= {call.id: call for call in body.calls}
         elif isinstance(body, RequestEnd) and current is not None:
-            yield current, messages, body, seq
-            current, messages = None, []
+            current.ending = body
+            yield current
+            current = None
     if current is not None:
-        yield current, messages, None, seq
+        yield current

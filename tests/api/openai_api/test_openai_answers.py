@@ -1,5 +1,6 @@
 """What comes with an answer to a call, and answers that are sent again, as agents of other frameworks do."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tealagents.threads import ContextProvider, Invocation
 
 ASK = call("get_weather", place="Rome")
 TIME: dict[str, Any] = {**WEATHER, "name": "get_time"}
+NOTE = {"file": os.devnull, "line": "two"}
 #: behind the client's first tool the model calls its second one; behind another tool, it fails once
 SCRIPT: Any = {
     "rules": [
@@ -29,6 +31,10 @@ SCRIPT: Any = {
         {
             "when": {"tool_result": True, "result_of": "get_weather", "text": "then the time"},
             "reply": {"tool_calls": [{"name": "get_time", "arguments": {"place": "Rome"}}]},
+        },
+        {
+            "when": {"tool_result": True, "result_of": "Work-write", "text": "then note"},
+            "reply": {"text": "Noted.", "tool_calls": [{"name": "Work-note", "arguments": NOTE}]},
         },
         {
             "when": {"tool_result": True, "text": "then fail"},
@@ -222,6 +228,21 @@ def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
     tried = [each["body"]["messages"] for each in model.requests[before:]]
     assert [messages[-1]["content"] for messages in tried] == ["wrote one"] * 3
     assert lines(file) == ["one"]
+
+
+def test_a_branch_shows_what_an_attempt_did_and_not_what_it_repeats(wire: httpx.Client, file: Path) -> None:
+    """As the response itself does: the call before the failure stays with the response that failed."""
+    paused = create(wire, input=f"{call('Work-write', file=str(file), line='one')} fail before then note")
+    request = paused["output"][-1]["id"]
+    answer = [{"type": "mcp_approval_response", "approval_request_id": request, "approve": True}]
+    assert wire.post("/responses", json={"input": answer}).status_code == 502
+    again = create(wire, input=answer)
+    assert kinds(again) == ["message", "mcp_call", "message"]
+    create(wire, input="hello", previous_response_id=again["id"])
+    branch = create(wire, input="hello", previous_response_id=again["id"])["conversation"]
+    assert branch != again["conversation"]
+    items = wire.get(f"/conversations/{branch['id']}/items", params={"order": "asc"}).json()["data"]
+    assert [{**item, "id": ""} for item in items[1:-2]] == [{**item, "id": ""} for item in again["output"]]
 
 
 def test_what_a_message_of_another_protocol_said_for_its_request_holds_when_it_is_tried_again(

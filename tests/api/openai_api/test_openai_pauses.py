@@ -1,5 +1,6 @@
 """Pauses over OpenAI's API: approvals and consents, decided once; each stretch is a response of its own."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,40 @@ def test_what_paused_is_one_response_once_it_is_imported(
     assert items[1:] == whole["output"]
     following = create(wire, input="hello", previous_response_id=done["id"])
     assert following["conversation"]["id"] == conversation
+
+
+def test_a_fork_shows_calls_as_they_were_made(service: ServiceThread, wire: httpx.Client, file: Path) -> None:
+    """None that was rejected, and edited ones as edited. Forks and imports of the fork do so, too."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="no"))
+    create(wire, input=approval(paused["output"][-1], approve=False))
+    task = paused["conversation"]["id"].removeprefix("conv_")
+
+    def calls() -> list[Json]:
+        path, whole = f"/conversations/conv_{task}/items", {"order": "asc"}
+        listed = wire.get(path, params=whole).raise_for_status().json()["data"]
+        return [
+            {**item, "id": "", "approval_request_id": None} for item in listed if item["type"] == "mcp_call"
+        ]
+
+    with service.client() as ada:
+        item = {"content_type": "text", "content": call("Work-write", file=str(file), line="one")}
+        asked = ada.post("", json={"task_id": task, "items": [item]}).raise_for_status().json()
+        decision = {"id": asked["content"]["tool_calls"][0]["id"], "action": "approve"}
+        decision["arguments"] = {"file": str(file), "line": "edited"}
+        resume = f"/requests/{asked['request_id']}/resume"
+        ada.post(resume, json={"decisions": [decision]}).raise_for_status()
+        made = calls()
+        assert [json.loads(item["arguments"])["line"] for item in made] == lines(file) == ["edited"]
+        for _ in range(2):
+            fork = ada.post(f"/tasks/{task}/fork", json={}).raise_for_status().json()
+            task = fork["task_id"]
+            assert calls() == made
+            events = ada.get(f"/requests/{fork['checkpoint_id']}/events").text.splitlines()
+            assert [line for line in events if line.startswith("id:")] == ["id: 1", "id: 2"]
+        document = ada.get(f"/tasks/{task}/export").raise_for_status().json()
+        ada.delete(f"/tasks/{task}").raise_for_status()
+        ada.post("/tasks/import", json=document).raise_for_status()
+        assert calls() == made
 
 
 def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file: Path) -> None:
