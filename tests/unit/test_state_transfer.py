@@ -501,6 +501,27 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         assert (await other.ask("on", request.task_id)).status == "Completed"
 
 
+async def test_tasks_of_one_new_session_can_be_imported_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that makes the session changes nothing for the other. covers: TASK-5"""
+    async with process() as here:
+        first = await here.ask("one")
+        second = await here.ask("two", session_id=first.session_id)
+        tasks = [first.task_id, second.task_id]
+        documents = [await export(here.tasks, here.partition(), each) for each in tasks]
+        await here.eraser.delete_session(here.partition(), first.session_id)
+        finish = Copy.finish
+
+        async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+            monkeypatch.undo()
+            await here.importer.import_(ADA, documents[1])
+            return await finish(copy, head, session)
+
+        monkeypatch.setattr(Copy, "finish", late)
+        await here.importer.import_(ADA, documents[0])
+        for each in tasks:
+            assert (await here.ask("on", each)).status == "Completed"
+
+
 async def test_an_import_into_a_session_that_is_deleted_meanwhile_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -157,14 +157,16 @@ class TaskImporter:
             path=_shifted(task.path),
             effects=_effects(document),
         )
-        try:
-            return await copy.finish(head, session)
-        except Conflict:
-            left = await self._records.get(partition, keys.session(task.session_id), Session)
-            if session is None or (left is not None and not left.value.erased):
-                raise
-            gone = f"The session {task.session_id} was deleted."
-            raise NotFound(gone, session_id=task.session_id) from None
+        while True:
+            try:
+                return await copy.finish(head, session)
+            except Conflict:
+                known, session = session, await self._session(caller, partition, task.session_id)
+                if session == known:
+                    raise
+                if session is None:
+                    gone = f"The session {task.session_id} was deleted."
+                    raise NotFound(gone, session_id=task.session_id) from None
 
     async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
         """Takes the right to write the task, and removes what an import that broke off has left of it."""
