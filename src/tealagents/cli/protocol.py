@@ -204,9 +204,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
         No timer stands while it has: an open stream would hold it. A WebSocket has a protocol of its own.
         """
+        if self.timeout_keep_alive_task is not None:
+            return
         speaking = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
-        quiet = self._incomplete or not speaking
-        if quiet and self.timeout_keep_alive_task is None and self in self.connections:
+        if (self._incomplete or not speaking) and self in self.connections:
             self._expect_more()
 
     def _expect_more(self) -> None:
