@@ -187,7 +187,7 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     others = [each async for each in requests.of_task(exchange, partition, head)]
-    if any(each.request_id != record.request_id and not each.imported for each in others):
+    if any(each.request_id != record.request_id and not each.resent for each in others):
         raise AlreadyExists(f"It is part of {whole}, which holds others. Delete that to erase them all.")
     await exchange.eraser.delete_task(partition, record.task_id)
 
