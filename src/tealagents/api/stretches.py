@@ -217,13 +217,7 @@ async def continued(
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
-    if checkpoint is None:  # a branch with nothing in it yet, beside the task as a fork would be
-        expires_at = message.expires_at or head.expires_at
-        message = replace(message, task_id=None, session_id=head.session_id, expires_at=expires_at)
-        return await exchange.submit(caller, message, key, streamed=streamed)
-    return await exchange.branch(
-        caller, record.task_id, message, key, checkpoint_id=checkpoint, streamed=streamed
-    )
+    return await exchange.branch(caller, record, message, key, streamed=streamed)
 
 
 # --- what was recorded ---------------------------------------------------------------------------
