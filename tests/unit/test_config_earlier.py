@@ -150,6 +150,13 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
     assert any("TA_GATEWAY_SECRET" in line for line in read(tmp_path, OURS, TA_GATEWAY_SECRET="x").warnings)
 
 
+def test_a_gateways_secret_is_one_that_a_header_can_hold(tmp_path: Path) -> None:
+    """Gateways would send any other in an encoding of their own, and all their calls be refused."""
+    (problem,) = complaints(tmp_path, CHAT, TA_AUTH="gateway", TA_GATEWAY_SECRET="geheimnisträger")
+    assert problem.startswith("TA_GATEWAY_SECRET: cannot be sent in a header")
+    assert "geheimnis" not in problem
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -93,3 +93,9 @@ def test_parts_of_a_message_are_its_items() -> None:
     assert found == items.read("hi", "content", lambda part, _: None) == (Item("text", "hi"),)
     with pytest.raises(InvalidRequest):
         items.read(None, "content", lambda part, _: None)
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64", "DATA:image/png;BASE64"])
+def test_an_image_is_shown_by_its_type_and_its_bytes(head: str) -> None:
+    """However its client has written the scheme."""
+    assert items.media(items.image(f"{head},aGVsbG8=", "url")) == ("image/png", "aGVsbG8=")

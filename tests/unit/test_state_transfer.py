@@ -300,8 +300,7 @@ async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
         before = await names(store, here.partition())
 
         async def branch() -> RequestRecord:
-            at = first.request_id
-            sent = await exchange.branch(ADA, first.task_id, message, key, checkpoint_id=at, streamed=False)
+            sent = await exchange.branch(ADA, first, message, key, streamed=False)
             return await exchange.outcome(sent)
 
         store.outcome = outcome

@@ -217,24 +217,29 @@ class Exchange:
     async def branch(
         self,
         caller: Caller,
-        task_id: str,
+        behind: RequestRecord,
         message: NewMessage,
         key: Key | None,
         *,
-        checkpoint_id: str | None,
         streamed: bool,
     ) -> RequestView:
-        """Sends a message from an earlier point: in a fork at that checkpoint.
+        """Sends a message from an earlier point: in a fork behind a request that has ended.
 
         A refused message leaves no fork behind, one in doubt only where it is stored; a key that was used
         answers without forking again.
         """
-        partition = await self.locate(caller, keys.task, task_id)
+        partition = await self.locate(caller, keys.task, behind.task_id)
         if key is not None and await self.service.is_used(partition, key):
             return await self.submit(caller, message, key, streamed=streamed)
-        until = message.expires_at
+        answered = behind.status == "Completed"
         forked = await fork(
-            self.tasks, partition, task_id, caller.user, checkpoint_id=checkpoint_id, expires_at=until
+            self.tasks,
+            partition,
+            behind.task_id,
+            caller.user,
+            checkpoint_id=behind.request_id if answered else None,
+            failed=None if answered else behind,
+            expires_at=message.expires_at,
         )
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)

@@ -35,8 +35,8 @@ def image(uri: object, field: str) -> Item:
 
 def media(item: Item) -> tuple[str, str]:
     """The media type of an image, and its bytes in base64."""
-    media_type, _, encoded = item.content.removeprefix("data:").partition(";base64,")
-    return media_type, encoded
+    head, _, encoded = item.content.partition(",")
+    return head[len("data:") : -len(";base64")], encoded  # both may be in capitals
 
 
 def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> tuple[Item, ...]:

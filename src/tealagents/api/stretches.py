@@ -187,7 +187,7 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     others = [each async for each in requests.of_task(exchange, partition, head)]
-    if any(each.request_id != record.request_id and not each.imported for each in others):
+    if any(each.request_id != record.request_id and not each.resent for each in others):
         raise AlreadyExists(f"It is part of {whole}, which holds others. Delete that to erase them all.")
     await exchange.eraser.delete_task(partition, record.task_id)
 
@@ -217,13 +217,7 @@ async def continued(
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
-    if checkpoint is None:  # a branch with nothing in it yet, beside the task as a fork would be
-        expires_at = message.expires_at or head.expires_at
-        message = replace(message, task_id=None, session_id=head.session_id, expires_at=expires_at)
-        return await exchange.submit(caller, message, key, streamed=streamed)
-    return await exchange.branch(
-        caller, record.task_id, message, key, checkpoint_id=checkpoint, streamed=streamed
-    )
+    return await exchange.branch(caller, record, message, key, streamed=streamed)
 
 
 # --- what was recorded ---------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Settings(Options):
     types_module: ExistingFile | None = None
     """File of the types that a `skagents` file names. Unset: `custom_types.py` beside the config file, where
     there is one."""
-    gateway_secret: SecretStr | None = None
+    gateway_secret: HeaderKey | None = None
     """Secret that a gateway sends in the header `taAgwKey` (`TA_AUTH=gateway`, `skagents` only)."""
     plugin_catalog_file: ExistingFile | None = None
     """The catalogue (JSON): which tools need approval or authorization."""

@@ -479,6 +479,8 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     #: it is a fork's copy: its events were never recorded, whatever its tools did
     copied: bool = False
     imported: bool = False
+    #: it holds messages from elsewhere, which the task began with or was given: no one asked this agent
+    resent: bool = False
     #: how many pauses were decided before the task was imported
     imported_pauses: int = 0
 

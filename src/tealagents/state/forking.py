@@ -42,40 +42,55 @@ async def fork(
     *,
     checkpoint_id: str | None = None,
     message_id: str | None = None,
+    failed: RequestRecord | None = None,
     expires_at: datetime | None = None,
 ) -> Head:
     """A new task with the history up to and including a point; costs what that history is long.
 
+    The point behind a request that `failed` is the checkpoint that it continued, if any. The fork knows what
+    its tools did, and those of requests that were tried between the two.
+
     `NotFound` for an unknown point, `InvalidRequest` for one between a tool call and its result.
     """
     source = (await tasks.head(partition, task_id)).value
+    if failed is not None:
+        checkpoint_id = failed.parent
+    elif message_id is None:
+        checkpoint_id = checkpoint_id or source.checkpoint_id
     path, remote_id = await _path(tasks, partition, source, checkpoint_id, message_id)
-    now = tasks.records.clock.now()
-    head = Head(
+    head = replace(
+        _empty(source, tasks.records.clock.now()),
+        expires_at=expires_at or source.expires_at,
+        origin=_origin(source, checkpoint_id, message_id),
+        remote_id=remote_id,
+    )
+    copy = Copy(tasks.records, partition, head)
+    tried = failed.last_seq if failed is not None else 0
+    try:
+        return await _Fork(tasks, partition, source, path, message_id, tried, copy).written(actor)
+    except BaseException:
+        await copy.discard()
+        raise
+
+
+def _empty(source: Head, now: datetime) -> Head:
+    """A task beside the source, with nothing in it yet."""
+    return Head(
         task_id=ids.new_id(ids.owner_tag(source.owner.key)),
         session_id=source.session_id,
         owner=source.owner,
         status="Completed",
         created_at=now,
         updated_at=now,
-        expires_at=expires_at or source.expires_at,
         metadata=source.metadata,
-        origin=_origin(source, checkpoint_id, message_id),
-        remote_id=remote_id,
     )
-    copy = Copy(tasks.records, partition, head)
-    try:
-        return await _Fork(tasks, partition, source, path, message_id, copy).written(actor)
-    except BaseException:
-        await copy.discard()
-        raise
 
 
 def _origin(source: Head, checkpoint_id: str | None, message_id: str | None) -> Json:
     """What a fork's task says of where it comes from."""
     point: Json = {"task_id": source.task_id}
-    if checkpoint_id or (source.checkpoint_id and not message_id):
-        point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
+    if checkpoint_id:
+        point["checkpoint_id"] = checkpoint_id
     if message_id:
         point["message_id"] = message_id
     return point
@@ -87,12 +102,13 @@ async def _path(
     """What the fork may hold of the log, and the conversation that the model service keeps of it."""
     if message_id is not None:
         return lifecycle.current_path(source), None
-    wanted = checkpoint_id or source.checkpoint_id
-    if wanted is None:
+    if checkpoint_id is None:
         return (), None
-    found = await tasks.records.get(partition, keys.request(wanted), RequestRecord)
+    found = await tasks.records.get(partition, keys.request(checkpoint_id), RequestRecord)
     if found is None or found.value.task_id != source.task_id or found.value.status != "Completed":
-        raise NotFound(f"The task {source.task_id} has no checkpoint {wanted}.", task_id=source.task_id)
+        raise NotFound(
+            f"The task {source.task_id} has no checkpoint {checkpoint_id}.", task_id=source.task_id
+        )
     return found.value.path, found.value.remote_id
 
 
@@ -105,6 +121,8 @@ class _Fork(Struct, frozen=True):
     path: Path
     #: where to end on the path; None: at its end
     message_id: str | None
+    #: the last entry of the log of which it knows what tools did, if that is behind its end
+    tried: int
     copy: Copy
 
     async def written(self, actor: User) -> Head:
@@ -112,7 +130,8 @@ class _Fork(Struct, frozen=True):
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
         last, end = await self._copy_rounds()
         await copy.flush()
-        past = replace(source, path=tuple((first, min(to, end)) for first, to in self.path if first <= end))
+        path: Path = tuple((first, min(to, end)) for first, to in self.path if first <= end)
+        past = replace(source, path=lifecycle.extend(path, end + 1, max(end, self.tried)))
         tools, cut = lifecycle.effects_on_path(past), lifecycle.effects_cut(past)
         effects = (Effects(1, tools, cut=int(cut)),) if tools or cut else ()
         done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)

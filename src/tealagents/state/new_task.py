@@ -145,6 +145,7 @@ def resent(
         last_event=2,
         context=lifecycle.one_round_on(context),
         imported=True,
+        resent=True,
     )
     return replace(head, checkpoint_id=request_id, path=path), entries, record
 

@@ -230,6 +230,35 @@ def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
     assert lines(file) == ["one"]
 
 
+@pytest.mark.parametrize("before", [[], ["hello"]])
+@pytest.mark.parametrize("again", ["the same answer", "a message"])
+def test_a_branch_behind_a_failure_knows_what_its_tools_did(
+    wire: httpx.Client, model: OfflineModel, file: Path, before: list[str], again: str
+) -> None:
+    """As the conversation itself would, had it not gone on meanwhile; also the branch's own branches."""
+    conversation = wire.post("/conversations", json={}).json()["id"]
+    for words in before:
+        create(wire, input=words, conversation=conversation)
+    words = f"{call('Work-write', file=str(file), line='one')} then fail"
+    paused = create(wire, input=words, conversation=conversation)
+    request = paused["output"][-1]["id"]
+    answer: Any = [{"type": "mcp_approval_response", "approval_request_id": request, "approve": True}]
+    assert wire.post("/responses", json={"input": answer}).status_code == 502
+    create(wire, input="Never mind.", conversation=conversation)
+    failed = {"previous_response_id": f"{paused['id'][:-1]}2"}
+    made = create(wire, **({"input": answer} if again == "the same answer" else {"input": "hi", **failed}))
+    assert made["conversation"]["id"] != conversation
+    response = made
+    for _ in range(3):
+        (told,), _ = sent(model)
+        assert "- Work-write " in told
+        assert "): it was done" in told
+        (note,) = [each for each in prompt(wire, response) if each["origin"] == "note"]
+        assert note["items"][0]["content"] == told
+        response = create(wire, input="hi", previous_response_id=made["id"])
+    assert lines(file) == ["one"]
+
+
 def test_a_branch_shows_what_an_attempt_did_and_not_what_it_repeats(wire: httpx.Client, file: Path) -> None:
     """As the response itself does: the call before the failure stays with the response that failed."""
     paused = create(wire, input=f"{call('Work-write', file=str(file), line='one')} fail before then note")

@@ -10,6 +10,8 @@ import pytest
 from openai import OpenAI
 from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
 
+from tealagents.testing.service import ServiceThread
+
 
 def test_a_response_is_created_and_read_again(ada: OpenAI) -> None:
     """The answer, what it used, and whose it is; read later it is the same."""
@@ -187,6 +189,32 @@ def test_what_a_response_began_with_goes_with_it(ada: OpenAI) -> None:
         ada.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             ada.conversations.retrieve(made.conversation.id)
+
+
+def test_a_response_of_an_imported_conversation_is_one_among_others(
+    service: ServiceThread, wire: httpx.Client
+) -> None:
+    """Those that were imported with it, or before it, count. What the conversation began with does not."""
+    history = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+
+    def imported(task: str) -> None:
+        with service.client() as ada:
+            document = ada.get(f"/tasks/{task}/export").raise_for_status().json()
+            ada.delete(f"/tasks/{task}").raise_for_status()
+            ada.post("/tasks/import", json=document).raise_for_status()
+
+    first = create(wire, input=history)
+    conversation = first["conversation"]["id"]
+    task = conversation.removeprefix("conv_")
+    imported(task)
+    second = create(wire, input="again", conversation=conversation)
+    assert wire.delete(f"/responses/{second['id']}").status_code == 409
+    imported(task)
+    assert wire.delete(f"/responses/{second['id']}").status_code == 409
+    assert retrieved(wire, first["id"]) == first
+    alone = create(wire, input=history)
+    imported(alone["conversation"]["id"].removeprefix("conv_"))
+    wire.delete(f"/responses/{alone['id']}").raise_for_status()
 
 
 @pytest.mark.parametrize(
