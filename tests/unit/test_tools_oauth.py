@@ -22,7 +22,7 @@ from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
-from tealagents.tools.oauth_servers import Challenge, OAuthClient, ProtectedServer
+from tealagents.tools.oauth_servers import Challenge, Endpoints, OAuthClient, ProtectedServer, token_request
 from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
@@ -296,6 +296,39 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
                     await call(server, Context())
             assert await call(server, Context()) == "Alice"
     assert provider.granted == ["code", "refresh"]
+
+
+async def test_a_caller_who_is_canceled_loses_no_authorization(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refresh token that a renewal brings is kept, though the one that asked for it has left."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets, now = SecretStore(), [1000.0]
+    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
+    asked = await consents.ask(Context(), server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    now[0] += 3590
+    pretender.answered = {"access_token": "second", "refresh_token": "r2"}
+    came, left = asyncio.Event(), asyncio.Event()
+
+    async def slow(at: Endpoints, form: Json) -> tuple[int, Json]:
+        answer = await token_request(at, form)
+        came.set()
+        await left.wait()
+        return answer
+
+    monkeypatch.setattr(oauth, "token_request", slow)
+    call = asyncio.create_task(consents.token(Context(), server))
+    await asyncio.wait_for(came.wait(), 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    left.set()
+    await consents.settled()
+    assert await consents.token(Context(), server) == "second"
+    assert '"r2"' in secrets.secrets["contoso.alice", server.key]
+    assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
 
 
 class Late(SecretStore):

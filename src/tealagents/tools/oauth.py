@@ -84,7 +84,8 @@ class Consents:
         self._pending = PendingConsents(secrets, now, pending_seconds)
         self._registrations = Registrations(callback_url)
         self._access: dict[tuple[str, str], _Access] = {}
-        #: what is done once for several callers, by what it is about
+        self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
+        #: one link at a time for a user, a server and a request
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     # --- tokens ---
@@ -95,15 +96,28 @@ class Consents:
         `NeedsOwner` where another user runs the call.
         """
         context.require_owner()
-        user_key = owner_key(context)
-        key = (user_key, server.key)
-        # one renewal at a time: a refresh token may be good for one use only
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            access = self._access.get(key)
-            if access and access.expires_at > self._now() + LEEWAY_SECONDS:
-                return access.token
-            grant = self._usable(await self._stored(user_key, server), server)
-            return await self._renewed(user_key, server, grant) if grant else None
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access and access.expires_at > self._now() + LEEWAY_SECONDS:
+            return access.token
+        # one at a time: a refresh token may be good for one use only
+        renewal = self._renewals.get(key)
+        if renewal is None:
+            renewal = asyncio.create_task(self._from_stored(key[0], server), name="renew a user's token")
+            self._renewals[key] = renewal
+            renewal.add_done_callback(lambda done: self._renewal_ended(key, done))
+        # a caller who is canceled must not lose the answer, which may hold the only refresh token still good
+        return await asyncio.shield(renewal)
+
+    def _renewal_ended(self, key: tuple[str, str], renewal: asyncio.Task[str | None]) -> None:
+        del self._renewals[key]
+        if not renewal.cancelled():
+            # looked at, so that a failure whose callers have all left is not reported as lost
+            renewal.exception()
+
+    async def settled(self) -> None:
+        """Waits for the renewals under way: what they bring has to be stored before the store is closed."""
+        await asyncio.gather(*self._renewals.values(), return_exceptions=True)
 
     async def refused(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
         """The server did not take this token: it is forgotten, unless another has replaced it."""
@@ -111,6 +125,10 @@ class Consents:
         access = self._access.get(key)
         if access is not None and access.token == token:
             del self._access[key]
+
+    async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
+        grant = self._usable(await self._stored(user_key, server), server)
+        return await self._renewed(user_key, server, grant) if grant else None
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secrets.get(user_key, server.key) if self._secrets else None
