@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -298,17 +299,59 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
     assert provider.granted == ["code", "refresh"]
 
 
+async def stored_grant(pretender: Pretender, server: ProtectedServer) -> SecretStore:
+    """What is left of a user's consent after a restart."""
+    pretender.publish()
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    asked = await consents.ask(Context(), server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    return secrets
+
+
+async def test_users_outlive_a_new_client_secret(pretender: Pretender) -> None:
+    """Once the operator has renewed it, what users granted before is renewed with the new one."""
+    entry: Json = {"name": "x", "issuer": pretender.url, "client_id": "me"}
+    secrets = await stored_grant(pretender, ProtectedServer(**entry, client_secret="old"))
+    server = ProtectedServer(**entry, client_secret="new")
+    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert pretender.headers[-1]["authorization"] == f"Basic {b64encode(b'me:new').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, "interaction_required"),
+        (400, "invalid_scope"),
+        (200, "bad_refresh_token"),
+        (401, "invalid_client"),
+        (404, None),
+    ],
+)
+async def test_a_refused_renewal_asks_the_user_and_keeps_the_grant(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch, status: int, error: str | None
+) -> None:
+    """The user is not locked out, and need not agree again where the operator can mend it."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    consents = Consents(CALLBACK, secrets=secrets)
+
+    async def refused(*_: object) -> tuple[int, Json]:
+        return status, {"error": error} if error else {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(oauth, "token_request", refused)
+        assert await consents.token(Context(), server) is None
+    assert await consents.token(Context(), server) == "granted"
+
+
 async def test_a_caller_who_is_canceled_loses_no_authorization(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refresh token that a renewal brings is kept, though the one that asked for it has left."""
-    pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-    secrets, now = SecretStore(), [1000.0]
-    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
-    asked = await consents.ask(Context(), server)
-    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-    now[0] += 3590
+    secrets = await stored_grant(pretender, server)
+    consents = Consents(CALLBACK, secrets=secrets)
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
     came, left = asyncio.Event(), asyncio.Event()
 

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
+#: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
+_FOR_NOW = ("server_error", "temporarily_unavailable")
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
@@ -140,14 +143,19 @@ class Consents:
         # the configuration may have changed since: a token never goes to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
+        if server.issuer is not None and server.client_id == grant.at.client.id:
+            # the secret as it is now: it is replaced from time to time, and the grant is the client's
+            client = replace(grant.at.client, secret=server.client_secret)
+            return replace(grant, at=replace(grant.at, client=client))
         return grant
 
     async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
         status, answer = await self._asked_for_token(grant.at, form)
         if status != 200 or "access_token" not in answer:
-            logger.info("%s did not renew a user's token: %s", grant.at.issuer, answer.get("error", status))
-            if answer.get("error") not in ("invalid_grant", "invalid_client", "unauthorized_client"):
+            error = answer.get("error", "")
+            logger.info("%s did not renew a user's token: %s", grant.at.issuer, error or status)
+            if status >= 500 or status in (408, 429) or error in _FOR_NOW:
                 raise ToolFailed(
                     f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
                 )
@@ -155,7 +163,8 @@ class Consents:
             newer = self._usable(stored, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renewed(user_key, server, newer)  # another replica was first
-            if self._secrets and stored is not None:
+            # of other refusals the grant may be innocent; a new one replaces it once the user has agreed
+            if error == "invalid_grant" and self._secrets and stored is not None:
                 await self._secrets.delete(user_key, server.key, stored)
             return None
         grant = _Grant(at=grant.at, refresh_token=answer.get("refresh_token") or grant.refresh_token)
