@@ -192,6 +192,18 @@ async def test_a_state_that_comes_back_twice_at_once_is_used_once(pretender: Pre
     assert len(pretender.forms) == 1
 
 
+async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pretender) -> None:
+    """The user declined there: resuming the request here makes a new link."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    here, there = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
+    link = (await here.ask(Context(), server)).url
+    assert (await here.ask(Context(), server)).url == link
+    await there.refuse(parse_qs(urlsplit(link).query)["state"][0])
+    assert (await here.ask(Context(), server)).url != link
+
+
 async def test_code_is_bound_to_its_state() -> None:
     """A code that was issued for another link is refused, by PKCE: its verifier is another."""
     provider = Provider()

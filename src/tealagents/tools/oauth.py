@@ -207,7 +207,7 @@ class Consents:
                 "the user could be sent back to. Its operator has to set one."
             )
         async with self._locks.setdefault(asked, asyncio.Lock()):
-            known = self._pending.asked(asked)
+            known = await self._pending.asked(asked)
             if known is not None and set(challenge.scopes) <= set(known.scopes):
                 return known
             state, pending, url = await self._begun(context, server, challenge)
