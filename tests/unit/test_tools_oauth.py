@@ -505,6 +505,42 @@ async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender:
     assert with_vault.scopes == ("a", "offline_access")
 
 
+async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Pretender) -> None:
+    """The new token replaces the old one: it has to do for the calls before as well, after a restart too."""
+    pretender.publish()
+    pretender.answered = {"scope": "default"}
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    for wanted, expected in (
+        ("", ()),
+        ("write", ("default", "write")),
+        ("read", ("default", "write", "read")),
+    ):
+        challenge = Challenge.of(f'Bearer error="insufficient_scope", scope="{wanted}"')
+        asked = await consents.ask(Context(), server, challenge)
+        assert asked.scopes == expected
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+        consents = Consents(CALLBACK, secrets=secrets)
+        assert await consents.token(Context(), server) == "granted"
+
+
+async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 403 asks the user, and forgets no token: without an encrypted store it could not be renewed."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+            for access in provider.access.values():
+                monkeypatch.setattr(access, "scopes", [])
+            asked = await asked_by(server, Context())
+            assert asked.scopes == ("notes",)
+            monkeypatch.undo()
+            assert await call(server, Context()) == "Alice"
+
+
 @pytest.mark.parametrize("scope", ["a", "https://api.example/a", ""])
 async def test_a_token_whose_scopes_are_worded_otherwise_is_used(pretender: Pretender, scope: str) -> None:
     """What the authorization server calls the scopes that it granted, and then renewed, does not matter."""

@@ -59,12 +59,15 @@ class _Grant(Struct, frozen=True, kw_only=True):
 
     at: Endpoints
     refresh_token: str
+    #: what the user was asked for
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Access:
     token: str
     expires_at: float
+    scopes: tuple[str, ...]
 
 
 class Consents:
@@ -167,7 +170,7 @@ class Consents:
             if error == "invalid_grant" and self._secrets and stored is not None:
                 await self._secrets.delete(user_key, server.key, stored)
             return None
-        grant = _Grant(at=grant.at, refresh_token=answer.get("refresh_token") or grant.refresh_token)
+        grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
         return await self._keep(user_key, server.key, answer, grant)
 
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
@@ -182,7 +185,7 @@ class Consents:
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime)
+        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
@@ -206,6 +209,11 @@ class Consents:
                 f"{server.name} needs the user's authorization, and this service has no public URL that "
                 "the user could be sent back to. Its operator has to set one."
             )
+        access = self._access.get(asked[:2])
+        if access is not None and challenge.scopes:
+            # the challenge names what one call needs (RFC 6750, 3.1), and the new token has to do for all
+            scopes = (*access.scopes, *challenge.scopes)
+            challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
         async with self._locks.setdefault(asked, asyncio.Lock()):
             known = await self._pending.asked(asked)
             if known is not None and set(challenge.scopes) <= set(known.scopes):
@@ -292,7 +300,12 @@ class Consents:
             raise InvalidRequest(
                 "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
             )
-        grant = _Grant(at=pending.at, refresh_token=answer.get("refresh_token") or "")
+        grant = _Grant(
+            at=pending.at,
+            refresh_token=answer.get("refresh_token") or "",
+            # who asks for none is told which ones were granted (RFC 6749, 3.3)
+            scopes=pending.scopes or tuple(answer.get("scope", "").split()),
+        )
         await self._keep(pending.user_key, pending.server_key, answer, grant)
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
