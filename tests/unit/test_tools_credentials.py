@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
-from tealagents.domain.errors import NeedsAuthorization
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Deferred, Json, ToolCall, User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
@@ -72,10 +72,12 @@ class Downstream:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        #: credentials that are not good any more
+        self.ended: set[str] = set()
 
     async def look(self, request: Request) -> PlainTextResponse:
         self.seen.append(request.headers.get("authorization", "none"))
-        return PlainTextResponse(self.seen[-1])
+        return PlainTextResponse(self.seen[-1], 401 if self.seen[-1] in self.ended else 200)
 
     @contextmanager
     def served(self) -> Iterator[str]:
@@ -115,8 +117,8 @@ async def earlier_plugin(folder: Path) -> Case:
 
 
 @asynccontextmanager
-async def openapi(folder: Path, **options: Any) -> AsyncIterator[Tool]:
-    with Downstream().served() as url:
+async def openapi(folder: Path, downstream: Downstream | None = None, **options: Any) -> AsyncIterator[Tool]:
+    with (downstream or Downstream()).served() as url:
         document = {"openapi": "3.0.3", "paths": {"/look": {"get": {"operationId": "look"}}}}
         file = folder / "openapi.json"
         file.write_bytes(orjson.dumps(document))
@@ -252,3 +254,24 @@ async def test_only_the_owner_is_shown_where_to_authorize() -> None:
             asked = await called(tool, OWNER)
             assert isinstance(asked, Deferred)
             assert asked.authorization is not None
+
+
+async def test_a_token_that_the_service_refuses_is_replaced(tmp_path: Path) -> None:
+    """The catalogue's `auth` renews a token that has ended early, and then asks the owner again."""
+    downstream = Downstream()
+    with registering() as pretender:
+        consents = Consents(CALLBACK, secrets=SecretStore())
+        async with openapi(tmp_path, downstream) as operation:
+            (tool,) = govern([operation], catalogue_of("Api-look", pretender.url), consents)
+            await consented(pretender, tool, consents)
+            downstream.ended.add("Bearer granted")
+            pretender.answered = {"access_token": "second"}
+            assert await tool.call(Context("alice"), {}) == "Bearer second"
+            downstream.ended.add("Bearer second")
+            with pytest.raises(NeedsAuthorization):
+                await tool.call(Context("alice"), {})
+            pretender.answered = {"access_token": "third"}
+            downstream.ended.add("Bearer third")
+            with pytest.raises(ToolFailed, match="answered 401"):
+                await tool.call(Context("alice"), {})
+    assert downstream.seen[-2:] == ["Bearer second", "Bearer third"]

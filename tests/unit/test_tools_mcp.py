@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +370,31 @@ async def test_child_does_not_outlive_a_killed_service(tmp_path: Path) -> None:
         service.kill()
         service.wait()
     await eventually(lambda: not is_running(pid) and not is_running(parent))
+
+
+@contextmanager
+def guarded(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    guard_file = str(Path(adapter.__file__).with_name("process_guard.py"))
+    command = [sys.executable, "-I", "-S", guard_file, "1000", "1000", "sh", "-c", script]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as guard:
+        yield guard
+
+
+async def test_children_of_a_server_that_has_ended_do_not_outlive_it() -> None:
+    """Not even one that ignores SIGTERM."""
+    with guarded("trap '' TERM; sleep 600 & echo $!") as guard:
+        assert guard.stdout is not None
+        pid = int(await asyncio.to_thread(guard.stdout.readline))
+        await eventually(lambda: not is_running(pid))
+
+
+async def test_a_server_has_the_usual_signals() -> None:
+    """A write to a pipe that no one reads ends a command, as it does in a shell."""
+    with guarded("kill -PIPE $$; echo ignored") as guard:
+        assert guard.stdout is not None
+        assert await asyncio.to_thread(guard.stdout.read) == b""
 
 
 # --- at start ------------------------------------------------------------------------------------

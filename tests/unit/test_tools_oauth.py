@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -22,7 +23,7 @@ from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
-from tealagents.tools.oauth_servers import Challenge, OAuthClient, ProtectedServer
+from tealagents.tools.oauth_servers import Challenge, Endpoints, OAuthClient, ProtectedServer, token_request
 from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
@@ -191,6 +192,18 @@ async def test_a_state_that_comes_back_twice_at_once_is_used_once(pretender: Pre
     assert len(pretender.forms) == 1
 
 
+async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pretender) -> None:
+    """The user declined there: resuming the request here makes a new link."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    here, there = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
+    link = (await here.ask(Context(), server)).url
+    assert (await here.ask(Context(), server)).url == link
+    await there.refuse(parse_qs(urlsplit(link).query)["state"][0])
+    assert (await here.ask(Context(), server)).url != link
+
+
 async def test_code_is_bound_to_its_state() -> None:
     """A code that was issued for another link is refused, by PKCE: its verifier is another."""
     provider = Provider()
@@ -296,6 +309,81 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
                     await call(server, Context())
             assert await call(server, Context()) == "Alice"
     assert provider.granted == ["code", "refresh"]
+
+
+async def stored_grant(pretender: Pretender, server: ProtectedServer) -> SecretStore:
+    """What is left of a user's consent after a restart."""
+    pretender.publish()
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    asked = await consents.ask(Context(), server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    return secrets
+
+
+async def test_users_outlive_a_new_client_secret(pretender: Pretender) -> None:
+    """Once the operator has renewed it, what users granted before is renewed with the new one."""
+    entry: Json = {"name": "x", "issuer": pretender.url, "client_id": "me"}
+    secrets = await stored_grant(pretender, ProtectedServer(**entry, client_secret="old"))
+    server = ProtectedServer(**entry, client_secret="new")
+    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert pretender.headers[-1]["authorization"] == f"Basic {b64encode(b'me:new').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, "interaction_required"),
+        (400, "invalid_scope"),
+        (200, "bad_refresh_token"),
+        (401, "invalid_client"),
+        (404, None),
+    ],
+)
+async def test_a_refused_renewal_asks_the_user_and_keeps_the_grant(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch, status: int, error: str | None
+) -> None:
+    """The user is not locked out, and need not agree again where the operator can mend it."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    consents = Consents(CALLBACK, secrets=secrets)
+
+    async def refused(*_: object) -> tuple[int, Json]:
+        return status, {"error": error} if error else {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(oauth, "token_request", refused)
+        assert await consents.token(Context(), server) is None
+    assert await consents.token(Context(), server) == "granted"
+
+
+async def test_a_caller_who_is_canceled_loses_no_authorization(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refresh token that a renewal brings is kept, though the one that asked for it has left."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    consents = Consents(CALLBACK, secrets=secrets)
+    pretender.answered = {"access_token": "second", "refresh_token": "r2"}
+    came, left = asyncio.Event(), asyncio.Event()
+
+    async def slow(at: Endpoints, form: Json) -> tuple[int, Json]:
+        answer = await token_request(at, form)
+        came.set()
+        await left.wait()
+        return answer
+
+    monkeypatch.setattr(oauth, "token_request", slow)
+    call = asyncio.create_task(consents.token(Context(), server))
+    await asyncio.wait_for(came.wait(), 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    left.set()
+    await consents.settled()
+    assert await consents.token(Context(), server) == "second"
+    assert '"r2"' in secrets.secrets["contoso.alice", server.key]
+    assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
 
 
 class Late(SecretStore):
@@ -415,6 +503,42 @@ async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender:
     assert (await Consents(CALLBACK).ask(Context(), server, challenge)).scopes == ("a", "b", "c")
     with_vault = await Consents(CALLBACK, secrets=SecretStore()).ask(Context(), server)
     assert with_vault.scopes == ("a", "offline_access")
+
+
+async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Pretender) -> None:
+    """The new token replaces the old one: it has to do for the calls before as well, after a restart too."""
+    pretender.publish()
+    pretender.answered = {"scope": "default"}
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    for wanted, expected in (
+        ("", ()),
+        ("write", ("default", "write")),
+        ("read", ("default", "write", "read")),
+    ):
+        challenge = Challenge.of(f'Bearer error="insufficient_scope", scope="{wanted}"')
+        asked = await consents.ask(Context(), server, challenge)
+        assert asked.scopes == expected
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+        consents = Consents(CALLBACK, secrets=secrets)
+        assert await consents.token(Context(), server) == "granted"
+
+
+async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 403 asks the user, and forgets no token: without an encrypted store it could not be renewed."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+            for access in provider.access.values():
+                monkeypatch.setattr(access, "scopes", [])
+            asked = await asked_by(server, Context())
+            assert asked.scopes == ("notes",)
+            monkeypatch.undo()
+            assert await call(server, Context()) == "Alice"
 
 
 @pytest.mark.parametrize("scope", ["a", "https://api.example/a", ""])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema
 import pytest
@@ -401,6 +402,28 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
         'Content-Disposition: form-data; name="crop"',
     ]
     assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
+
+
+async def test_a_form_writes_a_field_as_its_encoding_says(tmp_path: Path, server: str) -> None:
+    """As JSON where it has that media type and no style; its keys never become fields of their own."""
+    kinds: Json = {"text": "string", "meta": "object", "tags": "array", "other": "object", "styled": "object"}
+    media = {
+        "schema": {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}},
+        "encoding": {
+            "text": {"contentType": "application/json"},
+            "meta": {"contentType": "application/json; charset=utf-8"},
+            "tags": {"contentType": "application/json"},
+            "other": {"headers": {}},
+            "styled": {"contentType": "application/json", "explode": False},
+        },
+    }
+    body = {"required": True, "content": {"application/x-www-form-urlencoded": media}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(
+            tools, "a", text="[]", meta={"text": "x"}, tags=["x", 1], other={"text": "x"}, styled={"b": "c"}
+        )
+    assert unquote(seen["body"]) == 'text=[]&meta={"text": "x"}&tags=["x", 1]&other[text]=x&styled=b,c'
 
 
 async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server: str) -> None:

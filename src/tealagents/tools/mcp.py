@@ -242,9 +242,11 @@ class MCPServer:
         consents = self._asking()
         data = error.data if isinstance(error.data, dict) else {}
         challenge = Challenge.of(str(data.get("challenge", "")))
-        await consents.refused(context, self._protected, token)
         # 403 says that the token is good, and not good for enough
-        renewed = None if error.message.startswith("403") else await consents.token(context, self._protected)
+        if error.message.startswith("403"):
+            raise await consents.ask(context, self._protected, challenge)
+        await consents.refused(context, self._protected, token)
+        renewed = await consents.token(context, self._protected)
         if renewed is None or renewed == token:
             raise await consents.ask(context, self._protected, challenge)
         return renewed

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
+#: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
+_FOR_NOW = ("server_error", "temporarily_unavailable")
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
@@ -56,12 +59,15 @@ class _Grant(Struct, frozen=True, kw_only=True):
 
     at: Endpoints
     refresh_token: str
+    #: what the user was asked for
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Access:
     token: str
     expires_at: float
+    scopes: tuple[str, ...]
 
 
 class Consents:
@@ -84,7 +90,8 @@ class Consents:
         self._pending = PendingConsents(secrets, now, pending_seconds)
         self._registrations = Registrations(callback_url)
         self._access: dict[tuple[str, str], _Access] = {}
-        #: what is done once for several callers, by what it is about
+        self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
+        #: one link at a time for a user, a server and a request
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     # --- tokens ---
@@ -95,15 +102,28 @@ class Consents:
         `NeedsOwner` where another user runs the call.
         """
         context.require_owner()
-        user_key = owner_key(context)
-        key = (user_key, server.key)
-        # one renewal at a time: a refresh token may be good for one use only
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            access = self._access.get(key)
-            if access and access.expires_at > self._now() + LEEWAY_SECONDS:
-                return access.token
-            grant = self._usable(await self._stored(user_key, server), server)
-            return await self._renewed(user_key, server, grant) if grant else None
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access and access.expires_at > self._now() + LEEWAY_SECONDS:
+            return access.token
+        # one at a time: a refresh token may be good for one use only
+        renewal = self._renewals.get(key)
+        if renewal is None:
+            renewal = asyncio.create_task(self._from_stored(key[0], server), name="renew a user's token")
+            self._renewals[key] = renewal
+            renewal.add_done_callback(lambda done: self._renewal_ended(key, done))
+        # a caller who is canceled must not lose the answer, which may hold the only refresh token still good
+        return await asyncio.shield(renewal)
+
+    def _renewal_ended(self, key: tuple[str, str], renewal: asyncio.Task[str | None]) -> None:
+        del self._renewals[key]
+        if not renewal.cancelled():
+            # looked at, so that a failure whose callers have all left is not reported as lost
+            renewal.exception()
+
+    async def settled(self) -> None:
+        """Waits for the renewals under way: what they bring has to be stored before the store is closed."""
+        await asyncio.gather(*self._renewals.values(), return_exceptions=True)
 
     async def refused(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
         """The server did not take this token: it is forgotten, unless another has replaced it."""
@@ -111,6 +131,10 @@ class Consents:
         access = self._access.get(key)
         if access is not None and access.token == token:
             del self._access[key]
+
+    async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
+        grant = self._usable(await self._stored(user_key, server), server)
+        return await self._renewed(user_key, server, grant) if grant else None
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secrets.get(user_key, server.key) if self._secrets else None
@@ -122,14 +146,19 @@ class Consents:
         # the configuration may have changed since: a token never goes to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
+        if server.issuer is not None and server.client_id == grant.at.client.id:
+            # the secret as it is now: it is replaced from time to time, and the grant is the client's
+            client = replace(grant.at.client, secret=server.client_secret)
+            return replace(grant, at=replace(grant.at, client=client))
         return grant
 
     async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
         status, answer = await self._asked_for_token(grant.at, form)
         if status != 200 or "access_token" not in answer:
-            logger.info("%s did not renew a user's token: %s", grant.at.issuer, answer.get("error", status))
-            if answer.get("error") not in ("invalid_grant", "invalid_client", "unauthorized_client"):
+            error = answer.get("error", "")
+            logger.info("%s did not renew a user's token: %s", grant.at.issuer, error or status)
+            if status >= 500 or status in (408, 429) or error in _FOR_NOW:
                 raise ToolFailed(
                     f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
                 )
@@ -137,10 +166,11 @@ class Consents:
             newer = self._usable(stored, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renewed(user_key, server, newer)  # another replica was first
-            if self._secrets and stored is not None:
+            # of other refusals the grant may be innocent; a new one replaces it once the user has agreed
+            if error == "invalid_grant" and self._secrets and stored is not None:
                 await self._secrets.delete(user_key, server.key, stored)
             return None
-        grant = _Grant(at=grant.at, refresh_token=answer.get("refresh_token") or grant.refresh_token)
+        grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
         return await self._keep(user_key, server.key, answer, grant)
 
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
@@ -155,7 +185,7 @@ class Consents:
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime)
+        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
@@ -179,8 +209,13 @@ class Consents:
                 f"{server.name} needs the user's authorization, and this service has no public URL that "
                 "the user could be sent back to. Its operator has to set one."
             )
+        access = self._access.get(asked[:2])
+        if access is not None and challenge.scopes:
+            # the challenge names what one call needs (RFC 6750, 3.1), and the new token has to do for all
+            scopes = (*access.scopes, *challenge.scopes)
+            challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
         async with self._locks.setdefault(asked, asyncio.Lock()):
-            known = self._pending.asked(asked)
+            known = await self._pending.asked(asked)
             if known is not None and set(challenge.scopes) <= set(known.scopes):
                 return known
             state, pending, url = await self._begun(context, server, challenge)
@@ -265,7 +300,12 @@ class Consents:
             raise InvalidRequest(
                 "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
             )
-        grant = _Grant(at=pending.at, refresh_token=answer.get("refresh_token") or "")
+        grant = _Grant(
+            at=pending.at,
+            refresh_token=answer.get("refresh_token") or "",
+            # who asks for none is told which ones were granted (RFC 6749, 3.3)
+            scopes=pending.scopes or tuple(answer.get("scope", "").split()),
+        )
         await self._keep(pending.user_key, pending.server_key, answer, grant)
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name

@@ -12,10 +12,13 @@ from tealagents.tools.oauth_servers import ProtectedServer
 class AuthorizedContext:
     """A call's context that also has the token the catalogue's `auth` asked for."""
 
-    def __init__(self, context: ToolContext, token: str, scopes: Sequence[str]) -> None:
+    def __init__(
+        self, context: ToolContext, consents: Consents, server: ProtectedServer, granted_token: str
+    ) -> None:
         self._context = context
-        self._scopes = frozenset(scopes)
-        self.granted_token = token
+        self._consents = consents
+        self._server = server
+        self.granted_token = granted_token
         self.session_id = context.session_id
         self.task_id = context.task_id
         self.request_id = context.request_id
@@ -34,9 +37,17 @@ class AuthorizedContext:
 
     async def user_token(self, scopes: Sequence[str]) -> str:
         """The granted token for scopes it was granted for; others as without the catalogue."""
-        if scopes and self._scopes.issuperset(scopes):
+        if scopes and set(self._server.scopes).issuperset(scopes):
             return self.granted_token
         return await self._context.user_token(scopes)
+
+    async def renew(self) -> None:
+        """Replaces the granted token, which a service refused; `NeedsAuthorization` where it cannot be."""
+        await self._consents.refused(self, self._server, self.granted_token)
+        token = await self._consents.token(self, self._server)
+        if token is None or token == self.granted_token:
+            raise await self._consents.ask(self, self._server)
+        self.granted_token = token
 
 
 async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
@@ -47,4 +58,4 @@ async def authorized(context: ToolContext, consents: Consents, auth: Json) -> Au
     token = await consents.token(context, server)
     if token is None:
         raise await consents.ask(context, server)
-    return AuthorizedContext(context, token, server.scopes)
+    return AuthorizedContext(context, consents, server, token)

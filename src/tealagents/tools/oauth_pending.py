@@ -76,11 +76,16 @@ class PendingConsents:
         """When an authorization that begins now can no longer be used."""
         return self._now() + self._seconds
 
-    def asked(self, asked: Asked) -> NeedsAuthorization | None:
+    async def asked(self, asked: Asked) -> NeedsAuthorization | None:
         """The URL that was made for this before, as long as it can be used."""
         state, authorization = self._asked.get(asked, ("", None))
         pending = self._pending.get(state)
-        return authorization if pending is not None and pending.expires_at > self._now() else None
+        if pending is None or pending.expires_at <= self._now():
+            return None
+        # another replica may have used the state
+        if self._secrets and await self._secrets.get(_PENDING_OWNER, _digest(state)) is None:
+            return None
+        return authorization
 
     async def remember(
         self, state: str, pending: PendingConsent, asked: Asked, authorization: NeedsAuthorization

@@ -121,6 +121,10 @@ class OpenAPITool:
         return await self._service.answer(context, self._operation, request)
 
 
+class _Unauthorized(ToolFailed):
+    """The service refused the credentials (401): nothing was done."""
+
+
 class RemoteApi:
     """Sends requests to one server."""
 
@@ -130,7 +134,23 @@ class RemoteApi:
         self._client = client
 
     async def answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
-        """The answer's text. `ToolFailed` for every other end."""
+        """The answer's text. `ToolFailed` for every other end, `NeedsAuthorization` for a token that is not
+        good (any more)."""
+        try:
+            return await self._answer(context, operation, request)
+        except _Unauthorized:
+            if not isinstance(context, AuthorizedContext) or self._has_credentials():
+                raise
+            # another token may try once
+            await context.renew()
+        return await self._answer(context, operation, request)
+
+    def _has_credentials(self) -> bool:
+        """Whether the plugin's entry, which comes before the catalogue, says what is sent."""
+        fixed = any(header.lower() == "authorization" for header in self.options.headers)
+        return fixed or self.options.pass_user_token or bool(self.options.on_behalf_of_scopes)
+
+    async def _answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
         authorization = await self._authorization(context)
         headers = _one_of_each(request.headers, authorization, self.options.headers)
         place = f"{operation.method} {operation.path}"
@@ -228,7 +248,8 @@ def _answer_text(answer: Fetched, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip(), answer.content
     if answer.status >= 400:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
-        raise ToolFailed(f"{place} answered {status}: {reason}")
+        kind = _Unauthorized if answer.status == 401 else ToolFailed
+        raise kind(f"{place} answered {status}: {reason}")
     if not content:
         return f"Done ({status}); the answer has no content."
     text = _decoded(content, answer.media_type, answer.charset)

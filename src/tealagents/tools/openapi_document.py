@@ -76,9 +76,9 @@ class RequestBody:
     nullable: frozenset[str] = frozenset()
     #: fields that are files, or lists of files
     binary: frozenset[str] = frozenset()
-    #: field → style and explode, for forms
+    #: field → style and explode, for forms; they override its media type
     encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    #: field → media type of its parts
+    #: field → media type of its parts, or of its value in a form
     types: Mapping[str, str] = field(default_factory=dict)
     #: arguments that are no parameters are fields as well
     open: bool = False
@@ -349,14 +349,14 @@ class _ArgumentList:
         media_type = _preferred(list(body.content))
         media = body.content[media_type]
         fields = None
-        if _is_json(media_type) or media_type in (_FORM, _MULTIPART):
+        if is_json(media_type) or media_type in (_FORM, _MULTIPART):
             fields = self._schemas.object_fields(media.schema_)
         if fields and not any(_argument_name(name) in self._properties for name in fields.properties):
             self._add_fields(body, media_type, media, fields.properties, fields.required, fields.open)
             return
         argument = "body" if "body" not in self._properties else "request_body"
         schema = self._schemas.converted(media.schema_)
-        if not _is_json(media_type) and media_type not in (_FORM, _MULTIPART):
+        if not is_json(media_type) and media_type not in (_FORM, _MULTIPART):
             schema = {"type": "string", "description": f"the body, {media_type}; bytes as a data: URI"}
         self._add(argument, schema, body.required, body.description)
         self.body = RequestBody(
@@ -385,7 +385,7 @@ class _ArgumentList:
             nullable=frozenset(
                 name
                 for name, schema in fields.items()
-                if _is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
+                if is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
             ),
             binary=frozenset(files),
             encoding=_encoding(media),
@@ -426,7 +426,7 @@ def _argument_name(name: str) -> str:
     return (_FORBIDDEN_IN_ARGUMENT.sub("_", name).strip("_") or "argument")[:64]
 
 
-def _is_json(media_type: str) -> bool:
+def is_json(media_type: str) -> bool:
     plain = media_type.partition(";")[0].strip().lower()
     return plain == "application/json" or plain.endswith("+json") or plain == "*/*"
 
@@ -434,7 +434,7 @@ def _is_json(media_type: str) -> bool:
 def _preferred(media_types: list[str]) -> str:
     def rank(media_type: str) -> int:
         plain = media_type.partition(";")[0].strip().lower()
-        if _is_json(plain):
+        if is_json(plain):
             # JSON patch and the like only where nothing plainer is offered
             return 0 if plain == "application/json" else 1
         return {_FORM: 2, _MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
@@ -443,10 +443,13 @@ def _preferred(media_types: list[str]) -> str:
 
 
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
+    """Of the fields that have a style: by any of these keys (OpenAPI 3.1, section 4.8.15.1)."""
+
     def styles() -> Iterator[tuple[str, tuple[str, bool]]]:
         for name, encoding in media.encoding.items():
-            style = str(encoding.get("style", "form"))
-            yield name, (style, bool(encoding.get("explode", style == "form")))
+            if not encoding.keys().isdisjoint(("style", "explode", "allowReserved")):
+                style = str(encoding.get("style", "form"))
+                yield name, (style, bool(encoding.get("explode", style == "form")))
 
     return dict(styles())
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_to_bytes
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt, suggestion
-from tealagents.tools.openapi_document import MEDIA_TYPE, ApiOperation, Parameter, RequestBody
+from tealagents.tools.openapi_document import MEDIA_TYPE, ApiOperation, Parameter, RequestBody, is_json
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _OCTETS = "application/octet-stream"
@@ -199,7 +199,7 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
         return _FORM, {"content": _form(body, value)}
     if media_type == _MULTIPART and isinstance(value, dict):
         return None, {"files": _parts(body, value)}
-    if media_type == "*/*" or media_type == _JSON or media_type.endswith("+json"):
+    if is_json(media_type):
         content_type = _JSON if media_type == "*/*" else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
     given, content = _bytes(_text(value))
@@ -209,6 +209,10 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
 def _form(body: RequestBody, value: Json) -> bytes:
     pairs = Pairs()
     for name, one in value.items():
+        if name not in body.encoding and is_json(body.types.get(name, "")):
+            # a text is taken to be JSON already, as in parts
+            pairs.append((_encoded(name), _encoded(one)))
+            continue
         style, explode = body.encoding.get(name, ("deepObject" if _is_nested(one) else "form", True))
         field = Parameter(argument=name, name=name, location="query", style=style, explode=explode)
         pairs += _form_pairs(field, one)

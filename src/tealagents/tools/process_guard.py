@@ -29,7 +29,12 @@ def main(limit: int, marks: int, command: list[str]) -> int:
     said, saying = os.pipe()
     try:
         child = os.posix_spawnp(
-            command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, saying, 1)]
+            command[0],
+            command,
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, saying, 1)],
+            # Python ignores these, and children would inherit that
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
@@ -40,8 +45,33 @@ def main(limit: int, marks: int, command: list[str]) -> int:
         # handlers, not SIG_IGN, which children would inherit
         signal.signal(number, _note)
     code = Guard(child, woken, Relay(said, limit, marks)).run()
+    os.close(1)
     os.killpg(0, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while _has_others():
+        if time.monotonic() >= deadline:
+            os.killpg(0, signal.SIGKILL)
+        time.sleep(0.05)
     return code
+
+
+def _has_others() -> bool:
+    """Whether someone else is left in our group, as far as `/proc` tells."""
+    group, us = str(os.getpgrp()).encode(), str(os.getpid())
+    try:
+        processes = [name for name in os.listdir("/proc") if name.isdigit() and name != us]
+    except OSError:
+        return False  # not Linux
+    return any(_group(process) == group for process in processes)
+
+
+def _group(process: str) -> bytes | None:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as stat:
+            state, _, group = stat.read().rpartition(b")")[2].split()[:3]
+    except OSError:
+        return None  # it has ended meanwhile
+    return None if state == b"Z" else group
 
 
 def _note(number: int, frame: FrameType | None) -> None:
