@@ -287,12 +287,28 @@ def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any])
 
 
 def worker_app() -> "ASGIApp":
-    """The application of one worker process; its config is named by the environment."""
+    """The application of one worker process; its config is named by the environment.
+
+    One that cannot be built ends the process with the status of a failed start: after any other, the parent
+    would start the next worker at once, for ever.
+    """
+    from uvicorn.config import STARTUP_FAILURE
+
+    from tealagents.bootstrap import START_ERRORS
+
     gc.disable()  # until `_settled`
     # Ctrl-C in a terminal reaches the supervisor as well, which passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
-    return build_or_exit(load_or_exit(None))
+    try:
+        return _application(load_or_exit(None))
+    except typer.Exit:  # the reason is printed
+        pass
+    except START_ERRORS as error:
+        fail(str(error))
+    except (Exception, SystemExit):
+        log.exception("the start failed")
+    raise SystemExit(STARTUP_FAILURE)
 
 
 def _stop_with_supervisor() -> None:
@@ -307,18 +323,25 @@ def _stop_with_supervisor() -> None:
 
 
 def build_or_exit(config: ServiceConfig) -> "ASGIApp":
-    """The application, or exit status 2 with what is wrong. A failed start is one sentence as well."""
-    from tealagents.app import create_app
+    """The application, or exit status 2 with what is wrong."""
     from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.findings import Findings, examine
-    from tealagents.telemetry.requests import RequestLog
 
     try:
-        app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
+        return _application(config)
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
         raise fail(*(found.wrong + found.needed or [str(error)])) from None
+
+
+def _application(config: ServiceConfig) -> "ASGIApp":
+    """The application, whose failed start is one sentence as well."""
+    from tealagents.app import create_app
+    from tealagents.bootstrap import START_ERRORS
+    from tealagents.telemetry.requests import RequestLog
+
+    app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:
