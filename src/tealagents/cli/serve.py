@@ -260,29 +260,15 @@ def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any
 
 
 def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any]) -> None:
-    """As `uvicorn.run` does, but for two things: it exits with 0 where no worker could start, and once it
-    waits for its workers it listens to no signal."""
+    """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start."""
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.supervisors import Multiprocess
 
-    class Supervisor(Multiprocess):
-        def join_all(self) -> None:
-            """Waits for the workers to drain; another signal meanwhile is theirs."""
-            for number in _STOPPING:
-                signal.signal(number, lambda *_: self.terminate_again())
-            if self.signal_queue:
-                self.terminate_again()
-            super().join_all()
-
-        def terminate_again(self) -> None:
-            for worker in self.processes:
-                if worker.exitcode is None and worker.pid is not None:
-                    os.kill(worker.pid, signal.SIGTERM)
+    from tealagents.cli.supervisor import Supervisor
 
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+    if not supervisor.served and any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
 
 
