@@ -187,6 +187,28 @@ async def blocked(sql: "asyncpg.Connection") -> None:
     )
 
 
+@pytest.mark.parametrize("ends", ["read", "commit", "canceled"])
+async def test_a_statement_that_no_one_waits_for_is_canceled(
+    postgres_url: str, sql: "asyncpg.Connection", ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long something locks the tables, the server has no more processes than the pool connections."""
+    monkeypatch.setattr("tealagents.stores.postgres.CANCEL_SECONDS", 60)
+    async with store_of(postgres_url):
+        pass  # its tables are made without haste
+    seconds = 600 if ends == "canceled" else 1
+    async with store_of(f"{postgres_url}&command_timeout={seconds}") as store, sql.transaction():
+        await sql.execute(f"LOCK TABLE {schema_of(postgres_url)}.records IN ACCESS EXCLUSIVE MODE")
+        asked = store.commit("p", put("key", b"1")) if ends == "commit" else store.read("p", ["key"])
+        waiting = asyncio.create_task(asked)
+        if ends == "canceled":
+            await blocked(sql)
+            waiting.cancel()
+        with pytest.raises((Unknown, PersistenceUnavailable, asyncio.CancelledError)):
+            await waiting
+        locks = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        assert await sql.fetchval(locks) == 0
+
+
 # --- what survives a crash of the server ----------------------------------------------------------
 
 
