@@ -350,6 +350,23 @@ async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres
         assert record.version == lost.operation
 
 
+async def test_closing_does_not_wait_for_a_server_that_is_away(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Nothing is lost by what other processes are not notified of: they look by themselves."""
+    async with store_of(postgres_url):
+        pass  # its tables are made without haste
+    async with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+        store = await store_of(
+            f"{proxy.url_for(postgres_url)}&command_timeout=1&connect_timeout=600"
+        ).__aenter__()
+        proxy.faults = Faults(blackhole=True)
+        with pytest.raises(Unknown):
+            await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"}))
+        async with asyncio.timeout(60):
+            await store.close()
+
+
 async def test_a_canceled_commit_leaves_no_half(postgres_url: str, sql: "asyncpg.Connection") -> None:
     """A caller that is canceled while its commit waits leaves all of it or nothing, and the store usable."""
     async with store_of(postgres_url) as store:
