@@ -37,7 +37,7 @@ class Agent:
     def __init__(self, folder: Path, model: OfflineModel) -> None:
         self.folder = folder
         self._config = folder / "config.yaml"
-        self._config.write_text(yaml.safe_dump(agent_config(agent={"plugins": ["Shell"]})))
+        self.configure(agent={"plugins": ["Shell"]})
         (folder / "catalogue.json").write_text(json.dumps({"plugins": []}))
         self.env = {
             "TA_BASE_URL": model.base_url,
@@ -47,6 +47,9 @@ class Agent:
             "TA_PLUGIN_CATALOG_FILE": str(folder / "catalogue.json"),
             "TA_PERSISTENCE": self.url,
         }
+
+    def configure(self, **spec: Any) -> None:
+        self._config.write_text(yaml.safe_dump(agent_config(**spec)))
 
     @property
     def database(self) -> Path:
@@ -447,6 +450,17 @@ def test_a_store_is_migrated(agent: Agent) -> None:
     assert "applied" in agent.run("migrate").output
     assert agent.run("migrate").output == "sqlite is up to date\n"
     assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
+
+
+def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent) -> None:
+    """A job that migrates has none of the secrets with which the service calls its tools."""
+    servers = [{"name": "far", "url": "https://far.example", "headers": {"Authorization": "Bearer ${FAR}"}}]
+    agent.configure(persistence="sqlite:///${PLACE}", agent={"mcp_servers": servers})
+    assert "applied" in agent.run("migrate").output
+    refused = agent.run("migrate", TA_PERSISTENCE="")
+    assert refused.exit_code == 2
+    assert "PLACE" in refused.output
+    assert "FAR" not in refused.output
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,28 @@ async def blocked(sql: "asyncpg.Connection") -> None:
     )
 
 
+@pytest.mark.parametrize("ends", ["read", "commit", "canceled"])
+async def test_a_statement_that_no_one_waits_for_is_canceled(
+    postgres_url: str, sql: "asyncpg.Connection", ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long something locks the tables, the server has no more processes than the pool connections."""
+    monkeypatch.setattr("tealagents.stores.postgres.CANCEL_SECONDS", 60)
+    async with store_of(postgres_url):
+        pass  # its tables are made without haste
+    seconds = 600 if ends == "canceled" else 1
+    async with store_of(f"{postgres_url}&command_timeout={seconds}") as store, sql.transaction():
+        await sql.execute(f"LOCK TABLE {schema_of(postgres_url)}.records IN ACCESS EXCLUSIVE MODE")
+        asked = store.commit("p", put("key", b"1")) if ends == "commit" else store.read("p", ["key"])
+        waiting = asyncio.create_task(asked)
+        if ends == "canceled":
+            await blocked(sql)
+            waiting.cancel()
+        with pytest.raises((Unknown, PersistenceUnavailable, asyncio.CancelledError)):
+            await waiting
+        locks = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        assert await sql.fetchval(locks) == 0
+
+
 # --- what survives a crash of the server ----------------------------------------------------------
 
 
@@ -326,6 +348,23 @@ async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres
         (record,) = await store.read("p", ["key"])
         assert record is not None
         assert record.version == lost.operation
+
+
+async def test_closing_does_not_wait_for_a_server_that_is_away(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Nothing is lost by what other processes are not notified of: they look by themselves."""
+    async with store_of(postgres_url):
+        pass  # its tables are made without haste
+    async with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+        store = await store_of(
+            f"{proxy.url_for(postgres_url)}&command_timeout=1&connect_timeout=600"
+        ).__aenter__()
+        proxy.faults = Faults(blackhole=True)
+        with pytest.raises(Unknown):
+            await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"}))
+        async with asyncio.timeout(60):
+            await store.close()
 
 
 async def test_a_canceled_commit_leaves_no_half(postgres_url: str, sql: "asyncpg.Connection") -> None:

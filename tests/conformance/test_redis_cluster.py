@@ -179,6 +179,18 @@ async def test_a_dead_node() -> None:
             await eventually(lambda: all(node.joined(3) for node in cluster.nodes))
 
 
+async def test_nodes_that_do_not_answer_let_no_watch_sleep() -> None:
+    """Watches are woken once the link is lost, however long it takes to learn which node serves them now."""
+    with running(RedisCluster) as cluster:
+        url = cluster.url + "?connect_timeout=600&command_timeout=600"
+        async with store_of(url) as store, store.watch("moving", "topic") as watch:
+            for node in cluster.nodes:
+                node.stop()
+            assert await watch.wait(MISSING)
+            for node in cluster.nodes:
+                node.cont()
+
+
 class Move:
     """A slot that goes from one node to another, step by step."""
 

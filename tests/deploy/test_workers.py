@@ -67,6 +67,23 @@ def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> Non
         until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
 
 
+def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_path: Path) -> None:
+    """What keeps a worker from starting may pass: meanwhile the others serve, and then two serve again."""
+    with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
+        until(lambda: len(in_flight(service)) == 2)
+        text = service.config_path.read_text()
+        service.config_path.write_text("no: config")
+        dies, stays = in_flight(service)
+        os.kill(dies, signal.SIGKILL)
+        until(lambda: service.log().count("ended with 3;") == 2)
+        with service.client() as client:
+            assert client.post("", json=message("hello")).json()["status"] == "Completed"
+        assert stays in in_flight(service)
+        service.config_path.write_text(text)
+        until(lambda: len(in_flight(service)) == 2)
+        assert service.terminate() == 0
+
+
 def test_workers_stop_when_their_supervisor_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     """No process is left that answers on the port, and none that holds a lease."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:

@@ -12,7 +12,8 @@ from contextlib import ExitStack, closing, contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -23,6 +24,7 @@ from tealagents.cli.chat import finding
 from tealagents.cli.main import command_line
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
+from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.signing_in import self_signed
@@ -97,8 +99,8 @@ class Patient:
         with ServiceThread(self.config, self.env) as service:
             self.send(service.url)
 
-    def send(self, url: str) -> None:
-        token = self.authority.token("alice")
+    def send(self, url: str, user: str = "alice") -> None:
+        token = self.authority.token(user)
         body = {"items": [{"content_type": "text", "content": "My name is Ada."}]}
         httpx.post(
             url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60
@@ -270,6 +272,36 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     assert code == 1, found
     assert said in found
     assert found.count("✗") == 1, found
+
+
+class KeptStore(CountingStore):
+    """Its counts can be looked at when the command has ended."""
+
+    opened: ClassVar[list[CountingStore]] = []
+
+    def __init__(self, options: CountingOptions) -> None:
+        super().__init__(options)
+        self.opened.append(self)
+
+
+def test_some_tasks_are_enough(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of tasks does not grow with their number."""
+    monkeypatch.setattr(doctor, "TASKS_VERIFIED", 1)
+    store = {"TA_PERSISTENCE": f"{__name__}:KeptStore?{urlencode({'url': patient.env['TA_PERSISTENCE']})}"}
+
+    def read() -> list[int]:
+        code, found = patient.examined()
+        assert code == 0, found
+        operations = KeptStore.opened[-1].operations
+        return [operations[StoreOperation(name, "user")] for name in ("read", "scan")]
+
+    with ServiceThread(patient.config, patient.env) as service:
+        patient.env.update(store)
+        before = read()
+        for user in ("bob", "carol", "dave"):
+            patient.send(service.url, user)
+    assert read() == before
+    assert min(before) > 0
 
 
 def test_a_missing_secret_hides_nothing_of_the_store(patient: Patient) -> None:

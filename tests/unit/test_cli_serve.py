@@ -104,6 +104,28 @@ def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> Non
     assert served.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "reported"),
+    [
+        ("", "broken has no 'Broken'"),
+        ("raise ValueError('no drawer')", "ValueError: no drawer"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_workers_that_cannot_be_built_are_not_started_again(
+    tmp_path: Path, source: str, reported: str
+) -> None:
+    """Whether the config is refused, or what it names raises: exit status 3 with the reason."""
+    (tmp_path / "broken.py").write_text(source)
+    shutil.copy(DEMO / "custom_plugins.py", tmp_path)
+    text = (DEMO / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['broken:Broken']\n")
+    served = serve(tmp_path, "--workers", "2", TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
+    assert served.returncode == 3, served
+    assert reported in served.stderr
+    assert served.stdout == ""
+
+
 async def test_a_start_that_fails_says_why_whatever_is_served(tmp_path: Path) -> None:
     """What a protocol keeps open does not wrap what the store says."""
     path = tmp_path / "config.yaml"

@@ -3,7 +3,7 @@
 ====================  ==========================================================================
 `main`                the table of commands, and what they share
 `new`, `upgrade`      the files of a new agent; the file of an earlier one, rewritten
-`serve`               serves an agent; `protocol`: HTTP/1.1 as it is served
+`serve`               serves an agent; `protocol`: HTTP/1.1 as it is served; `supervisor`: of workers
 `check`, `doctor`     what is wrong before anything starts (`findings`), and with a service
 `chat`                a conversation in the terminal
 `state`               what is stored, for operators; `migrate`

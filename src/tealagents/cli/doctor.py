@@ -16,7 +16,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import httpx
 import typer
@@ -29,6 +29,11 @@ from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, StoreError, TealError
 from tealagents.domain.ports import Commit, Put, Store
+
+if TYPE_CHECKING:
+    from tealagents.state.audit import BadEntry
+    from tealagents.state.inventory import Inventory
+    from tealagents.state.records import RecordStore
 
 #: seconds by which two clocks may differ; tokens are checked with as much leeway by default
 MOST_SKEW = 60.0
@@ -195,7 +200,6 @@ async def _write(config: ServiceConfig, store: Store) -> float:
 async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
     """Whether what is stored can be read with these keys."""
     from tealagents.bootstrap import record_store_of
-    from tealagents.state.audit import verify
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import SystemClock
 
@@ -211,22 +215,38 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
         )
         return
     try:
-        tasks = [task for owner in await inventory.owners() async for task in inventory.tasks(owner)]
-        verified = [await verify(records, task.partition, task.task_id) for task in tasks[:TASKS_VERIFIED]]
+        fault = await _fault(inventory, records)
     except CorruptState as error:
         inventory.damaged.append(str(error))
-        verified = []
+        fault = None
     for damage in inventory.damaged[:1]:
         yield Ailment(
             f"a stored record cannot be read: {damage}",
             "If TA_ENCRYPTION_KEY was changed, put the earlier key into TA_ENCRYPTION_OLD_KEYS; else restore "
             "a backup.",
         )
-    if fault := next((each.fault for each in verified if each is not None and each.fault is not None), None):
+    if fault is not None:
         yield Ailment(
             f"an audit does not verify: {fault}",
             "If TA_AUDIT_KEY was changed, set the earlier one; else run `tealagents state verify-audit`.",
         )
+
+
+async def _fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | None":
+    """The first bad entry in the audits of some tasks."""
+    from tealagents.state.audit import verify
+
+    left = TASKS_VERIFIED
+    for owner in await inventory.owners():
+        async with aclosing(inventory.tasks(owner)) as tasks:
+            async for task in tasks:
+                verified = await verify(records, task.partition, task.task_id)
+                if verified is not None and verified.fault is not None:
+                    return verified.fault
+                left -= 1
+                if not left:
+                    return None
+    return None
 
 
 # --- the model service and the authority ------------------------------------------------------------

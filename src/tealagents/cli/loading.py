@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.config import ConfigError, ConfigProblem, ServiceConfig, load
 from tealagents.registry import import_from
 
 if TYPE_CHECKING:
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) -> ServiceConfig:
-    """The config, or exit status 2 with every mistake in it."""
+def load_or_exit(
+    path: Path | None, *, overrides: dict[str, str] | None = None, needed: str | None = None
+) -> ServiceConfig:
+    """The config, or exit status 2 with every mistake in it.
+
+    Where only one key is `needed`, a `${NAME}` in any other need not be set.
+    """
     import os
 
     env = {**os.environ, **(overrides or {})}
+    unset: list[ConfigProblem] | None = None if needed is None else []
     try:
-        config = load(path, env=env)
+        config = load(path, env=env, unset=unset)
+        if missing := [each for each in unset or () if each.key == needed]:
+            raise ConfigError(missing)
     except ConfigError as error:
         for problem in error.problems:
             stderr.print(f"[red]✗[/] {escape(str(problem))}")

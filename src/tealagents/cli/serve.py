@@ -260,39 +260,41 @@ def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any
 
 
 def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any]) -> None:
-    """As `uvicorn.run` does, but for two things: it exits with 0 where no worker could start, and once it
-    waits for its workers it listens to no signal."""
+    """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start."""
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.supervisors import Multiprocess
 
-    class Supervisor(Multiprocess):
-        def join_all(self) -> None:
-            """Waits for the workers to drain; another signal meanwhile is theirs."""
-            for number in _STOPPING:
-                signal.signal(number, lambda *_: self.terminate_again())
-            if self.signal_queue:
-                self.terminate_again()
-            super().join_all()
-
-        def terminate_again(self) -> None:
-            for worker in self.processes:
-                if worker.exitcode is None and worker.pid is not None:
-                    os.kill(worker.pid, signal.SIGTERM)
+    from tealagents.cli.supervisor import Supervisor
 
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+    if not supervisor.served and any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
 
 
 def worker_app() -> "ASGIApp":
-    """The application of one worker process; its config is named by the environment."""
+    """The application of one worker process; its config is named by the environment.
+
+    One that cannot be built ends the process with the status of a failed start: after any other, the parent
+    would start the next worker at once, for ever.
+    """
+    from uvicorn.config import STARTUP_FAILURE
+
+    from tealagents.bootstrap import START_ERRORS
+
     gc.disable()  # until `_settled`
     # Ctrl-C in a terminal reaches the supervisor as well, which passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
-    return build_or_exit(load_or_exit(None))
+    try:
+        return _application(load_or_exit(None))
+    except typer.Exit:  # the reason is printed
+        pass
+    except START_ERRORS as error:
+        fail(str(error))
+    except (Exception, SystemExit):
+        log.exception("the start failed")
+    raise SystemExit(STARTUP_FAILURE)
 
 
 def _stop_with_supervisor() -> None:
@@ -307,18 +309,25 @@ def _stop_with_supervisor() -> None:
 
 
 def build_or_exit(config: ServiceConfig) -> "ASGIApp":
-    """The application, or exit status 2 with what is wrong. A failed start is one sentence as well."""
-    from tealagents.app import create_app
+    """The application, or exit status 2 with what is wrong."""
     from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.findings import Findings, examine
-    from tealagents.telemetry.requests import RequestLog
 
     try:
-        app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
+        return _application(config)
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
         raise fail(*(found.wrong + found.needed or [str(error)])) from None
+
+
+def _application(config: ServiceConfig) -> "ASGIApp":
+    """The application, whose failed start is one sentence as well."""
+    from tealagents.app import create_app
+    from tealagents.bootstrap import START_ERRORS
+    from tealagents.telemetry.requests import RequestLog
+
+    app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:

@@ -434,7 +434,7 @@ def migrate_command(config: Config = None) -> None:
 
     An empty store needs no migration. Stop the service, make a backup, migrate, and start the new version.
     """
-    url = load_or_exit(config).persistence
+    url = load_or_exit(config, needed="spec.persistence").persistence
     try:
         store = plain_store(url)
         migrate = getattr(store, "migrate", None)

@@ -6,7 +6,7 @@ stands in the way of the rest.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -97,7 +97,7 @@ class Inventory:
         agent = self._records.agent
         return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in _DIGITS)
 
-    async def tasks(self, owner: User) -> AsyncIterator[Found]:
+    async def tasks(self, owner: User) -> AsyncGenerator[Found, None]:
         """A user's tasks by id, those in the course of deletion left out, alone or with their session."""
         partition = self._records.partition(owner)
         deleting = await self._deleting(partition)

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -54,6 +54,8 @@ CONFLICT: Final = "TA001"
 #: seconds between two erasures of what has expired, by each process that commits
 SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
+#: seconds for the server to end a statement that no one waits for
+CANCEL_SECONDS: Final = 1.0
 
 _HOST = re.compile(r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
@@ -264,10 +266,10 @@ class PostgresStore(BaseStore):
             await self._pool.drop(connection)
             raise self.unavailable(_reason(error)) from None
         except _LOST as error:
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             raise Unknown(_reason(error)) from None
         except BaseException:  # a canceled caller: the server completes it or does not
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             raise
         self._pool.give_back(connection)
 
@@ -277,11 +279,11 @@ class PostgresStore(BaseStore):
         try:
             rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
         except (PostgresError, *_LOST) as error:
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             if not again or not _session_ended(error):
                 raise self.unavailable(_reason(error)) from None
         except BaseException:
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             raise
         else:
             self._pool.give_back(connection)
@@ -296,10 +298,10 @@ class PostgresStore(BaseStore):
         try:
             yield connection
         except (PostgresError, *_LOST) as error:
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             raise self.unavailable(_reason(error)) from None
         except BaseException:
-            await self._pool.drop(connection)
+            await self._give_up(connection)
             raise
         self._pool.give_back(connection)
 
@@ -308,6 +310,18 @@ class PostgresStore(BaseStore):
             return await self._pool.borrow()
         except (PostgresError, *_LOST) as error:
             raise self.unavailable(_reason(error)) from None
+
+    async def _give_up(self, connection: "asyncpg.Connection[Any]") -> None:
+        """Drops a connection, and cancels what it still runs.
+
+        A server does not notice that the client has gone while a statement waits for a lock: its processes
+        would be more with each attempt, until it takes no connection of anyone.
+        """
+        try:
+            with suppress(PostgresError, *_LOST):
+                await connection.close(timeout=CANCEL_SECONDS)
+        finally:
+            await self._pool.drop(connection)
 
     async def _connect(self) -> "asyncpg.Connection[Any]":
         connection: asyncpg.Connection[Any] = await asyncpg.connect(**self._arguments)

@@ -31,6 +31,8 @@ GATHER_SECONDS: Final = 0.003
 #: seconds between attempts to send what could not be sent, and how many of them there are
 RETRY_SECONDS: Final = 0.5
 ATTEMPTS: Final = 20
+#: seconds that closing leaves for it
+CLOSE_SECONDS: Final = 1.0
 #: seconds after which a watch looks though it was not woken
 RECHECK_SECONDS: Final = 120.0
 
@@ -72,8 +74,12 @@ class PostgresWatches(LinkedWatches):
             self._sending = asyncio.create_task(self._send_all(), name="postgres-notify")
 
     async def close(self) -> None:
-        if self._sending is not None:
-            await self._sending
+        try:
+            if self._sending is not None:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._sending
+        except TimeoutError:
+            log.warning("watches of other processes were not notified: the store is being closed")
         await super().close()
 
     async def _send_all(self) -> None:

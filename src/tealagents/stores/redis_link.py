@@ -36,6 +36,8 @@ class RedisWatches(LinkedWatches):
     def __init__(self, seconds: float, *, prefix: str, nodes: Nodes) -> None:
         self._prefix = prefix
         self._nodes = nodes
+        #: whether there was a link before
+        self._again = False
         super().__init__(seconds, connect=self._subscribing, name=self._channel_of, channel=str)
 
     def _channel_of(self, topic: Topic) -> str:
@@ -44,11 +46,13 @@ class RedisWatches(LinkedWatches):
 
     @asynccontextmanager
     async def _subscribing(self, listener: Listener) -> AsyncIterator[LinkSession]:
+        if self._again:  # once the last link counts as lost: until then no watch polls
+            await self._nodes.look_around()
+        self._again = True
         session = _SubscribedNodes(self._nodes, listener)
         try:
             yield session
         except (RedisError, OSError, TimeoutError, NodeUnreachable, PersistenceUnavailable) as error:
-            await self._nodes.look_around()
             raise LinkLost(reason(error)) from None
         finally:
             await session.close()

@@ -1,0 +1,60 @@
+"""The parent process of several workers."""
+
+import logging
+import os
+import signal
+import time
+
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
+
+#: seconds between two attempts to replace workers that could not start
+RESTART_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor(Multiprocess):
+    """Uvicorn's, but for two things: a worker that cannot be replaced stops no other, and once it waits for
+    its workers it listens to no signal."""
+
+    #: whether any worker has been in service
+    served = False
+    #: by the monotonic clock: when the next worker that could not start is replaced
+    _again_at = 0.0
+
+    def keep_subprocess_alive(self) -> None:
+        """Replaces workers that died. Once one has served, what keeps another from starting may pass."""
+        if self.should_exit.is_set():
+            return
+        for index, worker in enumerate(self.processes):
+            if worker.is_alive(self.config.timeout_worker_healthcheck):
+                self.served = self.served or worker.is_ready()
+                continue
+            worker.kill()  # where it hangs
+            worker.join()
+            if worker.exitcode == STARTUP_FAILURE:
+                if not self.served:
+                    self.should_exit.set()
+                    return
+                if time.monotonic() < self._again_at:
+                    continue
+                self._again_at = time.monotonic() + RESTART_SECONDS
+            log.warning("worker %s has ended with %s; another takes its place", worker.pid, worker.exitcode)
+            self.processes[index] = Process(self.config, self.sockets)
+            self.processes[index].start()
+
+    def join_all(self) -> None:
+        """Waits for the workers to drain; another signal meanwhile is theirs."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.terminate_again())
+        if self.signal_queue:
+            self.terminate_again()
+        super().join_all()
+
+    def terminate_again(self) -> None:
+        """Passes a second signal on."""
+        for worker in self.processes:
+            if worker.exitcode is None and worker.pid is not None:
+                os.kill(worker.pid, signal.SIGTERM)
