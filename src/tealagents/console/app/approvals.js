@@ -1,7 +1,7 @@
 /** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {useDecisions, usePages, useRead} from "./data.js";
+import {pending, useDecisions, usePages, useRead} from "./data.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -265,7 +265,7 @@ const FILTERS = [
 export function Approvals() {
   const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const {items: read, loaded, error, reload, more} = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
+  const {items: read, loaded, error, reload, more} = usePages(listOf(client, status), [client, status], 3000);
   const items = useKept(read, status);
   const mayRead = useMayRead();
   return html`
@@ -284,11 +284,17 @@ export function Approvals() {
       <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
         ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
       </div>
-      ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
+      ${loaded && !more && items.length === 0 && html`<${Nothing} status=${status} />`}
       ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
     </div>
   `;
 }
+
+/** What is to be decided is one page. */
+const listOf = (client, status) =>
+  status === "pending"
+    ? {page: async () => ({items: await pending(client), next_cursor: null})}
+    : client.approvals({status, limit: 50});
 
 /** What was to be decided stays, with what came of it, until one looks elsewhere. */
 function useKept(items, status) {
