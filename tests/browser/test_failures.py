@@ -33,6 +33,26 @@ def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, ser
     expect(ada.text("Files-delete said: first.txt is deleted")).to_be_visible()
 
 
+def test_an_approver_whose_connection_broke_sees_the_outcome(tabs: Tabs, service: ServiceThread) -> None:
+    """They may not follow another user's request, and what they decided stays decided."""
+    talk(service, 'call Files-delete {"path": "broke.txt"}')
+    carol = tabs.signed_in(f"{service.url}/console/", "carol")
+    carol.expected = {401}
+
+    def cut(route: Route) -> None:
+        answer = route.fetch()
+        begun, blank, _ = answer.text().partition("\n\n")
+        assert "event: request" in begun
+        route.fulfill(response=answer, body=begun + blank)
+
+    carol.page.route("**/resume/sse**", cut, times=1)
+    card = carol.open("approvals").page.locator(".card", has_text="broke.txt")
+    with carol.page.expect_response(lambda seen: seen.url.endswith("/events") and seen.status == 401):
+        card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("Completed")
+    expect(card.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
     """The page says so in its place."""
     first, _ = talk(service, "hello", "My name is Ada.")

@@ -23,6 +23,7 @@ from tealagents.client import (
     Final,
     Interrupted,
     ModelError,
+    NotOwner,
     Overloaded,
     PersistenceUnavailable,
     Piece,
@@ -350,6 +351,27 @@ def test_resume_stream_starts_behind_the_pause() -> None:
         cursor = Cursor(request_id=REQUEST, last_event_id=2)
         events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, cursor))
         assert [event.id for event in events] == [3, 4]
+
+
+def test_an_approver_decides_again_instead_of_following() -> None:
+    """One who may decide and not read gets the outcome all the same, and no event twice."""
+
+    def serve(call: Call) -> Reply | list[bytes]:
+        return problem(401, "not_owner") if call.method == "GET" else [LOG[0], LOG[4]]
+
+    network = Network(serve, cuts=[len(LOG[0])])
+    events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+    assert [event.id for event in events] == [1, 5]
+    assert [call.method for call in network.calls] == ["POST", "GET", "POST"]
+    for of_another in (serve, sending(problem(401, "not_owner"))):
+        network = Network(of_another)
+        with pytest.raises(NotOwner):
+            network.read(network.operations().follow(REQUEST, Cursor(request_id=REQUEST, located=True)))
+        assert len(network.calls) == 1
+    network = Network(sending(problem(401, "not_owner")))
+    with pytest.raises(NotOwner):
+        network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+    assert len(network.calls) == 1
 
 
 def test_a_stream_answered_without_one() -> None:

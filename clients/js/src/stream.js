@@ -4,7 +4,7 @@
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
 import {answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
-import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
+import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
@@ -127,6 +127,11 @@ export class EventStream {
       return null;
     }
     if (this.#located && problem instanceof NotFound) return yield* this.#settle();
+    if (problem instanceof NotOwner && call.method !== this.#start.method) {
+      // an approver may not follow a request: the decision, made again, is answered with the same stream
+      this.#located = false;
+      return problem;
+    }
     if (problem instanceof RequestInProgress || mayRepeat(call, problem)) return problem;
     throw problem;
   }

@@ -15,6 +15,7 @@ from tealagents.client.documents import Accepted, Answer, Json, RequestDocument,
 from tealagents.client.errors import (
     ConnectionLost,
     NotFound,
+    NotOwner,
     ProblemError,
     RequestInProgress,
     StillRunning,
@@ -266,7 +267,7 @@ class Rules:
             elif outcome.is_stream:
                 trouble = yield from self._read(cursor, budget)
             else:
-                trouble = yield from self._without_stream(call, outcome, cursor)
+                trouble = yield from self._without_stream(start, call, outcome, cursor)
             if trouble is not None:
                 yield from self._hold_on(trouble, budget, start, cursor)
 
@@ -298,7 +299,7 @@ class Rules:
         return None
 
     def _without_stream(
-        self, call: Call, reply: Reply, cursor: Cursor
+        self, start: Call, call: Call, reply: Reply, cursor: Cursor
     ) -> Stream[StreamEvent, ProblemError | None]:
         """Handle an answer that is no stream. None: connect again, unless the stream has ended."""
         if reply.status == 204:
@@ -315,6 +316,10 @@ class Rules:
             return None
         if cursor.located and isinstance(problem, NotFound):
             return (yield from self._settle(cursor))
+        if isinstance(problem, NotOwner) and call.method != start.method:
+            # an approver may not follow a request: the decision, sent again, is answered with the same stream
+            cursor.located = False
+            return problem
         if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
             return problem
         raise problem

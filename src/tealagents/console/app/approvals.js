@@ -255,12 +255,7 @@ function Gone({item, open}) {
 
 // --- the inbox ---
 
-const FILTERS = [
-  ["pending", "To decide"],
-  ["decided", "Decided"],
-  ["expired", "Expired"],
-  ["canceled", "Canceled"],
-];
+const FILTERS = Object.entries({pending: "To decide", ...TITLES});
 
 export function Approvals() {
   const {client} = useApp();

@@ -52,16 +52,13 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
-    try {
-      await onSend(items, (sent.current ??= String(Math.random())));
+    const taken = () => {
       const now = drafts.get(draft) ?? "";
       write(now.startsWith(text) ? now.slice(text.length) : now);
       keep((now) => now.filter((image) => !images.includes(image)));
-    } catch (failure) {
-      setError(failure);
-    } finally {
-      setBusy(false);
-    }
+    };
+    await onSend(items, (sent.current ??= String(Math.random()))).then(taken, setError);
+    setBusy(false);
   };
   const stop = () => {
     goOn();
