@@ -186,24 +186,57 @@ def _lost(route: Route) -> None:
     route.abort()
 
 
-def test_a_message_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_a_message_whose_answer_was_lost_is_not_sent_twice(
+    tabs: Tabs, service: ServiceThread, reloaded: bool
+) -> None:
     """The service had taken it; one who sends it again continues with what is there."""
-    ivy = tabs.signed_in(f"{service.url}/console/", "ivy")
+    user = f"ivy-{reloaded}"
+    ivy = tabs.signed_in(f"{service.url}/console/", user)
     ivy.may_be_cut = True
     ivy.page.route(service.url, _lost)
     ivy.say("My name is Ivy.")
     expect(ivy.page.get_by_role("main").get_by_role("alert")).to_contain_text("cannot be reached")
     ivy.page.unroute(service.url)
+    if reloaded:
+        ivy.page.reload()
     ivy.button("Send").click()
     expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
-    with service.client("ivy") as client:
+    with service.client(user) as client:
+        assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
+    # what was taken is over: the same words again are another message
+    ivy.say("My name is Ivy.")
+    expect(ivy.text("Nice to meet you, Ivy.")).to_have_count(2)
+
+
+def test_an_example_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
+    """It is not written anywhere; one who chooses it again continues with what is there."""
+    jim = tabs.open(f"{service.url}/console/")
+
+    def with_an_example(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "examples": ["My name is Jim."]})
+
+    jim.page.route("**/config.json", with_an_example)
+    jim.sign_in("jim").may_be_cut = True
+    example = jim.page.get_by_label("Examples").get_by_role("button").first
+    jim.page.route(service.url, _lost)
+    example.click()
+    expect(jim.page.locator(".notice")).to_have_attribute("data-shown", "true")
+    jim.page.unroute(service.url)
+    example.click()
+    expect(jim.text("Nice to meet you, Jim.")).to_be_visible()
+    with service.client("jim") as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
 
 
-def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, service: ServiceThread) -> None:
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_an_edited_message_whose_answer_was_lost_is_sent_once(
+    tabs: Tabs, service: ServiceThread, reloaded: bool
+) -> None:
     """The second attempt continues in the fork of the first one."""
-    *_, last = talk(service, "hello", "My name is Ivy.", user="kay")
-    kay = tabs.signed_in(f"{service.url}/console/", "kay")
+    user = f"kay-{reloaded}"
+    *_, last = talk(service, "hello", "My name is Ivy.", user=user)
+    kay = tabs.signed_in(f"{service.url}/console/", user)
     kay.may_be_cut = True
     kay.open("tasks", last["task_id"]).button("Edit and send again").last.click()
     kay.page.locator(".editing textarea").fill("My name is Kay.")
@@ -212,9 +245,11 @@ def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, servic
     editing.get_by_role("button", name="Send").click()
     expect(editing.get_by_role("alert")).to_contain_text("cannot be reached")
     kay.page.unroute(service.url)
+    if reloaded:
+        kay.page.reload()
     editing.get_by_role("button", name="Send").click()
     expect(kay.text("Nice to meet you, Kay.")).to_be_visible()
-    with service.client("kay") as client:
+    with service.client(user) as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 2
 
 

@@ -80,10 +80,9 @@ const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 function Decision({pause, decided, setDecided, onDecided}) {
   const {client, patient, drafts} = useApp();
   const draft = `pause:${pause.approval_id}`;
-  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft) ?? "{}")}));
+  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft))}));
   const [outcome, setOutcome] = useState(null);
   const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
   const several = pause.tool_calls.length > 1;
   /** Arguments that cannot be sent are of calls that would run. */
   const unfit = (action) => Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
@@ -100,8 +99,6 @@ function Decision({pause, decided, setDecided, onDecided}) {
   const schemas = (shown || unread) && new Map(shown?.tool_calls?.map(({id, parameters}) => [id, parameters]));
 
   const decide = async (action) => {
-    setBusy(true);
-    setError(null);
     try {
       setOutcome({status: "Running"});
       setDecided(new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)])));
@@ -112,7 +109,6 @@ function Decision({pause, decided, setDecided, onDecided}) {
       setDecided(null);
       setError(failure);
     }
-    setBusy(false);
     onDecided?.();
   };
   if (outcome)
@@ -129,24 +125,24 @@ function Decision({pause, decided, setDecided, onDecided}) {
       <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})}></textarea>
     </label>
     ${error && html`<${Problem} error=${error} />`}
-    <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy} unfit=${unfit} onDecide=${decide} />
+    <${Buttons} calls=${pause.tool_calls} choices=${choices} unfit=${unfit} onDecide=${decide} />
   `;
 }
 
 /** One button where each call has been decided above, else one for each way to decide the others. */
-function Buttons({calls, choices, disabled, unfit, onDecide}) {
+function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
     return html`<div class="actions">
-      <button class="primary" disabled=${disabled || unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
+      <button class="primary" disabled=${unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
     </div>`;
   const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
   return html`
     <div class="actions">
-      <button class="primary" disabled=${disabled || unfit("approve")} onClick=${() => onDecide("approve")}>
+      <button class="primary" disabled=${unfit("approve")} onClick=${() => onDecide("approve")}>
         <${Icon} name="check" /> Approve${which}
       </button>
-      <button class="danger" disabled=${disabled || unfit("reject")} onClick=${() => onDecide("reject")}>
+      <button class="danger" disabled=${unfit("reject")} onClick=${() => onDecide("reject")}>
         <${Icon} name="close" /> Reject${which}
       </button>
     </div>

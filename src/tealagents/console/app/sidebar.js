@@ -2,11 +2,11 @@
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
 import {pending, Shared, usePages, useRead} from "./data.js";
-import {plural, shortId} from "./format.js";
+import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, IconButton, inView, inWords, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -224,23 +224,19 @@ export function titleFrom(items) {
 }
 
 function ListMenu({reload}) {
-  const {client, notify} = useApp();
+  const {client} = useApp();
   const [asking, setAsking] = useState(false);
   const input = useRef(null);
-  const take = async (event) => {
+  const take = useAttempt()(async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
     if (!file) return;
-    try {
-      const document_ = await file.text();
-      JSON.parse(document_);
-      const task = await client.importTask(document_);
-      reload();
-      navigate("tasks", task.task_id);
-    } catch (error) {
-      notify(error instanceof SyntaxError ? "That file is not JSON. Choose one that was exported here." : inWords(error).detail);
-    }
-  };
+    const document_ = await file.text();
+    if (!asObject(document_)) throw new Error("That file is not JSON. Choose one that was exported here.");
+    const task = await client.importTask(document_);
+    reload();
+    navigate("tasks", task.task_id);
+  });
   return html`
     <${Menu} label="More">
       <button onClick=${() => input.current.click()}>Import …</button>

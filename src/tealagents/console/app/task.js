@@ -1,5 +1,5 @@
 /** One task: what it is called, how it stands, and its views. */
-import {html, useCallback, useLayoutEffect, useRef, useState} from "./html.js";
+import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {asObject, longTime, shortId} from "./format.js";
@@ -26,10 +26,10 @@ const FRESH = 2500;
 export function TaskView({taskId, tab}) {
   const {client, me} = useApp();
   const {data: task, error, reload} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
-  const changed = useCallback(async () => {
+  const changed = async () => {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
-  }, [reload]);
+  };
   if (!task || error?.code === "not_found")
     return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}><${Back} /><//>`;
   const foreign = isForeign(task, me);
@@ -180,7 +180,7 @@ function Metadata({task, reload}) {
   const {client, notify, drafts} = useApp();
   const draft = `metadata:${task.task_id}`;
   /** what is written, and the metadata that it began with */
-  const [edit, setEdit] = useState(() => asObject(drafts.get(draft) ?? ""));
+  const [edit, setEdit] = useState(() => asObject(drafts.get(draft)));
   const write = (now) => {
     drafts.set(draft, now && JSON.stringify(now));
     setEdit(now);
