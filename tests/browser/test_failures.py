@@ -84,6 +84,29 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     expect(ada.page.locator(".ended")).to_have_count(0)
 
 
+def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, service: ServiceThread) -> None:
+    """Although it brings nothing for as long as no one decides."""
+    (pause,) = talk(service, 'call Files-delete {"path": "back.txt"}')
+    ada.may_be_cut = True
+    behind: list[Route] = []
+
+    def first_lost(route: Route) -> None:
+        if "last-event-id" not in route.request.headers:
+            return route.continue_()
+        behind.append(route)
+        return route.abort() if len(behind) == 1 else None
+
+    ada.page.route("**/events", first_lost)
+    ada.open("tasks", pause["task_id"])
+    expect(ada.text("The connection was lost")).to_be_visible()
+    ada.page.unroute("**/events")
+    for route in behind[1:]:
+        route.continue_()
+    expect(ada.text("The connection was lost")).to_have_count(0)
+    ada.button("Approve").click()
+    expect(ada.text("Files-delete said: back.txt is deleted")).to_be_visible()
+
+
 def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
     """One signs in again, and finds it where it was."""
     hal = tabs.signed_in(f"{service.url}/console/", "hal")

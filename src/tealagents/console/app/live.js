@@ -37,7 +37,7 @@ async function follow(client, requestId, view, signal) {
   do {
     last = null;
     try {
-      for await (const event of client.follow(requestId, {after, signal, onReconnect: (lost) => view.put({lost})})) {
+      for await (const event of client.follow(requestId, {after, signal, onReconnect: (lost) => view.put({lost}), onOpen: () => view.put({lost: null})})) {
         if (signal.aborted) return false;
         view.take(event);
         last = event.event;
