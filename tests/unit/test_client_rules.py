@@ -470,18 +470,22 @@ def test_waiting_for_a_failure() -> None:
 )
 def test_background(answer: Reply) -> None:
     """The ids of a background request come back whether it was just begun, still runs, or has ended."""
-    network = Network(sending(LOST, answer))
+    network = Network(sending(LOST, answer, document({**IDS, "status": "Queued"})))
     accepted: Accepted = network.run(network.operations().background("hello", {}))
     assert accepted.request_id == REQUEST
+    assert accepted.status == ("Completed" if answer.ok and answer.status == 200 else "Queued")
     assert network.calls[0].headers["Prefer"] == "respond-async"
 
 
-def test_background_of_a_failed_one() -> None:
-    """A request that was lost on the way and has failed by now is still named."""
-    replayed = problem(502, "model_error", headers={"idempotent-replayed": "true"}, **IDS)
-    network = Network(sending(replayed))
+@pytest.mark.parametrize(
+    ("status", "code", "ended"), [(502, "model_error", "Failed"), (409, "request_canceled", "Canceled")]
+)
+def test_background_of_one_that_has_ended(status: int, code: str, ended: str) -> None:
+    """A request that was lost on the way is named as it stands, if it has failed or was canceled by now."""
+    replayed = problem(status, code, headers={"idempotent-replayed": "true"}, **IDS)
+    network = Network(sending(replayed, document({**IDS, "status": ended})))
     accepted: Accepted = network.run(network.operations().background("hello", {}))
-    assert (accepted.request_id, accepted.status) == (REQUEST, "Failed")
+    assert (accepted.request_id, accepted.status) == (REQUEST, ended)
     busy = Network(sending(problem(409, "task_busy", **IDS)))
     with pytest.raises(TaskBusy):
         busy.run(busy.operations().background("hello", {}))

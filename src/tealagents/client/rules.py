@@ -183,11 +183,12 @@ class Rules:
         problem = reply.problem()
         if problem.request_id is None or not (problem.replayed or isinstance(problem, RequestInProgress)):
             raise problem
+        found = yield from self.found(problem.request_id)
         return Accepted(
-            session_id=problem.session_id or "",
-            task_id=problem.task_id or "",
-            request_id=problem.request_id,
-            status="Failed" if problem.replayed else "Running",
+            session_id=found.session_id,
+            task_id=found.task_id,
+            request_id=found.request_id,
+            status=found.status,
         )
 
     def waited(self, request_id: str, timeout: float | None) -> Flow[Answer]:
