@@ -175,6 +175,17 @@ def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceT
         expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
 
 
+def test_a_token_that_no_header_can_hold_is_not_taken(tabs: Tabs, service: ServiceThread) -> None:
+    """Such as a long one that a terminal has cut: calls with it would fail as if the service were away."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.page.route("**/config.json", _asks_for_a_token)
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Bearer token").fill(f" {'x' * 2000}… ")
+    expect(tab.button("Continue")).to_be_disabled()
+    tab.page.get_by_label("Bearer token").fill(f" {'x' * 2000} ")
+    expect(tab.button("Continue")).to_be_enabled()
+
+
 def _asks_for_a_token(route: Route) -> None:
     route.fulfill(json={**route.fetch().json(), "sign_in": {"kind": "token"}})
 

@@ -69,7 +69,7 @@ export function usePages(list, keys, everyMs) {
 const sameItems = (one, other) => keysOf(one) === keysOf(other);
 const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task_id).join();
 
-/** All that waits for a decision: a page without any may have a next one with some. */
+/** All that waits for a decision; a page without any may have a next one. */
 export const pending = (client, signal) => client.approvals({status: "pending", limit: 200, signal}).toArray();
 
 /**
