@@ -152,6 +152,8 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     keep = form.get_by_label("keep", exact=True)
     keep.fill("2.5")
     expect(form.get_by_text("This is not a whole number.")).to_be_visible()
+    expect(form.get_by_role("status")).to_have_text("This is not a whole number.")
+    expect(keep).to_have_accessible_description(re.compile("This is not a whole number."))
     expect(ada.button("Approve")).to_be_disabled()
     keep.fill("2")
     form.get_by_role("button", name="Add how").click()

@@ -201,7 +201,7 @@ function Metadata({task, reload}) {
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
         aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => write({text: event.target.value, before})}></textarea>
       <${Unseen} text=${text} id="metadata-unseen" />
-      ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
+      ${wanted === null && html`<p class="wrong" role="status">This is not a JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}
       <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
     </form>
