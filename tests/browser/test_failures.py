@@ -33,6 +33,26 @@ def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, ser
     expect(ada.text("Files-delete said: first.txt is deleted")).to_be_visible()
 
 
+def test_an_approver_whose_connection_broke_sees_the_outcome(tabs: Tabs, service: ServiceThread) -> None:
+    """They may not follow another user's request, and what they decided stays decided."""
+    talk(service, 'call Files-delete {"path": "broke.txt"}')
+    carol = tabs.signed_in(f"{service.url}/console/", "carol")
+    carol.expected = {401}
+
+    def cut(route: Route) -> None:
+        answer = route.fetch()
+        begun, blank, _ = answer.text().partition("\n\n")
+        assert "event: request" in begun
+        route.fulfill(response=answer, body=begun + blank)
+
+    carol.page.route("**/resume/sse**", cut, times=1)
+    card = carol.open("approvals").page.locator(".card", has_text="broke.txt")
+    with carol.page.expect_response(lambda seen: seen.url.endswith("/events") and seen.status == 401):
+        card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("Completed")
+    expect(card.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
     """The page says so in its place."""
     first, _ = talk(service, "hello", "My name is Ada.")
@@ -62,6 +82,29 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     expect(ada.text("The connection was lost")).to_be_visible()
     expect(ada.button("Approve")).to_be_visible()
     expect(ada.page.locator(".ended")).to_have_count(0)
+
+
+def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, service: ServiceThread) -> None:
+    """Although it brings nothing for as long as no one decides."""
+    (pause,) = talk(service, 'call Files-delete {"path": "back.txt"}')
+    ada.may_be_cut = True
+    behind: list[Route] = []
+
+    def first_lost(route: Route) -> None:
+        if "last-event-id" not in route.request.headers:
+            return route.continue_()
+        behind.append(route)
+        return route.abort() if len(behind) == 1 else None
+
+    ada.page.route("**/events", first_lost)
+    ada.open("tasks", pause["task_id"])
+    expect(ada.text("The connection was lost")).to_be_visible()
+    ada.page.unroute("**/events")
+    for route in behind[1:]:
+        route.continue_()
+    expect(ada.text("The connection was lost")).to_have_count(0)
+    ada.button("Approve").click()
+    expect(ada.text("Files-delete said: back.txt is deleted")).to_be_visible()
 
 
 def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
@@ -132,6 +175,17 @@ def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceT
         expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
 
 
+def test_a_token_that_no_header_can_hold_is_not_taken(tabs: Tabs, service: ServiceThread) -> None:
+    """Such as a long one that a terminal has cut: calls with it would fail as if the service were away."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.page.route("**/config.json", _asks_for_a_token)
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Bearer token").fill(f" {'x' * 2000}… ")
+    expect(tab.button("Continue")).to_be_disabled()
+    tab.page.get_by_label("Bearer token").fill(f" {'x' * 2000} ")
+    expect(tab.button("Continue")).to_be_enabled()
+
+
 def _asks_for_a_token(route: Route) -> None:
     route.fulfill(json={**route.fetch().json(), "sign_in": {"kind": "token"}})
 
@@ -166,24 +220,57 @@ def _lost(route: Route) -> None:
     route.abort()
 
 
-def test_a_message_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_a_message_whose_answer_was_lost_is_not_sent_twice(
+    tabs: Tabs, service: ServiceThread, reloaded: bool
+) -> None:
     """The service had taken it; one who sends it again continues with what is there."""
-    ivy = tabs.signed_in(f"{service.url}/console/", "ivy")
+    user = f"ivy-{reloaded}"
+    ivy = tabs.signed_in(f"{service.url}/console/", user)
     ivy.may_be_cut = True
     ivy.page.route(service.url, _lost)
     ivy.say("My name is Ivy.")
     expect(ivy.page.get_by_role("main").get_by_role("alert")).to_contain_text("cannot be reached")
     ivy.page.unroute(service.url)
+    if reloaded:
+        ivy.page.reload()
     ivy.button("Send").click()
     expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
-    with service.client("ivy") as client:
+    with service.client(user) as client:
+        assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
+    # what was taken is over: the same words again are another message
+    ivy.say("My name is Ivy.")
+    expect(ivy.text("Nice to meet you, Ivy.")).to_have_count(2)
+
+
+def test_an_example_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
+    """It is not written anywhere; one who chooses it again continues with what is there."""
+    jim = tabs.open(f"{service.url}/console/")
+
+    def with_an_example(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "examples": ["My name is Jim."]})
+
+    jim.page.route("**/config.json", with_an_example)
+    jim.sign_in("jim").may_be_cut = True
+    example = jim.page.get_by_label("Examples").get_by_role("button").first
+    jim.page.route(service.url, _lost)
+    example.click()
+    expect(jim.page.locator(".notice")).to_have_attribute("data-shown", "true")
+    jim.page.unroute(service.url)
+    example.click()
+    expect(jim.text("Nice to meet you, Jim.")).to_be_visible()
+    with service.client("jim") as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
 
 
-def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, service: ServiceThread) -> None:
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_an_edited_message_whose_answer_was_lost_is_sent_once(
+    tabs: Tabs, service: ServiceThread, reloaded: bool
+) -> None:
     """The second attempt continues in the fork of the first one."""
-    *_, last = talk(service, "hello", "My name is Ivy.", user="kay")
-    kay = tabs.signed_in(f"{service.url}/console/", "kay")
+    user = f"kay-{reloaded}"
+    *_, last = talk(service, "hello", "My name is Ivy.", user=user)
+    kay = tabs.signed_in(f"{service.url}/console/", user)
     kay.may_be_cut = True
     kay.open("tasks", last["task_id"]).button("Edit and send again").last.click()
     kay.page.locator(".editing textarea").fill("My name is Kay.")
@@ -192,9 +279,11 @@ def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, servic
     editing.get_by_role("button", name="Send").click()
     expect(editing.get_by_role("alert")).to_contain_text("cannot be reached")
     kay.page.unroute(service.url)
+    if reloaded:
+        kay.page.reload()
     editing.get_by_role("button", name="Send").click()
     expect(kay.text("Nice to meet you, Kay.")).to_be_visible()
-    with service.client("kay") as client:
+    with service.client(user) as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 2
 
 

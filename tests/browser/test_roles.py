@@ -1,5 +1,7 @@
 """Who sees what: two users see nothing of each other, an approver decides and an auditor reads."""
 
+import re
+
 from playwright.sync_api import expect
 from tabs import Tab, Tabs
 
@@ -108,6 +110,31 @@ def test_what_was_decided_elsewhere_stays_with_what_became_of_it(tabs: Tabs, ser
     expect(card).to_contain_text("Decided by ada")
     expect(card).to_contain_text("Files-delete")
     expect(card.get_by_role("button")).to_have_count(0)
+
+
+def test_what_waits_is_shown_behind_pages_of_what_was_decided(tabs: Tabs, service: ServiceThread) -> None:
+    """However much was asked for since, the badge counts it and the inbox offers it, open or opened anew."""
+    frank = tabs.signed_in(_console(service), "frank").open("approvals")
+    frank.page.route(
+        "**/approvals?**",
+        lambda route: route.continue_(url=re.sub(r"limit=\d+", "limit=1", route.request.url)),
+    )
+    _paused(service, "frank", "waits.txt")
+    frank.look_again()
+    card = frank.page.locator(".card", has_text="waits.txt")
+    expect(card.get_by_role("button", name="Approve")).to_be_visible()
+    later = _paused(service, "frank", "decided.txt")
+    with service.client("frank") as client:
+        client.post(f"/requests/{later['request_id']}/resume", json={"action": "reject"}).raise_for_status()
+    with frank.page.expect_response(lambda answer: "cursor=" in answer.url):
+        frank.look_again()
+    expect(frank.page.get_by_role("link", name="Approvals 1")).to_be_visible()
+    expect(card.get_by_role("button", name="Approve")).to_be_visible()
+    frank.open("new").open("approvals")
+    expect(card.get_by_role("button", name="Approve")).to_be_visible()
+    expect(frank.text("Nothing is waiting for you")).to_have_count(0)
+    card.get_by_role("button", name="Reject").click()
+    expect(card.get_by_role("status")).to_contain_text("Completed")
 
 
 def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread) -> None:

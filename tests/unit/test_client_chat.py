@@ -339,8 +339,18 @@ def test_login_name_stays_on_this_machine() -> None:
 
 def test_nothing_reaches_the_terminal_that_it_obeys() -> None:
     """Escape sequences, carriage returns and reordering marks are shown, not obeyed."""
-    assert printable("a\x1b[2Jb\r\nc\td\x9b\u202ee") == "a\\x1b[2Jb\nc\td\\x9b\\u202ee"
+    assert printable("a\x1b[2Jb\r\nc\td\x9b\u202ee\u061c") == "a\\x1b[2Jb\nc\td\\x9b\\u202ee\\u061c"
     assert exact('{"path": "/tmp\u200b/x\n\u00a0"}') == '{"path": "/tmp\\u200b/x\\n\\xa0"}'
+
+
+@pytest.mark.parametrize(
+    "unseen",
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b\u180f\u2060\u2800\u3164\ufe00\ufe0f\uffa0\U000e0001\U000e0100\U000e01ef",
+)
+def test_what_is_approved_hides_nothing(unseen: str) -> None:
+    """Two paths that differ in what no terminal draws do not look the same."""
+    code = f"{ord(unseen):08x}".lstrip("0")
+    assert re.fullmatch(rf"/data/x\\[xuU]0*{code}", exact(f"/data/x{unseen}"))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tealagents.client import (
     Final,
     Interrupted,
     ModelError,
+    NotOwner,
     Overloaded,
     PersistenceUnavailable,
     Piece,
@@ -352,6 +353,27 @@ def test_resume_stream_starts_behind_the_pause() -> None:
         assert [event.id for event in events] == [3, 4]
 
 
+def test_an_approver_decides_again_instead_of_following() -> None:
+    """One who may decide and not read gets the outcome all the same, and no event twice."""
+
+    def serve(call: Call) -> Reply | list[bytes]:
+        return problem(401, "not_owner") if call.method == "GET" else [LOG[0], LOG[4]]
+
+    network = Network(serve, cuts=[len(LOG[0])])
+    events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+    assert [event.id for event in events] == [1, 5]
+    assert [call.method for call in network.calls] == ["POST", "GET", "POST"]
+    for of_another in (serve, sending(problem(401, "not_owner"))):
+        network = Network(of_another)
+        with pytest.raises(NotOwner):
+            network.read(network.operations().follow(REQUEST, Cursor(request_id=REQUEST, located=True)))
+        assert len(network.calls) == 1
+    network = Network(sending(problem(401, "not_owner")))
+    with pytest.raises(NotOwner):
+        network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+    assert len(network.calls) == 1
+
+
 def test_a_stream_answered_without_one() -> None:
     """An outcome sent as JSON, by a service or a proxy that does so, ends the stream as well."""
     assert shown(Network(sending(document(ANSWER))).stream()) == [(None, Final)]
@@ -448,18 +470,22 @@ def test_waiting_for_a_failure() -> None:
 )
 def test_background(answer: Reply) -> None:
     """The ids of a background request come back whether it was just begun, still runs, or has ended."""
-    network = Network(sending(LOST, answer))
+    network = Network(sending(LOST, answer, document({**IDS, "status": "Queued"})))
     accepted: Accepted = network.run(network.operations().background("hello", {}))
     assert accepted.request_id == REQUEST
+    assert accepted.status == ("Completed" if answer.ok and answer.status == 200 else "Queued")
     assert network.calls[0].headers["Prefer"] == "respond-async"
 
 
-def test_background_of_a_failed_one() -> None:
-    """A request that was lost on the way and has failed by now is still named."""
-    replayed = problem(502, "model_error", headers={"idempotent-replayed": "true"}, **IDS)
-    network = Network(sending(replayed))
+@pytest.mark.parametrize(
+    ("status", "code", "ended"), [(502, "model_error", "Failed"), (409, "request_canceled", "Canceled")]
+)
+def test_background_of_one_that_has_ended(status: int, code: str, ended: str) -> None:
+    """A request that was lost on the way is named as it stands, if it has failed or was canceled by now."""
+    replayed = problem(status, code, headers={"idempotent-replayed": "true"}, **IDS)
+    network = Network(sending(replayed, document({**IDS, "status": ended})))
     accepted: Accepted = network.run(network.operations().background("hello", {}))
-    assert (accepted.request_id, accepted.status) == (REQUEST, "Failed")
+    assert (accepted.request_id, accepted.status) == (REQUEST, ended)
     busy = Network(sending(problem(409, "task_busy", **IDS)))
     with pytest.raises(TaskBusy):
         busy.run(busy.operations().background("hello", {}))

@@ -26,8 +26,7 @@ export class Client {
 
   /** @param {api.Input} input @param {api.MessageOptions & api.StreamOptions} [options] */
   stream(input, options = {}) {
-    const {signal, onReconnect} = options;
-    return new EventStream(this.#calls, asStream(message(input, options)), {signal, onReconnect});
+    return new EventStream(this.#calls, asStream(message(input, options)), options);
   }
 
   /** @param {api.Input} input @param {api.MessageOptions} [options] */

@@ -99,6 +99,8 @@ export interface Reconnection {
 export interface StreamOptions {
   /** called whenever the connection is lost, before the wait for the next attempt */
   onReconnect?: (reconnection: Reconnection) => void;
+  /** called whenever a connection is open, which may bring no event for long */
+  onOpen?: () => void;
 }
 
 export interface FollowOptions extends CallOptions, StreamOptions {

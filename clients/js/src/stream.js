@@ -4,7 +4,7 @@
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
 import {answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
-import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
+import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
@@ -16,6 +16,7 @@ export class EventStream {
   #start;
   #signal;
   #onReconnect;
+  #onOpen;
   /** the service is known to have the message, so that its events can be followed */
   #located = false;
   /** a pause ends the stream, unless more follows because it has been decided meanwhile
@@ -37,10 +38,11 @@ export class EventStream {
    * @param {Call | string} start the call that begins the request, or the id of a request that the service has
    * @param {FollowOptions} options
    */
-  constructor(calls, start, {signal, onReconnect, after = 0}) {
+  constructor(calls, start, {signal, onReconnect, onOpen, after = 0}) {
     this.#calls = calls;
     this.#signal = signal;
     this.#onReconnect = onReconnect;
+    this.#onOpen = onOpen;
     this.lastEventId = after;
     if (typeof start === "string") {
       this.requestId = start;
@@ -84,6 +86,7 @@ export class EventStream {
    */
   async *#read(reply, budget) {
     const opened = Date.now();
+    this.#onOpen?.();
     this.#pause = null;
     try {
       for await (const message of reply.messages()) {
@@ -127,6 +130,11 @@ export class EventStream {
       return null;
     }
     if (this.#located && problem instanceof NotFound) return yield* this.#settle();
+    if (problem instanceof NotOwner && call.method !== this.#start.method) {
+      // an approver may not follow a request: the decision, made again, is answered with the same stream
+      this.#located = false;
+      return problem;
+    }
     if (problem instanceof RequestInProgress || mayRepeat(call, problem)) return problem;
     throw problem;
   }

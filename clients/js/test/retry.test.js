@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
+import {Client, NotOwner} from "../src/index.js";
 import {mayRepeat} from "../src/calls.js";
 import {problemError} from "../src/errors.js";
 import {Budget} from "../src/retry.js";
@@ -41,4 +42,29 @@ test("nothing is tried again that could be done twice, or that would fail again"
   assert(!repeated(read, 502, "model_error"));
   assert(repeated(read, 502));
   assert(!repeated(once, 502));
+});
+
+test("an approver decides again instead of following what they may not read", async () => {
+  const [session_id, task_id, request_id] = ["s", "t", "r"];
+  const event = (/** @type {number} */ id, /** @type {string} */ name, /** @type {string} */ status) =>
+    `event: ${name}\nid: ${id}\ndata: ${JSON.stringify({session_id, task_id, request_id, status})}\n\n`;
+  const begun = event(4, "request", "Running");
+  const streams = [begun, begun + event(5, "final-response", "Completed")];
+  /** @type {string[]} */
+  const methods = [];
+  const refusal = {status: 401, headers: {"Content-Type": "application/problem+json"}};
+  /** @type {typeof fetch} */
+  const answered = async (_, {method = "GET"} = {}) => {
+    methods.push(method);
+    const stream = method === "POST" && streams.shift();
+    if (stream) return new Response(stream, {headers: {"Content-Type": "text/event-stream"}});
+    return new Response(JSON.stringify({code: "not_owner", request_id}), refusal);
+  };
+  const agent = new Client("http://127.0.0.1:1/A/1", {retry: {firstDelayMs: 1}, fetch: answered});
+  const ids = [];
+  for await (const {id} of agent.resumeStream(request_id, "approve")) ids.push(id);
+  assert.deepEqual([ids, methods], [[4, 5], ["POST", "GET", "POST"]]);
+  await assert.rejects(agent.follow(request_id).answer(), NotOwner);
+  await assert.rejects(agent.resumeStream(request_id, "approve").answer(), NotOwner);
+  assert.equal(methods.length, 5);
 });

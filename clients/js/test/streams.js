@@ -92,11 +92,14 @@ test("when the attempts are used up, what is known is reported", async () => {
   const agent = new Client(proxy.url, {token: "ada", retry: {attempts: 2, firstDelayMs: 1}});
   /** @type {number[]} */
   const attempts = [];
-  const stream = agent.stream("pieces-4@5ms", {onReconnect: ({attempt}) => attempts.push(attempt)});
+  let opened = 0;
+  const onOpen = () => (opened += 1);
+  const stream = agent.stream("pieces-4@5ms", {onReconnect: ({attempt}) => attempts.push(attempt), onOpen});
   const lost = await stream.answer().catch((error) => error);
   proxy.close();
   assert(lost instanceof ConnectionLost);
   assert.deepEqual(attempts, [1, 2]);
+  assert.equal(opened, 1);
   assert.deepEqual([lost.requestId, lost.lastEventId], [stream.requestId, 3]);
   assert.equal(typeof lost.idempotencyKey, "string");
   const rest = agentOf("ada").follow(lost.requestId ?? "", {after: lost.lastEventId});

@@ -15,6 +15,7 @@ from tealagents.client.documents import Accepted, Answer, Json, RequestDocument,
 from tealagents.client.errors import (
     ConnectionLost,
     NotFound,
+    NotOwner,
     ProblemError,
     RequestInProgress,
     StillRunning,
@@ -182,11 +183,12 @@ class Rules:
         problem = reply.problem()
         if problem.request_id is None or not (problem.replayed or isinstance(problem, RequestInProgress)):
             raise problem
+        found = yield from self.found(problem.request_id)
         return Accepted(
-            session_id=problem.session_id or "",
-            task_id=problem.task_id or "",
-            request_id=problem.request_id,
-            status="Failed" if problem.replayed else "Running",
+            session_id=found.session_id,
+            task_id=found.task_id,
+            request_id=found.request_id,
+            status=found.status,
         )
 
     def waited(self, request_id: str, timeout: float | None) -> Flow[Answer]:
@@ -266,7 +268,7 @@ class Rules:
             elif outcome.is_stream:
                 trouble = yield from self._read(cursor, budget)
             else:
-                trouble = yield from self._without_stream(call, outcome, cursor)
+                trouble = yield from self._without_stream(start, call, outcome, cursor)
             if trouble is not None:
                 yield from self._hold_on(trouble, budget, start, cursor)
 
@@ -298,7 +300,7 @@ class Rules:
         return None
 
     def _without_stream(
-        self, call: Call, reply: Reply, cursor: Cursor
+        self, start: Call, call: Call, reply: Reply, cursor: Cursor
     ) -> Stream[StreamEvent, ProblemError | None]:
         """Handle an answer that is no stream. None: connect again, unless the stream has ended."""
         if reply.status == 204:
@@ -315,6 +317,10 @@ class Rules:
             return None
         if cursor.located and isinstance(problem, NotFound):
             return (yield from self._settle(cursor))
+        if isinstance(problem, NotOwner) and call.method != start.method:
+            # an approver may not follow a request: the decision, sent again, is answered with the same stream
+            cursor.located = False
+            return problem
         if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
             return problem
         raise problem

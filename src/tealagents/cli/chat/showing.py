@@ -15,8 +15,17 @@ from rich.text import Text
 from tealagents.client import Approval, ProblemError, Unauthenticated
 
 #: whatever moves a cursor, changes a colour or reorders text, as its escape sequence in writing
-_UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_UNSAFE = [
+    *(*range(0x20), *range(0x7F, 0xA0), 0x61C),
+    *(0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)),
+]
 _WRITTEN = {code: chr(code).encode("unicode_escape").decode() for code in _UNSAFE if chr(code) not in "\n\t"}
+
+#: what `str.isprintable` lets through and no terminal draws: Unicode's `Default_Ignorable_Code_Point`,
+#: such as fillers and variation selectors, and the blank of Braille
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
 
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 
@@ -28,7 +37,9 @@ def printable(text: str) -> str:
 
 def exact(text: str) -> str:
     """`text` on one line with every invisible character written out, for what the user approves."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() and not _UNSEEN.match(c) else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def markdown(text: str) -> Markdown:

@@ -1,7 +1,7 @@
 /** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {useDecisions, usePages, useRead} from "./data.js";
+import {pending, useDecisions, usePages, useRead} from "./data.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -80,10 +80,9 @@ const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 function Decision({pause, decided, setDecided, onDecided}) {
   const {client, patient, drafts} = useApp();
   const draft = `pause:${pause.approval_id}`;
-  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft) ?? "{}")}));
+  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft))}));
   const [outcome, setOutcome] = useState(null);
   const [error, setError] = useState(null);
-  const [busy, setBusy] = useState(false);
   const several = pause.tool_calls.length > 1;
   /** Arguments that cannot be sent are of calls that would run. */
   const unfit = (action) => Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
@@ -100,8 +99,6 @@ function Decision({pause, decided, setDecided, onDecided}) {
   const schemas = (shown || unread) && new Map(shown?.tool_calls?.map(({id, parameters}) => [id, parameters]));
 
   const decide = async (action) => {
-    setBusy(true);
-    setError(null);
     try {
       setOutcome({status: "Running"});
       setDecided(new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)])));
@@ -112,7 +109,6 @@ function Decision({pause, decided, setDecided, onDecided}) {
       setDecided(null);
       setError(failure);
     }
-    setBusy(false);
     onDecided?.();
   };
   if (outcome)
@@ -129,24 +125,24 @@ function Decision({pause, decided, setDecided, onDecided}) {
       <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})}></textarea>
     </label>
     ${error && html`<${Problem} error=${error} />`}
-    <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy} unfit=${unfit} onDecide=${decide} />
+    <${Buttons} calls=${pause.tool_calls} choices=${choices} unfit=${unfit} onDecide=${decide} />
   `;
 }
 
 /** One button where each call has been decided above, else one for each way to decide the others. */
-function Buttons({calls, choices, disabled, unfit, onDecide}) {
+function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
     return html`<div class="actions">
-      <button class="primary" disabled=${disabled || unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
+      <button class="primary" disabled=${unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
     </div>`;
   const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
   return html`
     <div class="actions">
-      <button class="primary" disabled=${disabled || unfit("approve")} onClick=${() => onDecide("approve")}>
+      <button class="primary" disabled=${unfit("approve")} onClick=${() => onDecide("approve")}>
         <${Icon} name="check" /> Approve${which}
       </button>
-      <button class="danger" disabled=${disabled || unfit("reject")} onClick=${() => onDecide("reject")}>
+      <button class="danger" disabled=${unfit("reject")} onClick=${() => onDecide("reject")}>
         <${Icon} name="close" /> Reject${which}
       </button>
     </div>
@@ -255,17 +251,12 @@ function Gone({item, open}) {
 
 // --- the inbox ---
 
-const FILTERS = [
-  ["pending", "To decide"],
-  ["decided", "Decided"],
-  ["expired", "Expired"],
-  ["canceled", "Canceled"],
-];
+const FILTERS = Object.entries({pending: "To decide", ...TITLES});
 
 export function Approvals() {
   const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const {items: read, loaded, error, reload, more} = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
+  const {items: read, loaded, error, reload, more} = usePages(listOf(client, status), [client, status], 3000);
   const items = useKept(read, status);
   const mayRead = useMayRead();
   return html`
@@ -284,11 +275,17 @@ export function Approvals() {
       <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
         ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
       </div>
-      ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
+      ${loaded && !more && items.length === 0 && html`<${Nothing} status=${status} />`}
       ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
     </div>
   `;
 }
+
+/** What is to be decided is one page. */
+const listOf = (client, status) =>
+  status === "pending"
+    ? {page: async () => ({items: await pending(client), next_cursor: null})}
+    : client.approvals({status, limit: 50});
 
 /** What was to be decided stays, with what came of it, until one looks elsewhere. */
 function useKept(items, status) {

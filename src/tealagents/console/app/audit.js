@@ -1,7 +1,7 @@
 /** The append-only record of a task, and whether its chain holds. */
 import {html, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {all, useRead} from "./data.js";
+import {useRead} from "./data.js";
 import {longTime, plural, shortId, timeOfDay} from "./format.js";
 import {href} from "./router.js";
 import {exact, Json} from "./text.js";
@@ -12,7 +12,7 @@ const DRAWN = 200;
 
 export function Audit({task}) {
   const {client} = useApp();
-  const read = (signal) => all(client.audit(task.task_id, {limit: 200, signal}), signal);
+  const read = (signal) => client.audit(task.task_id, {limit: 200, signal}).toArray();
   const {data: entries, error, reload} = useRead(read, [client, task.task_id, task.last_updated]);
   const [drawn, setDrawn] = useState(DRAWN);
   const {data: verdict} = useRead(async () => entries && verify(entries), [entries]);

@@ -19,8 +19,6 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   const file = useRef(null);
-  const sent = useRef();
-  useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
   /** A device without a keyboard of its own: it would cover the answer with one, and has no Shift + Enter. */
   const touched = matchMedia("(pointer: coarse)").matches;
@@ -35,12 +33,16 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   }, [!onStop]);
   const empty = text.trim() === "" && images.length === 0;
 
+  /** names the message where it is not known whether it was taken */
+  const key = `key ${draft}`;
   const write = (now) => {
     drafts.set(draft, now);
+    drafts.set(key);
     setText(now);
   };
   /** What is there by now, which may be more than was drawn. */
   const keep = (change) => {
+    drafts.set(key);
     drafts.images.set(draft, change(drafts.images.get(draft) ?? []));
     setImages(drafts.images.get(draft));
   };
@@ -52,16 +54,15 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
-    try {
-      await onSend(items, (sent.current ??= String(Math.random())));
+    const taken = () => {
       const now = drafts.get(draft) ?? "";
       write(now.startsWith(text) ? now.slice(text.length) : now);
       keep((now) => now.filter((image) => !images.includes(image)));
-    } catch (failure) {
-      setError(failure);
-    } finally {
-      setBusy(false);
-    }
+    };
+    if (!drafts.get(key)) drafts.set(key, String(Math.random()));
+    // a reload loses the images
+    await onSend(items, `${drafts.get(key)} ${images.length}`).then(taken, setError);
+    setBusy(false);
   };
   const stop = () => {
     goOn();
@@ -75,7 +76,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     const read = await Promise.all(chosen.map(asImage));
     keep((known) => [...known, ...read]);
   };
-  const key = (event) => {
+  const pressed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touched) submit(event);
   };
   // spreadsheets and word processors add a picture of the text
@@ -89,7 +90,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
       <${Images} images=${images} onRemove=${(gone) => keep((now) => now.filter((image) => image !== gone))} />
       <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
-        autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
+        autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${pressed} onPaste=${paste}></textarea>
       <div class="composer-actions">
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
         <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden

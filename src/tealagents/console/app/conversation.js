@@ -3,6 +3,7 @@ import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} 
 import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./approvals.js";
+import {asObject} from "./format.js";
 import {useLive} from "./live.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href, navigate} from "./router.js";
@@ -15,6 +16,7 @@ import {Back, Guard, Icon, IconButton, Pending} from "./ui.js";
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
   const attempt = useAttempt();
+  const [key] = useState(Math.random);
   const send = async (items, idempotencyKey) => {
     const taken = await client.background(items, {
       idempotencyKey,
@@ -34,8 +36,8 @@ export function NewConversation({sessionId}) {
       <div class="welcome-composer"><${Composer} draft=${`new ${sessionId}`} onSend=${send} placeholder="Say something to begin" autofocus /></div>
       ${config.examples.length > 0 &&
       html`<ul class="examples" aria-label="Examples">
-        ${config.examples.map((text) => html`<li key=${text}>
-          <button onClick=${attempt(() => send([{content_type: "text", content: text}]))}>${readable(text)}</button>
+        ${config.examples.map((text, place) => html`<li key=${text}>
+          <button onClick=${attempt(() => send([{content_type: "text", content: text}], `${key} ${place}`))}>${readable(text)}</button>
         </li>`)}
       </ul>`}
     </div>
@@ -173,7 +175,6 @@ function Edit({message, task, before}) {
   const draft = `edit:${message.message_id}`;
   const [editing, setEditing] = useState(() => drafts.get(draft) !== undefined);
   const opened = useRef(false);
-  const attempt = useRef({});
   const button = useRef(null);
   const edited = useRef(false);
   useLayoutEffect(() => {
@@ -185,9 +186,13 @@ function Edit({message, task, before}) {
   const send = async (items, idempotencyKey) => {
     const content = [...items, ...images];
     // the same text sent again continues in the fork that its first attempt made
-    if (attempt.current.idempotencyKey !== idempotencyKey)
-      attempt.current = {idempotencyKey, ...(await destination(client, task, before, items))};
-    const taken = await client.background(content, attempt.current);
+    let attempt = asObject(drafts.get(`fork ${draft}`));
+    if (attempt?.idempotencyKey !== idempotencyKey) {
+      attempt = {idempotencyKey, ...(await destination(client, task, before, items))};
+      drafts.set(`fork ${draft}`, JSON.stringify(attempt));
+    }
+    const taken = await client.background(content, attempt);
+    drafts.set(`fork ${draft}`);
     dispatchEvent(new Event("tasks-changed"));
     navigate("tasks", taken.task_id);
     notify("The changed message was sent in a fork. The original conversation is unchanged.");
@@ -197,7 +202,7 @@ function Edit({message, task, before}) {
   return html`
     <div class="editing">
       <${Composer} draft=${draft} onSend=${send} initial=${text} placeholder="The message" autofocus=${opened.current} />
-      <button class="quiet" onClick=${() => (drafts.set(draft, ""), setEditing(false))}>Cancel</button>
+      <button class="quiet" onClick=${() => (drafts.set(draft), drafts.set(`key ${draft}`), setEditing(false))}>Cancel</button>
     </div>
   `;
 }

@@ -69,19 +69,8 @@ export function usePages(list, keys, everyMs) {
 const sameItems = (one, other) => keysOf(one) === keysOf(other);
 const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task_id).join();
 
-/** All items of a list, in pages of 200; `more(items)` is called after each page. */
-export async function all(list, signal, more) {
-  const items = [];
-  let cursor = null;
-  do {
-    const page = await list.page(cursor);
-    signal?.throwIfAborted();
-    items.push(...page.items);
-    cursor = page.next_cursor;
-    if (cursor !== null) more?.(items);
-  } while (cursor !== null);
-  return items;
-}
+/** All that waits for a decision; a page without any may have a next one. */
+export const pending = (client, signal) => client.approvals({status: "pending", limit: 200, signal}).toArray();
 
 /**
  * What was decided of a call, by its id: looked up in the trace of a task, in the steps that match, once `place` can
@@ -92,7 +81,7 @@ export function useDecisions(taskId, matches, place) {
   const look = async (signal) => {
     if (!taskId) return;
     await inView(place.current, signal);
-    const steps = await all(client.trace(taskId, {limit: 200, signal}), signal);
+    const steps = await client.trace(taskId, {limit: 200, signal}).toArray();
     const decided = steps.filter((step) => step.kind === "approval" && step.name === "decided" && matches(step));
     return new Map(decided.flatMap(({output}) => output.decisions.map((decision) => [decision.id, decision])));
   };

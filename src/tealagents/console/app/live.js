@@ -22,7 +22,7 @@ export function useLive(client, requestId, onEnd) {
     const view = new Gathered(requestId, leaving.signal, setLive);
     follow(client, requestId, view, leaving.signal).then(
       (finished) => finished && ended.current?.(),
-      (error) => leaving.signal.aborted || (view.fail(error), ended.current?.()),
+      (error) => leaving.signal.aborted || (view.put({problem: error, lost: null}), ended.current?.()),
     );
     return () => leaving.abort();
   }, [client, requestId]);
@@ -35,10 +35,9 @@ async function follow(client, requestId, view, signal) {
   let last = null;
   let attempt = 0;
   do {
-    const stream = client.follow(requestId, {after, signal, onReconnect: (why) => view.lose(why)});
     last = null;
     try {
-      for await (const event of stream) {
+      for await (const event of client.follow(requestId, {after, signal, onReconnect: (lost) => view.put({lost}), onOpen: () => view.put({lost: null})})) {
         if (signal.aborted) return false;
         view.take(event);
         last = event.event;
@@ -47,7 +46,7 @@ async function follow(client, requestId, view, signal) {
       }
     } catch (error) {
       if (error.status !== 429 && !(error.status >= 500 && attempt < 5)) throw error;
-      view.lose({attempt: (attempt += 1)});
+      view.put({lost: {attempt: (attempt += 1)}});
       await sleep(Math.max(2, error.retryAfter) * 1000, signal);
     }
   } while ((attempt || last === "approval-required") && !signal.aborted);
@@ -78,13 +77,8 @@ class Gathered {
     this.#soon();
   }
 
-  lose(why) {
-    this.#state.lost = why;
-    this.#soon();
-  }
-
-  fail(error) {
-    Object.assign(this.#state, {problem: error, lost: null});
+  put(change) {
+    Object.assign(this.#state, change);
     this.#soon();
   }
 

@@ -1,5 +1,5 @@
 /** The console: a client of the service's public API, in a page. */
-import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
+import {html, render, useEffect, useMemo, useState} from "./html.js";
 import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
@@ -96,19 +96,14 @@ function View({route}) {
 function Root({config, first}) {
   const [session, setSession] = useState(first.session);
   const [error, setError] = useState(first.error);
-  const leave = useCallback(
-    async (reason) => {
-      await signOut(config, reason);
-      setError(reason ?? null);
-      setSession(null);
-    },
-    [config],
-  );
-  const lapsed = useCallback(() => leave(SIGNED_OUT), [leave]);
-  const refused = useCallback(() => {
-    // Entra's tokens are renewed, and the call is made again; what others gave is worth nothing now.
-    if (config.sign_in.kind !== "entra") lapsed();
-  }, [config, lapsed]);
+  const leave = async (reason) => {
+    await signOut(config, reason);
+    setError(reason);
+    setSession(null);
+  };
+  const lapsed = () => leave(SIGNED_OUT);
+  // Entra's tokens are renewed, and the call is made again; what others gave is worth nothing now.
+  const refused = () => config.sign_in.kind === "entra" || lapsed();
   if (!session) return html`<${SignIn} config=${config} error=${error} onSignedIn=${setSession} />`;
   return html`<${Console} key=${session.label} config=${config} session=${session}
     onSignOut=${() => leave()} onRefused=${refused} onLapsed=${lapsed} />`;

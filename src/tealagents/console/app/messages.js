@@ -44,20 +44,15 @@ export function useMessages(client, task, checkpointId) {
 async function pagesFrom(client, taskId, checkpointId, known, signal) {
   const list = client.messages(taskId, {limit: LIMIT, checkpoint_id: checkpointId, signal});
   const last = known.at(-1);
+  const read = known.slice(0, -1);
   let cursor = last?.cursor ?? null;
-  let page = await list.page(cursor);
-  let kept = known.slice(0, -1);
-  if (last && page.items[0]?.message_id !== last.items[0]?.message_id) {
-    cursor = null;
-    kept = [];
-    if (last.cursor !== null) page = await list.page(null);
-  }
-  const read = [...kept, {cursor, items: page.items}];
-  while (page.next_cursor !== null) {
-    cursor = page.next_cursor;
-    page = await list.page(cursor);
-    read.push({cursor, items: page.items});
-  }
+  do {
+    const {items, next_cursor} = await list.page(cursor);
+    if (read.length < known.length && items[0]?.message_id !== last.items[0]?.message_id)
+      return pagesFrom(client, taskId, checkpointId, [], signal);
+    read.push({cursor, items});
+    cursor = next_cursor;
+  } while (cursor !== null);
   return read;
 }
 

@@ -1,12 +1,12 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {all, Shared, usePages, useRead} from "./data.js";
-import {plural, shortId} from "./format.js";
+import {pending, Shared, usePages, useRead} from "./data.js";
+import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, IconButton, inView, inWords, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -44,13 +44,12 @@ export function Sidebar({route, label, onSignOut}) {
 
 function InboxLink({current}) {
   const {client} = useApp();
-  const {data} = useRead(() => client.approvals({status: "pending", limit: 50}).page(), [client], 4000);
-  const count = data?.items.filter((item) => !item.error).length ?? 0;
-  const shown = data?.next_cursor ? `${count}+` : count;
+  const {data} = useRead((signal) => pending(client, signal), [client], 4000);
+  const count = data?.filter((item) => !item.error).length;
   return html`
     <a class="place" href=${href("approvals")} aria-current=${current ? "page" : undefined}>
       <${Icon} name="inbox" /> Approvals
-      ${count > 0 && html`<span class="badge" aria-label=${plural(count, "decision")}>${shown}</span>`}
+      ${count > 0 && html`<span class="badge" aria-label=${plural(count, "decision")}>${count}</span>`}
     </a>
   `;
 }
@@ -161,7 +160,7 @@ function SessionGroup({session, tasks, current, reload}) {
 /** Names everything that would be erased, of which the list may show a part: it is filtered, and loaded in pages. */
 function DeleteSession({session, listed, onDelete, onClose}) {
   const {client} = useApp();
-  const list = (signal) => all(client.tasks({session_id: session, limit: 200, signal}), signal);
+  const list = (signal) => client.tasks({session_id: session, limit: 200, signal}).toArray();
   const {data: erased, error, reload} = useRead(list, [client, session]);
   const hidden = Math.max(0, (erased?.length ?? 0) - listed);
   return html`
@@ -225,23 +224,19 @@ export function titleFrom(items) {
 }
 
 function ListMenu({reload}) {
-  const {client, notify} = useApp();
+  const {client} = useApp();
   const [asking, setAsking] = useState(false);
   const input = useRef(null);
-  const take = async (event) => {
+  const take = useAttempt()(async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
     if (!file) return;
-    try {
-      const document_ = await file.text();
-      JSON.parse(document_);
-      const task = await client.importTask(document_);
-      reload();
-      navigate("tasks", task.task_id);
-    } catch (error) {
-      notify(error instanceof SyntaxError ? "That file is not JSON. Choose one that was exported here." : inWords(error).detail);
-    }
-  };
+    const document_ = await file.text();
+    if (!asObject(document_)) throw new Error("That file is not JSON. Choose one that was exported here.");
+    const task = await client.importTask(document_);
+    reload();
+    navigate("tasks", task.task_id);
+  });
   return html`
     <${Menu} label="More">
       <button onClick=${() => input.current.click()}>Import …</button>

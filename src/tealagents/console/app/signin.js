@@ -51,7 +51,7 @@ function TokenForm({onSignedIn}) {
       <input id="token" type="password" value=${token} onInput=${(event) => setToken(event.target.value)}
         autocomplete="off" autofocus aria-describedby="token-help" />
       <p id="token-help" class="muted">An access token for this service. It stays in this tab.</p>
-      <button class="primary" disabled=${!NAME.test(token.trim().slice(0, 200))}>Continue</button>
+      <button class="primary" disabled=${!/^[\x21-\x7e]+$/.test(token.trim())}>Continue</button>
     </form>
   `;
 }

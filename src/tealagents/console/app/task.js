@@ -1,5 +1,5 @@
 /** One task: what it is called, how it stands, and its views. */
-import {html, useCallback, useLayoutEffect, useRef, useState} from "./html.js";
+import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {asObject, longTime, shortId} from "./format.js";
@@ -26,10 +26,10 @@ const FRESH = 2500;
 export function TaskView({taskId, tab}) {
   const {client, me} = useApp();
   const {data: task, error, reload} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
-  const changed = useCallback(async () => {
+  const changed = async () => {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
-  }, [reload]);
+  };
   if (!task || error?.code === "not_found")
     return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}><${Back} /><//>`;
   const foreign = isForeign(task, me);
@@ -180,7 +180,7 @@ function Metadata({task, reload}) {
   const {client, notify, drafts} = useApp();
   const draft = `metadata:${task.task_id}`;
   /** what is written, and the metadata that it began with */
-  const [edit, setEdit] = useState(() => asObject(drafts.get(draft) ?? ""));
+  const [edit, setEdit] = useState(() => asObject(drafts.get(draft)));
   const write = (now) => {
     drafts.set(draft, now && JSON.stringify(now));
     setEdit(now);
@@ -201,7 +201,7 @@ function Metadata({task, reload}) {
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
         aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => write({text: event.target.value, before})}></textarea>
       <${Unseen} text=${text} id="metadata-unseen" />
-      ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
+      ${wanted === null && html`<p class="wrong" role="status">This is not a JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}
       <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
     </form>

@@ -1,7 +1,7 @@
 /** What was done, request by request: a bar for each step, where it lies in time, and what went in and out. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp} from "./context.js";
-import {all, useRead} from "./data.js";
+import {useApp, useAttempt} from "./context.js";
+import {useRead} from "./data.js";
 import {duration, exactJson, longTime, number, plural, shortId, timeOfDay} from "./format.js";
 import {useRoute} from "./router.js";
 import {exact, Json, Plain} from "./text.js";
@@ -13,7 +13,7 @@ export function Trace({task}) {
   const {client} = useApp();
   const route = useRoute();
   const wanted = route.path[3];
-  const read = (signal) => all(client.trace(task.task_id, {limit: 200, signal}), signal);
+  const read = (signal) => client.trace(task.task_id, {limit: 200, signal}).toArray();
   const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
   const requests = useMemo(() => byRequest(data ?? []), [data]);
   if (!data) return html`<${Pending} what="the trace" error=${error} onRetry=${reload} />`;
@@ -167,18 +167,12 @@ function Sent({step}) {
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
-  const read = async () => {
+  const read = useAttempt(setError)(async () => {
     setBusy(true);
-    setError(null);
-    try {
-      const list = client.prompt(step.request_id, {step_id: step.step_id, limit: 100});
-      const page = await list.page(found?.next_cursor);
-      setFound({...page, items: [...(found?.items ?? []), ...page.items]});
-    } catch (failure) {
-      setError(failure);
-    }
-    setBusy(false);
-  };
+    const list = client.prompt(step.request_id, {step_id: step.step_id, limit: 100});
+    const page = await list.page(found?.next_cursor).finally(() => setBusy(false));
+    setFound({...page, items: [...(found?.items ?? []), ...page.items]});
+  });
   const {messages, tools} = step.input ?? {};
   return html`
     <div class="sent">

@@ -1,7 +1,7 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
-import {all, useRead} from "./data.js";
+import {useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
@@ -161,12 +161,12 @@ function relation(task, other) {
  * said in all of them.
  */
 async function readTree(client, taskId, signal) {
-  const checkpoints = await all(client.checkpoints(taskId, {limit: 200, parents: true, signal}), signal);
+  const checkpoints = await client.checkpoints(taskId, {limit: 200, parents: true, signal}).toArray();
   const said = new Map();
   for (const {checkpoint_id} of checkpoints) {
     if (said.has(checkpoint_id)) continue;
     const list = client.messages(taskId, {limit: 200, checkpoint_id, signal});
-    for (const turn of turnsOf(await all(list, signal))) said.set(turn.requestId, wordsOf(turn));
+    for (const turn of turnsOf(await list.toArray())) said.set(turn.requestId, wordsOf(turn));
   }
   return finished(checkpoints, said);
 }
