@@ -525,6 +525,25 @@ async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Preten
         assert await consents.token(Context(), server) == "granted"
 
 
+async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(pretender: Pretender) -> None:
+    """The call that wanted them is not asked about again."""
+    pretender.publish()
+    pretender.answered = {"scope": "default"}
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    first = await here.ask(Context(), server)
+    await here.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
+    assert await here.wider(Context(), server, "granted") is None
+    challenge = Challenge.of('Bearer error="insufficient_scope", scope="write"')
+    further = await here.ask(Context(), server, challenge)
+    await there.complete(parse_qs(urlsplit(further.url).query)["state"][0], "code")
+    pretender.answered = {"access_token": "wider"}
+    assert await here.wider(Context(), server, "granted") == "wider"
+    assert await here.token(Context(), server) == "wider"
+    assert await here.wider(Context(), server, "wider") is None
+
+
 async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 403 asks the user, and forgets no token: without an encrypted store it could not be renewed."""
     provider = Provider()

@@ -244,9 +244,10 @@ class MCPServer:
         challenge = Challenge.of(str(data.get("challenge", "")))
         # 403 says that the token is good, and not good for enough
         if error.message.startswith("403"):
-            raise await consents.ask(context, self._protected, challenge)
-        await consents.refused(context, self._protected, token)
-        renewed = await consents.token(context, self._protected)
+            renewed = await consents.wider(context, self._protected, token)
+        else:
+            await consents.refused(context, self._protected, token)
+            renewed = await consents.token(context, self._protected)
         if renewed is None or renewed == token:
             raise await consents.ask(context, self._protected, challenge)
         return renewed

@@ -132,6 +132,18 @@ class Consents:
         if access is not None and access.token == token:
             del self._access[key]
 
+    async def wider(self, context: ToolContext, server: ProtectedServer, token: str) -> str | None:
+        """A token in place of one that is not good for enough; None if the user has agreed to no more since,
+        here or at another replica."""
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access is not None and access.token == token:
+            grant = self._usable(await self._stored(key[0], server), server)
+            if grant is None or set(grant.scopes) <= set(access.scopes):
+                return None
+            self._access.pop(key, None)
+        return await self.token(context, server)
+
     async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
         grant = self._usable(await self._stored(user_key, server), server)
         return await self._renewed(user_key, server, grant) if grant else None

@@ -256,7 +256,8 @@ const FILTERS = Object.entries({pending: "To decide", ...TITLES});
 export function Approvals() {
   const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const {items: read, loaded, error, reload, more} = usePages(listOf(client, status), [client, status], 3000);
+  const list = status === "pending" ? {page: async () => ({items: await pending(client)})} : client.approvals({status, limit: 50});
+  const {items: read, loaded, error, reload, more} = usePages(list, [client, status], 3000);
   const items = useKept(read, status);
   const mayRead = useMayRead();
   return html`
@@ -280,12 +281,6 @@ export function Approvals() {
     </div>
   `;
 }
-
-/** What is to be decided is one page. */
-const listOf = (client, status) =>
-  status === "pending"
-    ? {page: async () => ({items: await pending(client), next_cursor: null})}
-    : client.approvals({status, limit: 50});
 
 /** What was to be decided stays, with what came of it, until one looks elsewhere. */
 function useKept(items, status) {

@@ -69,8 +69,11 @@ export function usePages(list, keys, everyMs) {
 const sameItems = (one, other) => keysOf(one) === keysOf(other);
 const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task_id).join();
 
-/** All that waits for a decision; a page without any may have a next one. */
-export const pending = (client, signal) => client.approvals({status: "pending", limit: 200, signal}).toArray();
+/** What waits, of the newest 2,000 pauses. */
+export async function pending(client, signal, cursor, pages = 10) {
+  const {items, next_cursor} = await client.approvals({status: "pending", limit: 200, signal}).page(cursor);
+  return next_cursor && pages > 1 ? items.concat(await pending(client, signal, next_cursor, pages - 1)) : items;
+}
 
 /**
  * What was decided of a call, by its id: looked up in the trace of a task, in the steps that match, once `place` can
