@@ -140,7 +140,7 @@ async def test_a_thousand_calls_at_once() -> None:
 
 
 async def test_calls_behind_which_a_thousand_others_came_are_not_forgotten() -> None:
-    """Rolled back to behind them, the model is told that there were calls, in a fork and its import as well;
+    """Rolled back to behind them, the note says that there were calls, in a fork and its import as well;
     rolled back to before them, nothing, also when it calls a tool anew. covers: TASK-3, THREAD-7"""
     wanted = [ToolCall(f"c{n}", "Disk-read", json.dumps({"path": "z" * 1000})) for n in range(1000)]
     answers = says("one"), calls(wanted[0]), fails, says("three"), calls(*wanted), fails

@@ -221,7 +221,7 @@ class Unheard(Faulty):
 
 @pytest.mark.parametrize("other_client", ["continues it", "deletes it"])
 async def test_a_fork_whose_reply_was_lost_is_what_others_have_made_of_it(other_client: str) -> None:
-    """Another client may see it first: what it was told stays true. covers: STATE-2, THREAD-6"""
+    """Another client may see it first: what it has read stays true. covers: STATE-2, THREAD-6"""
     store, made = Unheard(MemoryStore()), list[str]()
     async with process(store) as here, process(store.store) as other:
         first = await other.ask("one")

@@ -206,11 +206,9 @@ def noted(head: Head, last_seq: int) -> Head:
     return head
 
 
-def one_round_on(context: Json | None) -> Json | None:
-    """What a conversation remembers once a round is behind its checkpoint that its agent did not answer.
-
-    Rounds are counted: a summary goes by the number of the last one that is in it.
-    """
+def count_round(context: Json | None) -> Json | None:
+    """A checkpoint's context with one more round counted that the agent did not answer: added messages, or a
+    part of a round. A summary names the last round in it by its number."""
     return context and {**context, "turn": context.get("turn", 0) + 1}
 
 

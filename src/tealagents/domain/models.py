@@ -504,7 +504,7 @@ class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     #: being erased together with its tasks
     erased: bool = False
-    #: with `erased`: only if there is no task in it; one that had begun by then keeps it
+    #: with `erased`: only if no task is in it; a task that began before the mark restores the session
     if_empty: bool = False
 
 

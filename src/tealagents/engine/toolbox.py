@@ -315,7 +315,7 @@ class Toolbox:
                     await tool.list_for(context)
             except (ToolFailed, NeedsAuthorization, NeedsOwner):
                 raise
-            except BaseException as error:
+            except BaseException as error:  # as of a tool: it fails this call alone
                 if ends_task(error):
                     raise
                 log.warning("the server of %s lists no tools", call.tool, exc_info=error)

@@ -162,7 +162,7 @@ def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
     return AttemptFailed(
         ModelFailed(f"The model service failed while answering{code}: {quoted(said.message, secrets)}"),
-        passing=said.code in PASSING_CODES or said.code in {str(status) for status in PASSING},
+        passing=said.code in PASSING_CODES or said.code in map(str, PASSING),
         complaint=said,
     )
 

@@ -172,7 +172,7 @@ class _Fork(Struct, frozen=True):
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
             record = await self._copied(each, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
-            context = record.context if whole else lifecycle.one_round_on(context)
+            context = record.context if whole else lifecycle.count_round(context)
             await self.copy.add_request(replace(record, parent=last, context=context))
             last = record.request_id
             if ends:

@@ -78,7 +78,7 @@ class TaskImporter:
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
         if self._tasks.expired(document.task):  # no one could reach it, and its id would be taken
-            raise InvalidRequest("task.expires_at", "has passed: take it out, or set a later time")
+            raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         guard = await self._guarded(partition, document)
         try:
             if await self._is_there(partition, keys.task(document.task.task_id)):

@@ -143,7 +143,7 @@ def resent(
         path=path,
         source=source,
         last_event=2,
-        context=lifecycle.one_round_on(context),
+        context=lifecycle.count_round(context),
         imported=True,
         resent=True,
     )

@@ -121,7 +121,7 @@ def _check(document: ExportedTask) -> None:
         _check_entry(n, entry, known)
     logged = {entry.request_id for entry in document.entries}
     for n, request in enumerate(document.requests):
-        if request.request_id not in logged:  # whoever erases the task finds its requests by its log
+        if request.request_id not in logged:  # erasing a task finds its requests by its log
             raise InvalidRequest(f"requests.{n}", "is named by no entry")
 
 

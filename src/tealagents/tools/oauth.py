@@ -141,7 +141,7 @@ class Consents:
             grant = self._usable(await self._stored(key[0], server), server)
             if grant is None or set(grant.scopes) <= set(access.scopes):
                 return None
-            self._access.pop(key, None)
+            await self.refused(context, server, token)
         return await self.token(context, server)
 
     async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
@@ -315,7 +315,7 @@ class Consents:
         grant = _Grant(
             at=pending.at,
             refresh_token=answer.get("refresh_token") or "",
-            # who asks for none is told which ones were granted (RFC 6749, 3.3)
+            # where none were asked for, the answer names those granted (RFC 6749, 3.3)
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
         )
         await self._keep(pending.user_key, pending.server_key, answer, grant)
