@@ -15,8 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from a2a_talk import VERSION, message
 from collecting import Collector
 from earlier_agents import CHAT, write
+from mcp_talk import ACCEPT, opened
 from websockets.sync.client import connect
 from wire import JSON, text
 
@@ -111,7 +113,9 @@ def left(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Left:
             TA_PLUGIN_MODULE=str(HERE / "custom_plugins.py"),
             TA_PLUGIN_CATALOG_FILE=str(HERE / "catalogue.json"),
         )
-        config = agent_config(agent={"plugins": ["Shell"]}, persistence=f"file://{folder}/state")
+        config = agent_config(
+            agent={"plugins": ["Shell"]}, persistence=f"file://{folder}/state", protocols=["a2a", "mcp"]
+        )
         with nursery.service(config, env) as service:
             token = authority.token("alice")
             tokens += [token, authority.token("alice", scopes=["other"])]
@@ -136,6 +140,12 @@ def _conversation(client: httpx.Client, model: OfflineModel, tokens: list[str]) 
     )
     answer = client.post("", json=said, headers=key).raise_for_status().json()
     client.post("/sse", json=text(canary("message"), task_id=answer["task_id"])).raise_for_status()
+    streamed = {"message": message(canary("message"))}
+    client.post("/a2a/message:stream", json=streamed, headers=VERSION).raise_for_status()
+    asked = {"name": "ask", "arguments": {"message": canary("message")}}
+    in_session = {"accept": ACCEPT, "mcp-session-id": opened(client)}
+    called = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+    assert canary("message") in client.post("/mcp", json=called, headers=in_session).raise_for_status().text
     yield client.post("", json=text("another body"), headers=key).content
     call = f'call Shell-delete {{"path": "{canary("tool argument")}"}}'
     paused = client.post("", json=text(call)).raise_for_status().json()

@@ -2,8 +2,11 @@
 
 import json
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -24,6 +27,7 @@ from tealagents.testing.forking import Nursery
 from tealagents.testing.service import agent_config, free_port
 
 PREFIX = "/Tester/0.1"
+ODD_SERVER = Path(__file__).parents[1] / "fixtures" / "tools" / "odd_server.py"
 #: protocol → its route for messages, below the agent's prefix, and a message over it
 MESSAGES: dict[str, tuple[str, Callable[[httpx.Client], httpx.Response]]] = {
     "v1alpha1": ("", lambda client: client.post("", json=text("hello"))),
@@ -181,3 +185,40 @@ def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:
             assert ended(ada, waiting["request_id"])["status"] == "Completed"
             traces = [int(each["headers"]["traceparent"].split("-")[1], 16) for each in model.requests]
             assert traces == [1, 2, 3, 4]
+
+
+def test_a_tool_server_is_called_within_the_trace_and_quoted_nowhere(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """It continues the trace from the span of the tool; no span has what its refusal quotes. covers: APP-5"""
+    with OfflineModel() as model, Collector() as collector:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+        }
+        server = {"name": "odd", "command": sys.executable, "args": [str(ODD_SERVER), str(tmp_path)]}
+        config = agent_config(agent={"mcp_servers": [{**server, "trust_level": "trusted"}]})
+        with nursery.service(config, env) as service, service.client() as ada:
+            ada.post("", json=text(call("odd-raise", path="canary-argument"))).raise_for_status()
+            assert service.terminate() == 0
+        [span] = [each for each in collector.spans if each.name == "execute_tool odd-raise"]
+        [traceparent] = (tmp_path / "traces").read_text().splitlines()
+        assert traceparent.split("-")[1:3] == [span.trace_id.hex(), span.span_id.hex()]
+        assert not any(b"canary-argument" in sent for sent in collector.taken)
+
+
+def test_a_collector_that_never_answers_keeps_no_process(nursery: Nursery) -> None:
+    """It ends with 0 and soon: an orchestrator would kill it."""
+    with OfflineModel() as model, socket.create_server(("127.0.0.1", 0)) as silent:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "120",
+        }
+        with nursery.service(agent_config(), env) as service, service.client() as ada:
+            ada.post("", json=text("hello")).raise_for_status()
+            assert service.terminate(timeout=60) == 0

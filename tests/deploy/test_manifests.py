@@ -217,10 +217,12 @@ def test_a_pod_has_the_time_to_drain() -> None:
     from tealagents.cli.serve import GRACE_SECONDS
     from tealagents.engine.service import LAST_WRITES_SECONDS
     from tealagents.limits import Limits
+    from tealagents.telemetry.exporting import LAST_EXPORTS_SECONDS
 
     grace = base("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     pause = float(service()["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pause + Limits().drain_seconds + LAST_WRITES_SECONDS + GRACE_SECONDS < grace
+    afterwards = LAST_WRITES_SECONDS + GRACE_SECONDS + LAST_EXPORTS_SECONDS
+    assert pause + Limits().drain_seconds + afterwards < grace
 
 
 def test_selectors_find_the_pods() -> None:

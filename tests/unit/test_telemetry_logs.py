@@ -1,14 +1,51 @@
-"""What the log says of exceptions."""
+"""What the log says of exceptions, and what of it is exported."""
 
 import json
 import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
-from tealagents.telemetry.logs import JsonLines, Readable
+from tealagents.telemetry.exporting import Exported
+from tealagents.telemetry.logs import JsonLines, Readable, configure_logs
 
 SECRET = "canary-argument"
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemoryLogRecordExporter]:
+    """What is logged, as it is exported."""
+    exporter = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
+    provider = LoggerProvider(shutdown_on_exit=False)
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    handler = Exported(provider.get_logger("tealagents"), content=False)
+    logging.getLogger().addHandler(handler)
+    yield exporter
+    logging.getLogger().removeHandler(handler)
+
+
+def bodies(exporter: InMemoryLogRecordExporter) -> list[str]:
+    return [str(each.log_record.body) for each in exporter.get_finished_logs()]
+
+
+@pytest.fixture
+def unconfigured() -> Iterator[None]:
+    """Handlers, filters and levels are afterwards what they were."""
+    root, named = logging.getLogger(), logging.Logger.manager.loggerDict
+    before = {name: each.level for name, each in named.items() if isinstance(each, logging.Logger)}
+    handlers, level, filters = [*root.handlers], root.level, [*logging.getLogger("uvicorn.error").filters]
+    yield
+    root.handlers[:], logging.getLogger("uvicorn.error").filters[:] = handlers, filters
+    root.setLevel(level)
+    for name in named:
+        logging.getLogger(name).setLevel(before.get(name, logging.NOTSET))
 
 
 def failing() -> None:
@@ -43,6 +80,59 @@ def test_what_asyncio_says_of_a_lost_exception_is_cut() -> None:
     assert (
         json.loads(JsonLines(content=False).format(lost))["message"] == "Task exception was never retrieved"
     )
+
+
+def test_what_asyncio_says_of_a_lost_exception_is_exported_as_it_is_logged(
+    exported: InMemoryLogRecordExporter,
+) -> None:
+    """Cut as well: a collector keeps what it is sent."""
+    logging.getLogger("asyncio").error(f"Task exception was never retrieved\nfuture: {SECRET}")
+    assert bodies(exported) == ["Task exception was never retrieved"]
+
+
+def test_a_wrong_log_call_fails_no_caller(
+    exported: InMemoryLogRecordExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a collector: Python reports it on standard error."""
+    plugin = logging.Logger("plugin")  # a logger apart: pytest's own handlers raise
+    plugin.addHandler(next(each for each in logging.getLogger().handlers if isinstance(each, Exported)))
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    plugin.warning("two %s %s", 1)
+    plugin.warning("one %s", 1)
+    assert bodies(exported) == ["one 1"]
+
+
+def test_half_a_character_costs_no_other_record(exported: InMemoryLogRecordExporter) -> None:
+    """Records are exported together: one that cannot be encoded would lose all of them."""
+    logging.getLogger("tool").warning("tool %s", "x\ud800")
+    logging.getLogger("tool").warning("another")
+    sent = encode_logs(exported.get_finished_logs()).SerializeToString()
+    assert rb"tool x\ud800" in sent
+    assert b"another" in sent
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_allowing_content_allows_no_credentials(exported: InMemoryLogRecordExporter) -> None:
+    """A signed call, as to DynamoDB, logs no session token at DEBUG. covers: APP-5"""
+    configure_logs("DEBUG", content=True)
+    request = AWSRequest("POST", "https://dynamodb.eu-central-1.amazonaws.com/", data=b"{}")
+    signing = SigV4Auth(Credentials("id", "secret", SECRET), "dynamodb", "eu-central-1")
+    signing.add_auth(request)
+    assert request.headers["x-amz-security-token"] == SECRET
+    logging.getLogger("tool").debug("seen")
+    assert bodies(exported)[-1] == "seen"
+    assert not any(SECRET in body for body in bodies(exported))
+
+
+@pytest.mark.usefixtures("unconfigured")
+@pytest.mark.parametrize("content", [False, True])
+def test_what_mem0_quotes_is_logged_where_content_is(
+    exported: InMemoryLogRecordExporter, content: bool
+) -> None:
+    """Its errors quote what was remembered."""
+    configure_logs("INFO", content=content)
+    logging.getLogger("mem0.memory.main").error("LLM extraction failed (async): %s", SECRET)
+    assert bool(bodies(exported)) is content
 
 
 def test_what_a_tool_server_says_forges_no_line() -> None:

@@ -3,12 +3,14 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry._logs import Logger, SeverityNumber, set_logger_provider
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,13 +20,16 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
-from tealagents.telemetry.logs import Ids
+from tealagents.telemetry.logs import Ids, said
 from tealagents.telemetry.scraping import offered
+
+#: seconds that what is left may take to be exported at the end
+LAST_EXPORTS_SECONDS = 2.0
 
 _SEVERITIES = (
     (logging.CRITICAL, SeverityNumber.FATAL),
@@ -38,33 +43,44 @@ _SEVERITIES = (
 class Exported(logging.Handler):
     """Hands log records to OpenTelemetry; the span they belong to is the current one."""
 
-    def __init__(self, logger: Logger) -> None:
+    def __init__(self, logger: Logger, *, content: bool) -> None:
         super().__init__()
         self._logger = logger
+        self._content = content
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("opentelemetry"):
             return  # an exporter that fails must not feed itself
+        try:
+            self._export(record)
+        except Exception:  # noqa: BLE001 - as every handler: a wrong log call is not to fail its caller
+            self.handleError(record)
+
+    def _export(self, record: logging.LogRecord) -> None:
         severity = next(number for level, number in _SEVERITIES if record.levelno >= level)
         attributes = {"logger": record.name}
         attributes |= {f"tealagents.{name}": value for name, value in getattr(record, "ids", {}).items()}
         if record.exc_info and record.exc_info[0] is not None:
             attributes["exception.type"] = record.exc_info[0].__name__
+        message = said(record, content=self._content)
         self._logger.emit(
             timestamp=int(record.created * 1e9),
             severity_number=severity,
             severity_text=record.levelname,
-            body=record.getMessage(),
+            # a name that is no text, as of a file, would lose every record that is exported with it
+            body=message.encode("utf-8", "backslashreplace").decode(),
             attributes=attributes,
         )
 
 
-class WithoutQueries(SpanProcessor):
-    """Masks the queries of URLs: an authorization comes back with its code and state in one."""
+class OwnTraces(TracerProvider):
+    """Records our own spans only. Those of libraries quote what was sent, as an MCP server's error does, and
+    would be exported; here what they call continues the trace from the span of ours around them."""
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        if span.attributes and "url.query" in span.attributes:
-            span.set_attribute("url.query", "REDACTED")
+    def get_tracer(self, instrumenting_module_name: str, *args: Any, **options: Any) -> trace.Tracer:
+        if instrumenting_module_name != "tealagents":
+            return trace.NoOpTracer()
+        return super().get_tracer(instrumenting_module_name, *args, **options)
 
 
 @contextmanager
@@ -78,50 +94,69 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
         }
     )
     base = options.endpoint.rstrip("/") if options.traced and options.endpoint else None
+    registry = CollectorRegistry()
+    metering = _metering(options, base, resource, registry)
+    providers: list[MeterProvider | TracerProvider | LoggerProvider] = [metering]
     with ExitStack() as stack:
+        stack.callback(_shut_down, providers)
         if base is not None:
-            stack.enter_context(_traces_and_logs(base, resource))
-        stack.enter_context(_metrics(options, base, resource))
+            tracing, logs = _tracing(base, resource), _logging(base, resource)
+            providers += [tracing, logs]
+            stack.enter_context(_exported(logs, content=options.log_content))
+        if options.metrics_port is not None:
+            stack.enter_context(offered(registry, options.metrics_host, options.metrics_port))
         yield
 
 
-@contextmanager
-def _traces_and_logs(base: str, resource: Resource) -> Iterator[None]:
-    tracing = TracerProvider(resource=resource)
-    tracing.add_span_processor(WithoutQueries())
+def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvider]) -> None:
+    """Exports what is left, side by side: a collector that does not answer must not keep the process."""
+    threads = [threading.Thread(target=each.shutdown, daemon=True, name="last exports") for each in providers]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LAST_EXPORTS_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _tracing(base: str, resource: Resource) -> TracerProvider:
+    tracing = OwnTraces(resource=resource, shutdown_on_exit=False)
     tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
-    logs = LoggerProvider(resource=resource)
-    logs.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs")))
     trace.set_tracer_provider(tracing)
+    return tracing
+
+
+def _logging(base: str, resource: Resource) -> LoggerProvider:
+    logs = LoggerProvider(resource=resource, shutdown_on_exit=False)
+    logs.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs")))
     set_logger_provider(logs)
-    handler = Exported(logs.get_logger("tealagents"))
+    return logs
+
+
+@contextmanager
+def _exported(logs: LoggerProvider, *, content: bool) -> Iterator[None]:
+    """Within, what is logged is exported."""
+    handler = Exported(logs.get_logger("tealagents"), content=content)
     handler.addFilter(Ids())
     logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-        tracing.shutdown()
-        logs.shutdown()
 
 
-@contextmanager
-def _metrics(options: TelemetryOptions, base: str | None, resource: Resource) -> Iterator[None]:
+def _metering(
+    options: TelemetryOptions, base: str | None, resource: Resource, registry: CollectorRegistry
+) -> MeterProvider:
     """The same metrics for both: pushed to the endpoint, read at the port."""
     readers: list[MetricReader] = []
-    registry = CollectorRegistry()
     if base is not None:
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
     if options.metrics_port is not None:
         readers.append(_reader(registry))
         ProcessCollector(registry=registry)
-    metering = MeterProvider(resource=resource, metric_readers=readers)
+    metering = MeterProvider(resource=resource, metric_readers=readers, shutdown_on_exit=False)
     metrics.set_meter_provider(metering)
-    with ExitStack() as stack:
-        stack.callback(metering.shutdown)
-        if options.metrics_port is not None:
-            stack.enter_context(offered(registry, options.metrics_host, options.metrics_port))
-        yield
+    return metering
 
 
 def _reader(registry: CollectorRegistry) -> PrometheusMetricReader:

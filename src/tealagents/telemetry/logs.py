@@ -16,7 +16,7 @@ _encoded = msgspec.json.Encoder(enc_hook=str).encode
 #: facts of a request that its message names
 _NAMED = ("route", "status")
 
-#: libraries whose debug output holds messages, headers or tokens
+#: libraries whose debug output holds messages or headers
 _TALKATIVE = (
     "openai",
     "httpx",
@@ -24,15 +24,17 @@ _TALKATIVE = (
     "httpcore",
     "httpcore2",
     "aiohttp",
-    "msal",
     "urllib3",
-    "botocore",
-    "aiobotocore",
     "mcp",
+    "sse_starlette",
     "asyncpg",
     "redis",
-    "multipart",
+    "python_multipart",
 )
+#: libraries whose warnings and errors quote messages, too
+_QUOTING = ("mem0",)
+#: libraries whose debug output holds credentials
+_CREDENTIALS = ("msal", "botocore", "aiobotocore")
 #: loggers that at DEBUG have the handshake of each WebSocket, with its credentials, and every frame
 _WEBSOCKETS = ("uvicorn.error", "websockets")
 
@@ -50,6 +52,13 @@ def _no_handshake(record: logging.LogRecord) -> bool:
     return not (isinstance(record.msg, str) and '"WebSocket %s"' in record.msg)
 
 
+def said(record: logging.LogRecord, *, content: bool) -> str:
+    """The message; unless `content` is allowed, of what asyncio says of a lost exception only that there was
+    one."""
+    message = record.getMessage()
+    return message if content or record.name != "asyncio" else message.partition("\n")[0]
+
+
 class _Lines(logging.Formatter):
     """Unless `content` is allowed, an exception is logged by its type and where it was raised: its text may
     quote a message, or an argument of a tool."""
@@ -61,11 +70,6 @@ class _Lines(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         return super().formatException(ei) if self._content else "".join(_raised(ei[1])).rstrip()
 
-    def said(self, record: logging.LogRecord) -> str:
-        """The message; of what asyncio says of a lost exception only that there was one."""
-        message = record.getMessage()
-        return message if self._content or record.name != "asyncio" else message.partition("\n")[0]
-
 
 class JsonLines(_Lines):
     """A record as one line of JSON, for machines."""
@@ -75,7 +79,7 @@ class JsonLines(_Lines):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": self.said(record),
+            "message": said(record, content=self._content),
             **getattr(record, "ids", {}),
             **getattr(record, "facts", {}),
         }
@@ -99,8 +103,9 @@ class Readable(_Lines):
         about = f"  [{ids['request_id']}]" if "request_id" in ids else ""
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         facts = getattr(record, "facts", {}).items()
-        said = self.said(record) + "".join(f" {name}={value}" for name, value in facts if name not in _NAMED)
-        line = f"{at} {record.levelname:<7} {_printable(said)}{about}"
+        message = said(record, content=self._content)
+        message += "".join(f" {name}={value}" for name, value in facts if name not in _NAMED)
+        line = f"{at} {record.levelname:<7} {_printable(message)}{about}"
         if not record.exc_info:
             return line
         raised = self.formatException(record.exc_info).split("\n")
@@ -133,8 +138,9 @@ def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) ->
 def configure_logs(level: str, *, content: bool) -> None:
     """Sends the log to standard error: readable on a terminal, JSON lines elsewhere.
 
-    Unless `content` is allowed, libraries that would log messages or tokens are kept at WARNING. WebSockets
-    are never logged at DEBUG: allowing content allows no credentials.
+    Unless `content` is allowed, libraries that would log messages are kept at WARNING, or above. Those that
+    would log credentials always are, and WebSockets are never logged at DEBUG: allowing content allows no
+    credentials.
     """
     # looked up for each record, and in none of our lines
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -149,6 +155,7 @@ def configure_logs(level: str, *, content: bool) -> None:
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it quotes what any caller sent
     for name in _WEBSOCKETS:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
-    if not content:
-        for name in _TALKATIVE:
-            logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    for name in _CREDENTIALS if content else _CREDENTIALS + _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    for name in () if content else _QUOTING:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
