@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ class Agent:
 
     def run(self, *arguments: str, **env: str) -> Result:
         variables = {**self.env, "TA_SERVICE_CONFIG": str(self._config), **env}
-        cli = command_line("state", "migrate")
+        cli = command_line("state", "migrate", "doctor")
         return CliRunner().invoke(cli, list(arguments), env=variables, catch_exceptions=False)
 
     def exported(self, name: str = "export", **env: str) -> bytes:
@@ -413,6 +414,26 @@ def test_a_mistyped_path_is_no_empty_store(agent: Agent, scheme: str, command: s
     assert result.exit_code == 2
     assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
     assert not there.exists()
+
+
+@pytest.mark.parametrize("place", ["postgres", "dynamodb"], indirect=True)
+def test_a_mistyped_schema_or_table_is_no_empty_store(agent: Agent, place: Place) -> None:
+    """It is named, and nothing is made there: the next command does not find it either."""
+    there = {name: value for name, value in place.env.items() if name != "TA_AUTH"}
+    for command in (
+        ["state", "stats"],
+        ["state", "delete-user", "t.ada", "--yes"],
+        ["doctor"],
+        ["state", "stats"],
+    ):
+        result = agent.run(*command, **there)
+        assert result.exit_code == (1 if command == ["doctor"] else 2), result.output
+        assert "There is no store at" in result.output
+        assert re.findall("t[0-9a-f]{16}", place.url)[0] in result.output
+    with agent.served(**there):
+        pass
+    assert agent.stats(**there)["users"] == 0
+    assert agent.run("doctor", **there).exit_code == 0
 
 
 def test_without_its_key_a_store_is_not_counted_as_damaged(agent: Agent) -> None:

@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tealagents.cli.findings import find
-from tealagents.cli.loading import check_exists, unusable
+from tealagents.cli.loading import absent, unusable
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, StoreError, TealError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tealagents.state.audit import BadEntry
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import RecordStore
+    from tealagents.stores.base import BaseStore
 
 #: seconds by which two clocks may differ; tokens are checked with as much leeway by default
 MOST_SKEW = 60.0
@@ -140,18 +141,10 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
 
     plain = plain_store(config.persistence)
     try:
-        check_exists(plain)
-    except StoreConfigError as error:
-        # the first start makes it: looked at is where, since a mistyped path is a folder that is not there
-        if not (folder := Path(plain.where).parent).is_dir():
-            yield Ailment(str(error), "The first start of the service makes a new store, and its folder.")
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            yield Ailment(
-                f"the store cannot be made: {folder} cannot be written",
-                "Grant this user the right to write to it.",
-            )
-        return
-    try:
+        if not await plain.exists():
+            for ailment in _unmade(plain):
+                yield ailment
+            return
         async with store_of(config) as store:
             async for ailment in _opened(config, store):
                 yield ailment
@@ -161,6 +154,20 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
         yield Ailment(
             f"the store cannot be reached: {error}",
             "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it.",
+        )
+
+
+def _unmade(store: "BaseStore") -> Iterator[Ailment]:
+    """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
+    folder = Path(store.where).parent
+    if store.name not in ("sqlite", "files") or not folder.is_dir():
+        yield Ailment(
+            absent(store), "The first start of the service makes a new store: its folder, table or schema."
+        )
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield Ailment(
+            f"the store cannot be made: {folder} cannot be written",
+            "Grant this user the right to write to it.",
         )
 
 

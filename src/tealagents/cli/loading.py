@@ -48,12 +48,9 @@ def fail(*reasons: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-def check_exists(store: "BaseStore") -> None:
-    """`StoreConfigError` where a file or folder was never made: a mistyped path is no empty store."""
-    from tealagents.stores import StoreConfigError
-
-    if store.name in ("sqlite", "files") and not Path(store.where).exists():
-        raise StoreConfigError(f"There is no store at {store.where}: check TA_PERSISTENCE.")
+def absent(store: "BaseStore") -> str:
+    """What is said of a store that was never made: a mistyped path or name is no empty store."""
+    return f"There is no store at {store.where}: check TA_PERSISTENCE."
 
 
 def unusable(host: str, port: int, error: OSError) -> str:

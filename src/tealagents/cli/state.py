@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tealagents.cli.loading import check_exists, fail, load_or_exit, stderr
+from tealagents.cli.loading import absent, fail, load_or_exit, stderr
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -86,6 +86,9 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, cr
     async def do() -> T:
         from tealagents.bootstrap import check_key
 
+        plain = plain_store(checked.persistence)
+        if not creates and not await plain.exists():
+            raise StoreConfigError(absent(plain))
         async with opened(checked) as found:
             await check_key(checked, found.records)
             return await work(found)
@@ -93,8 +96,6 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, cr
     if checked.persistence.startswith("memory:"):
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
-        if not creates:
-            check_exists(plain_store(checked.persistence))
         return asyncio.run(do())
     except (OutputLost, BrokenPipeError):
         raise

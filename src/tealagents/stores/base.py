@@ -291,6 +291,10 @@ class BaseStore(ABC):
         """Reads a record that is never there; a store with a cheaper question asks that."""
         await self.read("ping", ["answer"])
 
+    async def exists(self) -> bool:
+        """Whether what `open` would make is there. Needs no `open`."""
+        return True
+
     async def open(self) -> None:  # noqa: B027 — some stores have nothing to open
         """Connects, and makes the schema, table or folder where there is none."""
 

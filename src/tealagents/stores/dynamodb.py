@@ -132,9 +132,17 @@ class DynamoStore(BaseStore):
     def where(self) -> str:
         return f"{self.options.endpoint or self.options.region or 'AWS'}, table {self._table}"
 
+    async def exists(self) -> bool:
+        try:
+            await self._service.connect()
+            return await self._service.description() is not None
+        finally:
+            await self.close()
+
     async def open(self) -> None:
         try:
-            await self._service.open()
+            await self._service.connect()
+            await self._service.make_table()
         except BaseException:
             await self.close()
             raise

@@ -90,8 +90,7 @@ class DynamoService:
         self._opened = AsyncExitStack()
         self._client: Any = None
 
-    async def open(self) -> None:
-        """Connects, and makes the table where it is missing."""
+    async def connect(self) -> None:
         try:
             session = get_session()
             session.register_component("data_loader", _loader())
@@ -102,7 +101,6 @@ class DynamoService:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
         except BotoCoreError as error:
             raise self._unavailable(reason(error)) from None
-        await self._make_table()
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -154,11 +152,11 @@ class DynamoService:
 
     # --- the table --------------------------------------------------------------------------------
 
-    async def _make_table(self) -> None:
+    async def make_table(self) -> None:
         """Makes the table where it is missing, and waits until it can be used."""
         made = waited = False
         deadline = time.monotonic() + 120
-        while (table := await self._description()) is None or table["TableStatus"] != "ACTIVE":
+        while (table := await self.description()) is None or table["TableStatus"] != "ACTIVE":
             if time.monotonic() > deadline:
                 raise self._unavailable("the table does not become active")
             if table is None:
@@ -193,7 +191,8 @@ class DynamoService:
                 self._table,
             )
 
-    async def _description(self) -> Mapping[str, Any] | None:
+    async def description(self) -> Mapping[str, Any] | None:
+        """What the service says of the table; None where there is none."""
         request = {"TableName": self._table}
         reply = await self.ask("describe_table", request, none_for="ResourceNotFoundException")
         description: Mapping[str, Any] | None = reply and reply["Table"]

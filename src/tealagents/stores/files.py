@@ -97,6 +97,9 @@ class FileStore(BaseStore):
     def where(self) -> str:
         return str(self._root)
 
+    async def exists(self) -> bool:
+        return self._root.exists()
+
     async def open(self) -> None:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="file-store")
         self._syncing = ThreadPoolExecutor(8, thread_name_prefix="file-store-sync")

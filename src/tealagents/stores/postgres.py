@@ -141,7 +141,7 @@ class PostgresStore(BaseStore):
     @property
     def where(self) -> str:
         parts = urlsplit(self.options.dsn.get_secret_value())
-        return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return f"{parts.netloc.rpartition('@')[2]}{parts.path}, schema {self.options.schema_name}"
 
     # --- the primitives ---------------------------------------------------------------------------
 
@@ -201,19 +201,29 @@ class PostgresStore(BaseStore):
 
     # --- opening ----------------------------------------------------------------------------------
 
+    async def exists(self) -> bool:
+        try:
+            async with self._session() as connection:
+                return await self._is_made(connection)
+        finally:
+            await self.close()
+
     async def open(self) -> None:
         try:
             async with self._session() as connection:
-                if not await connection.fetchval(self._sql["has_migrations"], self._table("migrations")):
+                if not await self._is_made(connection):
                     await self._migrate(connection)
                 self._check_schema(await connection.fetchval(self._sql["schema_number"]))
         except BaseException:
             await self.close()
             raise
 
+    async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
+        return bool(await connection.fetchval(self._sql["has_migrations"], self._table("migrations")))
+
     def _check_schema(self, number: int) -> None:
         newest = max(migrations("postgres"))
-        place = f"{self.where}: the schema {self.options.schema_name!r} is at {number}"
+        place = f"{self.where} is at {number}"
         if number < newest:
             raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
         if number > newest:

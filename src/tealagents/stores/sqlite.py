@@ -109,6 +109,9 @@ class SqliteStore(BaseStore):
     def where(self) -> str:
         return str(self._path)
 
+    async def exists(self) -> bool:
+        return self._path.exists()
+
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
         self._file = self._path.stat()
