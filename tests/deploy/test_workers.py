@@ -1,6 +1,7 @@
 """`serve --workers`: how many requests are taken, and how those of a worker that dies end."""
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,25 @@ def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_p
         assert stays in in_flight(service)
         service.config_path.write_text(text)
         until(lambda: len(in_flight(service)) == 2)
+        assert service.terminate() == 0
+
+
+def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """As where a limit is reached just when a worker dies: it tries again, and then two serve again."""
+    with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
+        until(lambda: len(in_flight(service)) == 2)
+        dies, stays = in_flight(service)
+        files = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (3, files[1]))
+        os.kill(dies, signal.SIGKILL)
+        until(lambda: f"worker {dies} cannot be replaced: [Errno 24]" in service.log())
+        with service.client() as client:
+            assert client.post("", json=message("hello")).json()["status"] == "Completed"
+        resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, files)
+        until(lambda: len(in_flight(service)) == 2)
+        assert stays in in_flight(service)
         assert service.terminate() == 0
 
 

@@ -21,7 +21,7 @@ class Supervisor(Multiprocess):
 
     #: whether any worker has been in service
     served = False
-    #: by the monotonic clock: when the next worker that could not start is replaced
+    #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
 
     def keep_subprocess_alive(self) -> None:
@@ -34,16 +34,22 @@ class Supervisor(Multiprocess):
                 continue
             worker.kill()  # where it hangs
             worker.join()
+            if worker.exitcode == STARTUP_FAILURE and not self.served:
+                self.should_exit.set()
+                return
+            if time.monotonic() < self._again_at:
+                continue
             if worker.exitcode == STARTUP_FAILURE:
-                if not self.served:
-                    self.should_exit.set()
-                    return
-                if time.monotonic() < self._again_at:
-                    continue
                 self._again_at = time.monotonic() + RESTART_SECONDS
+            try:
+                other = Process(self.config, self.sockets)
+                other.start()
+            except OSError as error:  # the machine lets no process begin just now
+                log.warning("worker %s cannot be replaced: %s", worker.pid, error)
+                self._again_at = time.monotonic() + RESTART_SECONDS
+                continue
             log.warning("worker %s has ended with %s; another takes its place", worker.pid, worker.exitcode)
-            self.processes[index] = Process(self.config, self.sockets)
-            self.processes[index].start()
+            self.processes[index] = other
 
     def join_all(self) -> None:
         """Waits for the workers to drain; another signal meanwhile is theirs."""
