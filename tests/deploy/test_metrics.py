@@ -149,6 +149,7 @@ def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> No
     """Two workers share one address; one that dies is no longer reported, and its replacement is."""
     with monitored(nursery, tmp_path, workers=2) as service:
         until(lambda: service.value("tealagents_workers") == 2)
+        assert service.value("tealagents_workers_wanted") == 2
         with service.client(USER) as client:
             for _ in range(5):
                 client.post("", json=message("hello")).raise_for_status()
@@ -192,11 +193,12 @@ def test_a_worker_that_is_read_while_it_starts_is_seen_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its socket is there before it listens: that is no dead worker, whose socket would be removed."""
-    workers, listen = scraping._Workers(tmp_path), scraping._SocketServer.server_activate
+    workers, listen = scraping._Workers(tmp_path, 1), scraping._SocketServer.server_activate
     answered: list[float] = []
 
     def look() -> None:
-        answered.extend(each.samples[0].value for each in workers.collect())
+        found = {each.name: each.samples[0].value for each in workers.collect()}
+        answered.append(found["tealagents_workers"])
 
     def read_before(server: scraping._SocketServer) -> None:
         look()

@@ -213,7 +213,7 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     if reload:
         _run_reloading(config.source.parent, listener, options)
     elif workers > 1:
-        with _metrics_of_workers(config):
+        with _metrics_of_workers(config, workers):
             _run_workers(workers, listener, options)
     else:
         server = Server(Config(build_or_exit(config), **options))
@@ -227,7 +227,7 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
 
 
 @contextlib.contextmanager
-def _metrics_of_workers(config: ServiceConfig) -> Iterator[None]:
+def _metrics_of_workers(config: ServiceConfig, workers: int) -> Iterator[None]:
     """Answers Prometheus for all workers, where there is a port for it."""
     options = config.telemetry
     if options.metrics_port is None:
@@ -237,7 +237,7 @@ def _metrics_of_workers(config: ServiceConfig) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(gathered(options.metrics_host, options.metrics_port))
+            stack.enter_context(gathered(options.metrics_host, options.metrics_port, workers))
         except OSError as error:
             raise fail(str(error)) from None
         yield

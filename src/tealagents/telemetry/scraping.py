@@ -126,12 +126,12 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def gathered(host: str, port: int) -> Iterator[None]:
-    """Offers at `host` and `port` what the workers offer that are started meanwhile."""
+def gathered(host: str, port: int, workers: int) -> Iterator[None]:
+    """Offers at `host` and `port` what so many workers offer, which are started meanwhile."""
     with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
         os.environ[SOCKETS] = folder
         registry = CollectorRegistry()
-        registry.register(_Workers(Path(folder)))
+        registry.register(_Workers(Path(folder), workers))
         try:
             yield from _answering(server, registry)
         finally:
@@ -165,10 +165,11 @@ def _answering(server: Any, registry: Collector) -> Iterator[None]:
 
 
 class _Workers(Collector):
-    """What the workers offer, each sample with the process it came from, and how many there are."""
+    """What the workers offer, each sample with the process it came from; and how many answer, of how many."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wanted: int) -> None:
         self._folder = folder
+        self._wanted = wanted
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -185,6 +186,7 @@ class _Workers(Collector):
                 ]
         yield from families.values()
         yield GaugeMetricFamily("tealagents_workers", "Workers that answered the last scrape.", answered)
+        yield GaugeMetricFamily("tealagents_workers_wanted", "Workers that there should be.", self._wanted)
 
 
 def _empty(family: Metric) -> Metric:
