@@ -88,7 +88,7 @@ def test_a_folder_as_the_page_shows_builds(tmp_path: Path) -> None:
     assert made["ConfigMap", "tealagents-config"]["data"] == {"config.yaml": "my: agent\n"}
     settings = made["ConfigMap", "tealagents-settings"]["data"]
     assert settings == {
-        "TA_ENTRA_TENANT_ID": "contoso.example",
+        "TA_ENTRA_TENANT_ID": "<directory id>",
         "TA_ENTRA_AUDIENCE": "<client id> api://<client id>",
         "TA_ENTRA_SCOPES": "access_as_user",
         "TA_PUBLIC_URL": "https://agents.example.com",
@@ -205,6 +205,17 @@ def test_probes_and_ports_are_those_of_the_service() -> None:
     assert [port["targetPort"] for port in base("Service")["spec"]["ports"]] == ["http"]
 
 
+def test_what_a_runbook_rotates_comes_from_the_secret() -> None:
+    """Both keys of the encryption; the pods start without the one that is there only afterwards."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    exported = set(re.findall(r"export (TA_\w*KEYS?)=", page))
+    references = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in service()["env"]}
+    assert exported == {"TA_ENCRYPTION_KEY", "TA_ENCRYPTION_OLD_KEYS"}
+    assert all(references.get(name) for name in exported)
+    optional = [name for name, reference in references.items() if reference and reference.get("optional")]
+    assert optional == ["TA_ENCRYPTION_OLD_KEYS"]
+
+
 def test_what_was_not_filled_in_does_not_start() -> None:
     """The shipped config names what is missing and lets no one in."""
     settings = next(m for m in build(DEPLOY / "base") if m["metadata"]["name"] == "tealagents-settings")
@@ -265,11 +276,15 @@ def test_images_are_of_this_version() -> None:
 
 
 def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
-    """All but how it finds pods, which not every build of Prometheus can do."""
+    """All but how it finds pods, which not every build of Prometheus can do. Pods that ended are dropped."""
     config: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     [job] = config["scrape_configs"]
     assert job["job_name"] == "tealagents"
     assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    [dropped] = [each for each in job["relabel_configs"] if each.get("action") == "drop"]
+    assert dropped["source_labels"] == ["__meta_kubernetes_pod_phase"]
+    assert re.fullmatch(dropped["regex"], "Failed")
+    assert not re.fullmatch(dropped["regex"], "Running")
     shutil.copy(DEPLOY / "prometheus" / "alerts.yaml", tmp_path)
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
     with running(Promtool) as tool:
