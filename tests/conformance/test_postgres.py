@@ -45,10 +45,6 @@ class TestThePostgresLink(LinkContract):
         with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(postgres_url)), lambda: store_of(postgres_url)
 
-    @pytest.fixture
-    def partition(self) -> str:
-        return "p"
-
 
 @pytest.fixture
 async def sql(postgres_server: PostgresServer) -> AsyncIterator["asyncpg.Connection"]:

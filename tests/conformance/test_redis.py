@@ -41,10 +41,6 @@ class TestTheRedisLink(LinkContract):
         with FaultProxy("127.0.0.1", redis_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(redis_url)), lambda: store_of(redis_url)
 
-    @pytest.fixture
-    def partition(self) -> str:
-        return "p"
-
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
