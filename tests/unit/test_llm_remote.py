@@ -1,7 +1,9 @@
 """Conversations that the model service keeps."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -299,14 +301,57 @@ async def test_a_part_of_a_conversation_is_not_taken_for_all_of_it() -> None:
             await model.list_remote("resp_1")
 
 
+@pytest.mark.parametrize("ends", [["a"], ["a", "b"]], ids=["one page", "a circle"])
+async def test_a_listing_that_does_not_advance_ends(ends: list[str]) -> None:
+    """A service that says that there is more, and lists the same again: a failure rather than for ever."""
+    pages = cycle({"data": [{**said(1, "user", named=True), "id": end}], "has_more": True} for end in ends)
+    kept = {"/v1/responses/resp_1": {}, "/v1/responses/resp_1/input_items": pages}
+    async with listing(kept) as model, asyncio.timeout(30):
+        with pytest.raises(ModelFailed, match=r"the same id to continue from"):
+            await model.list_remote("resp_1")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html><title>Sign in</title></html>", b"{", b'{"data": "x", "output": "x"}']
+)
+async def test_a_listing_that_cannot_be_read_is_a_failure_of_the_service(body: bytes) -> None:
+    """As an answer is: what the service has sent is quoted, and a page named."""
+    kept = {
+        "/v1/responses/resp_1": body,
+        "/v1/conversations/conv_1": {},
+        "/v1/conversations/conv_1/items": body,
+    }
+    async with listing(kept) as model:
+        for remote_id in ("resp_1", "conv_1"):
+            with pytest.raises(ModelFailed) as failed:
+                await model.list_remote(remote_id)
+            assert ("Sign in" if b"Sign" in body else "what is not a conversation") in failed.value.detail
+            assert failed.value.__context__ is None
+        with pytest.raises(ModelFailed):
+            await model.delete_remote("resp_1")
+
+
+async def test_a_time_that_cannot_be_read_hides_no_message() -> None:
+    """A service that counts milliseconds."""
+    items = {"data": [said(1, "user", named=True)]}
+    kept = {
+        "/v1/conversations/conv_1": {"created_at": 1760000000000},
+        "/v1/conversations/conv_1/items": items,
+    }
+    async with listing(kept) as model:
+        assert shown(await model.list_remote("conv_1")) == [("user", "1")]
+
+
 @asynccontextmanager
 async def listing(kept: dict[str, Any]) -> AsyncIterator[RemoteConversations]:
-    """The client of a service that answers each path with what is kept there."""
+    """The client of a service that answers each path with what is kept there, or with the next of it."""
 
     async def handler(connection: RawConnection) -> None:
         while True:
             head = await connection.request()
-            body = orjson.dumps(kept[head.split()[1].decode().partition("?")[0]])
+            found = kept[head.split()[1].decode().partition("?")[0]]
+            found = next(found) if isinstance(found, cycle) else found
+            body = found if isinstance(found, bytes) else orjson.dumps(found)
             await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
     name = "openai-responses"
