@@ -139,6 +139,13 @@ def test_state_in_redis_is_translated(tmp_path: Path) -> None:
     assert any("has no effect beside spec.persistence" in line for line in chosen.warnings)
 
 
+def test_redis_is_called_over_tls_unless_it_is_turned_off(tmp_path: Path) -> None:
+    """As there: an environment that leaves it out must not begin to send its password in the clear."""
+    redis = {"TA_STATE_MANAGEMENT": "redis", "TA_REDIS_HOST": "cache"}
+    assert read(tmp_path, OURS, **redis).persistence == "rediss://cache:6379/0"
+    assert read(tmp_path, OURS, **redis, TA_REDIS_SSL="false").persistence == "redis://cache:6379/0"
+
+
 def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
     """Elsewhere it is refused; where it is served there is a warning at start."""
     assert complaints(tmp_path, OURS, TA_AUTH="gateway")[0].startswith("TA_AUTH: gateway is for skagents")
