@@ -120,7 +120,6 @@ class ServiceConfig:
         return f"/{self.name}/{self.version}"
 
 
-_REMOTE_PLUGINS = ("spec", "agent", "remote_plugins")
 _NO_REMOTE_PLUGINS = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
 
 
@@ -157,6 +156,7 @@ def load(
         if getattr(loading.settings, name) is not None:
             warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
     warnings += unknown_keys(file, document)
+    loading.check_remote_plugins(file.spec.agent, ("spec", "agent"))
     config = combined(file, auth, loading)
     if problems:
         raise loading.refused()
@@ -228,6 +228,11 @@ class Loading:
                 document.remove(each["loc"])
             return structure.model_validate(document.data)
 
+    def check_remote_plugins(self, agent: AgentConfig, place: KeyPath) -> None:
+        """Adds a problem where the agent that stands at `place` names some, and nothing describes them."""
+        if agent.remote_plugins and self.settings.remote_plugin_path is None:
+            self.problems.append(self.document.problem((*place, "remote_plugins"), _NO_REMOTE_PLUGINS))
+
     def refused(self) -> ConfigError:
         """Everything that is wrong."""
         return ConfigError(_ordered(self.problems))
@@ -291,10 +296,8 @@ def _ordered(problems: list[ConfigProblem]) -> list[ConfigProblem]:
 
 
 def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceConfig:
-    """A valid file with the environment over it. What does not fit together is added to the problems."""
+    """A valid file with the environment over it."""
     spec, document, settings = file.spec, loading.document, loading.settings
-    if spec.agent.remote_plugins and settings.remote_plugin_path is None:
-        loading.problems.append(document.problem(_REMOTE_PLUGINS, _NO_REMOTE_PLUGINS))
     return ServiceConfig(
         source=Path(os.path.abspath(document.name)),
         api_version=file.api_version,
