@@ -54,8 +54,6 @@ _LAST = b'{"records":'
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
 IN_MEMORY = 8 * 1024 * 1024
-#: seconds for which a pause stays in its tenant's inbox when its time is up
-INBOX_SECONDS = 7 * 86400.0
 #: times that a commit is sent again whose reply was lost
 SENDINGS = 5
 
@@ -424,7 +422,7 @@ class Importer:
         partition = keys.inbox(self._records.agent, approval.owner.tid)
         key = keys.in_inbox(approval.created_at, approval.approval_id)
         value = codec.seal(partition, key, approval.owner)
-        put = {key: Put(value, left + INBOX_SECONDS)}
+        put = {key: Put(value, left + keys.INBOX_SECONDS)}
         await self._send(partition, Commit(operation=ids.operation_id(), put=put))
 
 
