@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tealagents.domain.models import Message
 from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.stores.encrypted import Cipher
-from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.servers import RedisServer
 from tealagents.threads import (
     FileMessages,
@@ -340,13 +339,8 @@ async def test_messages_that_do_not_fit_on_the_disk_leave_nothing(tmp_path: Path
     """A round of which only a part could be written is not there; the next one is."""
     store = FileMessages(tmp_path, "k")
     await store.add_messages(exchange("q0", "a0"))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(PersistenceUnavailable, match=r"k\.jsonl: File too large"):
-            await store.add_messages(exchange("q1", "a" * 200_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(100_000), pytest.raises(PersistenceUnavailable, match=r"k\.jsonl: File too large"):
+        await store.add_messages(exchange("q1", "a" * 200_000))
     assert texts(await store.list_messages()) == ["q0", "a0"]
     await store.add_messages(exchange("q2", "a2"))
     assert texts(await store.list_messages()) == ["q0", "a0", "q2", "a2"]

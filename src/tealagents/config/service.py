@@ -46,10 +46,8 @@ _PERSISTENCE: KeyPath = ("spec", "persistence")
 class TelemetryOptions(Options):
     """What is observed, and where it goes."""
 
-    enabled: bool = False
-    """Whether traces, metrics and logs are exported."""
     endpoint: str | None = None
-    """Where to export to (OTLP over HTTP)."""
+    """Where traces, metrics and logs are exported to (OTLP over HTTP); None: nowhere."""
     metrics_host: str = "127.0.0.1"
     """Address at which Prometheus reads `/metrics`."""
     metrics_port: int | None = None
@@ -62,7 +60,7 @@ class TelemetryOptions(Options):
     @property
     def traced(self) -> bool:
         """Whether there is somewhere to export to."""
-        return self.enabled and self.endpoint is not None
+        return self.endpoint is not None
 
     @property
     def metered(self) -> bool:
@@ -351,10 +349,8 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
 
 
 def _telemetry(settings: Settings) -> TelemetryOptions:
-    endpoint = settings.otel_endpoint
     return TelemetryOptions(
-        enabled=endpoint is not None and settings.telemetry_enabled is not False,
-        endpoint=endpoint,
+        endpoint=settings.otel_endpoint if settings.telemetry_enabled is not False else None,
         metrics_host=settings.metrics_host,
         metrics_port=settings.metrics_port,
         log_level=settings.log_level,

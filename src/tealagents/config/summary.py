@@ -37,7 +37,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
     yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)
-    endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
+    endpoint = config.telemetry.endpoint
     yield "telemetry", shown(endpoint) if endpoint else "off"
     if config.telemetry.metrics_port is not None:
         yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
