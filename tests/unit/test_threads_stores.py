@@ -527,6 +527,27 @@ async def test_one_abstraction_keeps_every_kind(url: str, make: Callable[[], Loc
             assert [each async for each in threads.list()] == []
 
 
+@pytest.mark.parametrize("make", [small, large])
+async def test_threads_are_told_apart_by_any_ids(url: str, make: Callable[[], LocalThread]) -> None:
+    """Deleting one leaves those whose ids begin with its own; each is loaded by what is listed.
+
+    covers: THREAD-5
+    """
+    names = ["team", "team/7", "user 42", "user:42", "ü", "x" * 300]
+    async with open_store(url) as store:
+        threads = ThreadStore(store, "Tester")
+        for name in names:
+            thread = make()
+            thread.thread_id = name
+            await threads.save(thread)
+        assert sorted([each async for each in threads.list()]) == sorted(names)
+        while names:
+            await threads.delete(await threads.load(names.pop(0)))
+            assert [(await threads.load(name)).thread_id for name in names] == names
+            assert sorted([each async for each in threads.list()]) == sorted(names)
+        assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
 async def test_the_last_of_two_savers_wins(url: str) -> None:
     """Each save of a large thread is whole, whatever others save of it, and so is what is read meanwhile."""
     async with open_store(url) as store:

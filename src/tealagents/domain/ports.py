@@ -330,10 +330,6 @@ class RemoteConversations(Protocol):
 
     async def delete_remote(self, remote_id: str) -> None: ...
 
-    async def fork_remote(self, remote_id: str) -> str | None:
-        """The id with which a fork continues, or None where the service cannot fork this conversation."""
-        ...
-
 
 # --- tools ---------------------------------------------------------------------------------------
 

@@ -170,11 +170,6 @@ class OpenAIResponses:
         for response_id in reversed(chain):
             await self._delete(f"/responses/{_safe(response_id)}", response_id)
 
-    async def fork_remote(self, remote_id: str) -> str | None:
-        """A response can be continued many times, so its id is the fork's too. A conversation cannot be
-        forked: all who hold its id write to the same one."""
-        return None if remote_id.startswith(CONVERSATION) else remote_id
-
     async def _chain(self, remote_id: str) -> list[Message]:
         """The messages of the responses that lead to this one.
 
