@@ -307,6 +307,18 @@ async def test_a_listing_that_does_not_advance_ends(ends: list[str]) -> None:
             await model.list_remote("resp_1")
 
 
+async def test_a_chain_that_leads_back_to_itself_is_read_once() -> None:
+    """A service without ids of items that names each of two responses as the one before the other."""
+    kept: dict[str, Any] = {}
+    for n, before in ((1, 2), (2, 1)):
+        output = [said(n, "assistant", named=False)]
+        kept[f"/v1/responses/resp_{n}"] = {"previous_response_id": f"resp_{before}", "output": output}
+        kept[f"/v1/responses/resp_{n}/input_items"] = {"data": []}
+    async with listing(kept) as model, asyncio.timeout(30):
+        assert [each.text for each in await model.list_remote("resp_2")] == ["1", "2"]
+        await model.delete_remote("resp_2")
+
+
 @pytest.mark.parametrize(
     "body", [b"<html><title>Sign in</title></html>", b"{", b'{"data": "x", "output": "x"}']
 )

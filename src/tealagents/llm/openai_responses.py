@@ -157,14 +157,14 @@ class OpenAIResponses:
         if remote_id.startswith(CONVERSATION):
             await self._delete(f"/conversations/{_safe(remote_id)}", remote_id)
             return
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         following: str | None = remote_id
-        while following is not None:
+        while following is not None and following not in chain:
             try:
                 kept = await self._get(f"/responses/{_safe(following)}", following, read_stored)
             except RemoteThreadLost:
                 break
-            chain.append(following)
+            chain[following] = None
             following = kept.previous_response_id
         # the oldest first: where this breaks off, what is left can still be found from its end
         for response_id in reversed(chain):
@@ -177,11 +177,11 @@ class OpenAIResponses:
         back ends after one step. Without ids it goes on, past what the later response's input begins with:
         the same may have been said twice.
         """
-        turns: list[list[Message]] = []
+        turns: dict[str, list[Message]] = {}
         seen: set[str] = set()
         later: list[StoredItem] = []
         following: str | None = remote_id
-        while following is not None:
+        while following is not None and following not in turns:
             path = f"/responses/{_safe(following)}"
             kept = await self._get(path, following, read_stored)
             output = kept.output or ()
@@ -194,9 +194,9 @@ class OpenAIResponses:
             later = asked
             new = [item for item in items if item.id not in seen and not listed]
             seen.update(item.id for item in new if item.id is not None)
-            turns.append(messages_of(new, following, kept.created))
+            turns[following] = messages_of(new, following, kept.created)
             following = kept.previous_response_id
-        return [message for turn in reversed(turns) for message in turn]
+        return [message for turn in reversed(turns.values()) for message in turn]
 
     async def _items(self, path: str, remote_id: str) -> "list[StoredItem]":
         items: list[StoredItem] = []
