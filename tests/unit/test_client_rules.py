@@ -456,6 +456,16 @@ def test_waiting_has_a_limit() -> None:
     assert 5 < network.time <= 10
 
 
+def test_waiting_for_a_service_that_is_away_ends_at_its_timeout() -> None:
+    """The retries end with it; one that succeeds before that returns the answer."""
+    network = Network(sending(document({**IDS, "status": "Running"}), LOST))
+    with pytest.raises(ConnectionLost):
+        network.run(network.operations().wait(REQUEST, 2.0))
+    assert 1 < network.time <= 2
+    network = Network(sending(LOST, document(ANSWER)))
+    assert network.run(network.operations().wait(REQUEST, 2.0)).output == "a€b"
+
+
 def test_waiting_for_a_failure() -> None:
     """A request that failed raises its problem when it is waited for."""
     failed = {**IDS, "status": "Failed", "error": {"code": "model_error", "status": 502, "detail": "no"}}
@@ -573,6 +583,12 @@ def test_delays_are_bounded(failures: int, jitter: float, retry_after: float | N
     delay = budget.delay(retry_after)
     assert delay is not None
     assert (retry_after or 0) + 0.1 <= delay <= (retry_after or 0) + 8
+
+
+def test_after_thousands_of_failures_the_delay_is_still_the_longest_one() -> None:
+    """A program that is to outlive any outage does."""
+    budget = Budget(Retry(attempts=10_000), lambda: 1.0)
+    assert [budget.delay() for _ in range(3_000)][-1] == 8.0
 
 
 def test_tolerant_documents() -> None:

@@ -86,10 +86,10 @@ export class EventStream {
    */
   async *#read(reply, budget) {
     const opened = Date.now();
-    this.#onOpen?.();
     this.#pause = null;
+    let lost = null;
     try {
-      for await (const message of reply.messages()) {
+      for await (const message of reply.messages(this.#onOpen)) {
         const event = this.#take(message);
         if (!event) continue;
         if (isOfTheWay(event)) return problemError(event.data);
@@ -100,10 +100,11 @@ export class EventStream {
       }
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
-      // a connection that lasted, perhaps with nothing but keepalives, is progress too
-      if (Date.now() - opened > budget.longestDelayMs) budget.renew();
-      return error;
+      lost = error;
     }
+    // a connection that lasted, perhaps with nothing but keepalives, is progress too
+    if (Date.now() - opened > budget.longestDelayMs) budget.renew();
+    if (lost) return lost;
     if (!this.#pause) return new Lost(new Error("the stream broke off before its last event"));
     yield this.#pass(this.#pause);
     return null;
