@@ -374,6 +374,18 @@ def test_an_approver_decides_again_instead_of_following() -> None:
     assert len(network.calls) == 1
 
 
+def test_a_message_whose_stream_may_not_be_followed_is_not_sent_again() -> None:
+    """The token may be another user's by now, for whom it would be a new request."""
+
+    def serve(call: Call) -> Reply | list[bytes]:
+        return problem(401, "not_owner") if call.method == "GET" else [LOG[0]]
+
+    network = Network(serve)
+    with pytest.raises(NotOwner):
+        network.stream()
+    assert [call.method for call in network.calls] == ["POST", "GET"]
+
+
 def test_a_stream_answered_without_one() -> None:
     """An outcome sent as JSON, by a service or a proxy that does so, ends the stream as well."""
     assert shown(Network(sending(document(ANSWER))).stream()) == [(None, Final)]

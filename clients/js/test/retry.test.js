@@ -70,6 +70,21 @@ test("an approver decides again instead of following what they may not read", as
   assert.equal(methods.length, 5);
 });
 
+test("a message whose stream may not be followed is not sent again, under whatever token", async () => {
+  /** @type {string[]} */
+  const methods = [];
+  const refusal = {status: 401, headers: {"Content-Type": "application/problem+json"}};
+  const begun = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Running"})}\n\n`;
+  /** @type {typeof fetch} */
+  const answered = async (_, {method = "GET"} = {}) => {
+    methods.push(method);
+    return method === "POST" ? new Response(begun, STREAM) : new Response('{"code": "not_owner"}', refusal);
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  await assert.rejects(agent.stream("Hi").answer(), NotOwner);
+  assert.deepEqual(methods, ["POST", "GET"]);
+});
+
 const URL_OF_AN_AGENT = "http://127.0.0.1:1/A/1";
 const STREAM = {headers: {"Content-Type": "text/event-stream"}};
 const IDS = {session_id: "s", task_id: "t", request_id: "r"};

@@ -325,8 +325,10 @@ class Rules:
             return None
         if cursor.located and isinstance(problem, NotFound):
             return (yield from self._settle(cursor))
-        if isinstance(problem, NotOwner) and call.method != start.method:
-            # an approver may not follow a request: the decision, sent again, is answered with the same stream
+        is_message = calls.IDEMPOTENCY_KEY in start.headers
+        if isinstance(problem, NotOwner) and call.method != start.method and not is_message:
+            # an approver may not follow a request: the decision, sent again, gets the same stream as answer.
+            # A message is not sent again: with a token that is another user's by now, it would be theirs
             cursor.located = False
             return problem
         if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
