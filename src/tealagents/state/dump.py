@@ -26,6 +26,7 @@ from typing import IO, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
@@ -165,17 +166,24 @@ class Exporter:
         partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
-                if not self._erased(row):
-                    yield self._line(row)
+                if (kept := await self._kept(row)) is not None:
+                    yield self._line(kept)
 
-    def _erased(self, row: Row) -> bool:
+    async def _kept(self, row: Row) -> Row | None:
+        """The record, with a session restored that a task keeps from being pruned; None for a deleted one."""
+        if not row.key.startswith(keys.session("")):
+            return row
         try:
-            return (
-                row.key.startswith(keys.session(""))
-                and codec.unseal(row.partition, row.key, row.stored, Session).erased
-            )
+            session = codec.unseal(row.partition, row.key, row.stored, Session)
         except CorruptState:
-            return False
+            return row
+        if not session.erased:
+            return row
+        within = keys.tasks_of_session(session.session_id)
+        if not session.if_empty or not await self._records.store.scan(row.partition, within, limit=1):
+            return None
+        restored = replace(session, erased=False, if_empty=False)
+        return Row(row.partition, row.key, codec.seal(row.partition, row.key, restored))
 
     # --- one task --------------------------------------------------------------------------------
 
