@@ -21,7 +21,8 @@ from wire import Json, text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
-from tealagents.testing.service import agent_config, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import agent_config
 
 PREFIX = "/Tester/0.1"
 #: protocol → its route for messages, below the agent's prefix, and a message over it

@@ -180,9 +180,9 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     started_at: datetime
     duration_ms: float = 0
-    #: model: `{model, messages, tools, …}`; tool: `{call_id, arguments}`; approval: what was shown
+    #: model: the numbers of `messages` and `tools`; tool: `{call_id, arguments}`; approval: what was shown
     input: Json | None = None
-    #: model: `{finish_reason, text, tool_calls}`; tool: `{output}`; approval: who decided what
+    #: model: `{message_id, text, tool_calls, …}`; tool: `{output}`; approval: who decided what
     output: Json | None = None
     usage: TokenUsage | None = None
     is_error: bool = False

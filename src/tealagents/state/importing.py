@@ -221,10 +221,7 @@ class TaskImporter:
     async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
         found = await self._records.get(partition, keys.session(session_id), Session)
         if found is None:
-            owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
-            if owner is not None and owner != caller.user:
-                raise NotOwner(f"The session {session_id} belongs to another user.", session_id=session_id)
-            await self._tasks.directory.claim(keys.session, session_id, caller.user)
+            await self._tasks.directory.claim_new(keys.session, session_id, caller.user)
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return found

@@ -77,7 +77,7 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
     )
-    base = options.endpoint.rstrip("/") if options.traced and options.endpoint else None
+    base = options.endpoint.rstrip("/") if options.endpoint else None
     with ExitStack() as stack:
         if base is not None:
             stack.enter_context(_traces_and_logs(base, resource))
