@@ -266,7 +266,8 @@ def _resolve_paths(
         try:
             document.put(_PERSISTENCE, absolute_store(url, base))
         except ValueError as error:
-            problems.append(document.problem(_PERSISTENCE, str(error)))
+            if _PERSISTENCE not in document.unset:
+                problems.append(document.problem(_PERSISTENCE, str(error)))
     if isinstance(certificate, str) and (only is None or _CERTIFICATE in only):
         path = os.path.normpath(base / certificate)
         document.put(_CERTIFICATE, path)

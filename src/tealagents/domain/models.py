@@ -302,7 +302,7 @@ class Queued(Struct, frozen=True):
 class Effects(Struct, frozen=True, omit_defaults=True):
     """What the tools of a request that did not complete have done, or may have."""
 
-    #: the request's first entry: it counts while that is on the current path
+    #: they count while this entry is on the current path: the request's first, unless that is not there
     first_seq: int
     tools: tuple[ToolOutcome, ...]
     #: where there was no room for calls before these: the first entry of the earliest request that made some

@@ -26,6 +26,7 @@ from typing import IO, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
@@ -163,8 +164,20 @@ class Exporter:
         partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
-                if prefix == keys.MEMORIES or not _erased(row.partition, row.key, row.stored, Session):
-                    yield self._line(row)
+                kept = row if prefix == keys.MEMORIES else await self._kept(row)
+                if kept is not None:
+                    yield self._line(kept)
+
+    async def _kept(self, row: Row) -> Row | None:
+        """A session's record, restored where a task keeps it from being pruned; None where it is deleted."""
+        if not _erased(row.partition, row.key, row.stored, Session):
+            return row
+        session = codec.unseal(row.partition, row.key, row.stored, Session)
+        within = keys.tasks_of_session(session.session_id)
+        if not session.if_empty or not await self._records.store.scan(row.partition, within, limit=1):
+            return None
+        restored = replace(session, erased=False, if_empty=False)
+        return Row(row.partition, row.key, codec.seal(row.partition, row.key, restored))
 
     # --- one task --------------------------------------------------------------------------------
 

@@ -260,7 +260,9 @@ def _blank(task: Head) -> Head:
 
 def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     """What tools have done by the document."""
-    ends = [entry.body for entry in document.entries if isinstance(entry.body, RequestEnd)]
+    ends = [
+        entry.body for entry in document.entries if isinstance(entry.body, RequestEnd) and entry.body.tools
+    ]
     logged = {end.first_seq for end in ends}
     effects: tuple[Effects, ...] = ()
     # what a fork knows of its source's tools is in its head alone
@@ -270,7 +272,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
             shifted = replace(known, first_seq=known.first_seq + SHIFT, cut=cut)
             effects = lifecycle.remembering(effects, shifted)
     for end in ends:
-        if end.tools and end.status != "Completed":
+        if end.status != "Completed":
             effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))
     return effects
 
