@@ -1,7 +1,7 @@
 """A store that can be away."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.memory import MemoryStore
@@ -17,17 +17,9 @@ class AwayStore(MemoryStore):
         self._reach()
         return await super().read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         self._reach()
-        return await super().scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        return await super().scan(partition, prefix, **page)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         self._reach()

@@ -22,7 +22,8 @@ from recorder import Recording
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
-from tealagents.testing.service import ServiceProcess, ServiceThread, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import ServiceProcess, ServiceThread
 from tealagents.testing.waits import until
 
 #: where clients look for the authority of a service (RFC 9728)

@@ -26,10 +26,10 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.clock import ShiftedClock
 from tealagents.testing.forking import Nursery
+from tealagents.testing.servers import free_port
 from tealagents.testing.service import (
     ServiceThread,
     agent_config,
-    free_port,
     offline_service,
 )
 from tealagents.testing.waits import until

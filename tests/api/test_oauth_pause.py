@@ -14,7 +14,8 @@ from talk import send
 from wire import text
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import ServiceThread, agent_config, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import ServiceThread, agent_config
 
 Json = dict[str, Any]
 

@@ -24,7 +24,8 @@ from wire import Json, text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
-from tealagents.testing.service import agent_config, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import agent_config
 
 PREFIX = "/Tester/0.1"
 ODD_SERVER = Path(__file__).parents[1] / "fixtures" / "tools" / "odd_server.py"

@@ -473,10 +473,11 @@ def test_a_store_is_migrated(agent: Agent) -> None:
     assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
 
 
-def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent) -> None:
+@pytest.mark.parametrize("persistence", ["sqlite:///${PLACE}", "${PLACE}"])
+def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent, persistence: str) -> None:
     """A job that migrates has none of the secrets with which the service calls its tools."""
     servers = [{"name": "far", "url": "https://far.example", "headers": {"Authorization": "Bearer ${FAR}"}}]
-    agent.configure(persistence="sqlite:///${PLACE}", agent={"mcp_servers": servers})
+    agent.configure(persistence=persistence, agent={"mcp_servers": servers})
     assert "applied" in agent.run("migrate").output
     refused = agent.run("migrate", TA_PERSISTENCE="")
     assert refused.exit_code == 2

@@ -8,7 +8,8 @@ from playwright.sync_api import expect
 from tabs import Tabs
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import ServiceThread, agent_config, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import ServiceThread, agent_config
 
 
 @pytest.fixture

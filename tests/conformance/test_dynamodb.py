@@ -20,7 +20,7 @@ from tealagents.stores import plain_store as store_of
 from tealagents.stores.dynamodb_service import ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
-from tealagents.testing.store_steps import OpenStore, applied
+from tealagents.testing.store_steps import OpenStore, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -394,22 +394,8 @@ async def test_a_lost_reply_is_unknown(
     dynamodb_server: DynamoServer, dynamodb_url: str, faults: Faults
 ) -> None:
     """Where the reply to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
-    async with (
-        FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
-        store_of(proxy.url_for(dynamodb_url)) as store,
-        store_of(dynamodb_url) as direct,
-    ):
-        await store.commit("p", put("key", b"1"))
-        proxy.faults = faults
-        lost = Commit(operation=operation_id(), put={"key": Put(b"2"), "other": Put(b"2")})
-        waiting = asyncio.create_task(store.commit("p", lost))
-        await applied(direct, "p", lost)
-        proxy.reset_all()
-        with pytest.raises(Unknown):
-            await waiting
-        proxy.calm()
-        found = await store.read("p", ["key", "other"])
-        assert {record and record.version for record in found} == {lost.operation}
+    proxy = FaultProxy(dynamodb_server.host, dynamodb_server.port)
+    await lost_reply(proxy, store_of, dynamodb_url, faults)
 
 
 async def test_a_reset_while_waiting_is_unknown(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unkno
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.files import FileOptions, FileStore
+from tealagents.testing.faults import full_disk
 from tealagents.testing.store_steps import OpenStore, commit, put, values
 from tealagents.testing.stores import StoreContract
 
@@ -164,10 +164,10 @@ async def test_a_redo_that_was_cut_off_is_no_commit(store: Store, folder: Path) 
 # --- what makes it unavailable ----------------------------------------------------------------------
 
 
-async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
+async def test_a_full_disk(store: Store) -> None:
     """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
     await put(store, PARTITION, {"a": b"1"})
-    with small_disk(), pytest.raises(PersistenceUnavailable, match="File too large"):
+    with full_disk(100_000), pytest.raises(PersistenceUnavailable, match="File too large"):
         await put(store, PARTITION, {"a": b"2", "b": b"x" * 200_000})
     assert await values(store, PARTITION, ["a", "b"]) == [b"1", None]
     await put(store, PARTITION, {"a": b"3"})

@@ -16,7 +16,7 @@ from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, applied
+from tealagents.testing.store_steps import OpenStore, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -44,10 +44,6 @@ class TestThePostgresLink(LinkContract):
     ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
         with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(postgres_url)), lambda: store_of(postgres_url)
-
-    @pytest.fixture
-    def partition(self) -> str:
-        return "p"
 
 
 @pytest.fixture
@@ -331,23 +327,8 @@ async def test_wrong_options_are_reported(postgres_server: PostgresServer) -> No
 
 async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres_url: str) -> None:
     """Where the answer to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
-    async with (
-        FaultProxy(postgres_server.host, postgres_server.port) as proxy,
-        store_of(proxy.url_for(postgres_url)) as store,
-        store_of(postgres_url) as direct,
-    ):
-        await store.commit("p", put("key", b"1"))
-        proxy.faults = Faults(drop_replies=True)
-        lost = put("key", b"2")
-        waiting = asyncio.create_task(store.commit("p", lost))
-        await applied(direct, "p", lost)
-        proxy.reset_all()
-        with pytest.raises(Unknown):
-            await waiting
-        proxy.calm()
-        (record,) = await store.read("p", ["key"])
-        assert record is not None
-        assert record.version == lost.operation
+    proxy = FaultProxy(postgres_server.host, postgres_server.port)
+    await lost_reply(proxy, store_of, postgres_url, Faults(drop_replies=True))
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_away(

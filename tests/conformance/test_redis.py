@@ -23,7 +23,7 @@ from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, applied
+from tealagents.testing.store_steps import OpenStore, lost_reply
 from tealagents.testing.stores import StoreContract
 
 
@@ -40,10 +40,6 @@ class TestTheRedisLink(LinkContract):
     ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
         with FaultProxy("127.0.0.1", redis_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(redis_url)), lambda: store_of(redis_url)
-
-    @pytest.fixture
-    def partition(self) -> str:
-        return "p"
 
 
 @pytest.fixture
@@ -256,23 +252,8 @@ async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -
 
 async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
     """Where the reply to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
-    async with (
-        FaultProxy(server.host, server.port) as proxy,
-        store_of(proxy.url_for(server.url)) as store,
-        store_of(server.url) as direct,
-    ):
-        await store.commit("p", put("key", b"1"))
-        proxy.faults = Faults(drop_replies=True)
-        lost = put("key", b"2")
-        waiting = asyncio.create_task(store.commit("p", lost))
-        await applied(direct, "p", lost)
-        proxy.reset_all()
-        with pytest.raises(Unknown):
-            await waiting
-        proxy.calm()
-        (record,) = await store.read("p", ["key"])
-        assert record is not None
-        assert record.version == lost.operation
+    proxy = FaultProxy(server.host, server.port)
+    await lost_reply(proxy, store_of, server.url, Faults(drop_replies=True))
 
 
 async def test_a_stopped_server(server: RedisServer) -> None:

@@ -4,8 +4,8 @@ import asyncio
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +15,7 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
+from tealagents.testing.faults import full_disk
 from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, values
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
@@ -224,12 +225,12 @@ async def test_damaged_pages(file: Path) -> None:
 # --- what makes it unavailable ----------------------------------------------------------------------
 
 
-async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
+async def test_a_full_disk(store: Store) -> None:
     """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
     await put(store, "p", {"a": b"1"})
     for unsynced in (False, True):
         too_much = commit(put={"a": b"2", "b": b"x" * 200_000}, unsynced=unsynced)
-        with small_disk():
+        with full_disk(100_000):
             with pytest.raises(PersistenceUnavailable, match="disk"):
                 await store.commit("p", too_much)
             with pytest.raises(PersistenceUnavailable, match="disk"):

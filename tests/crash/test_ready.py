@@ -1,8 +1,6 @@
 """Ready says whether messages are taken: not while the store takes no writes, and again once it does."""
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -11,6 +9,7 @@ from refusing_store import Refuses, refusing
 
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.faults import full_disk
 from tealagents.testing.service import ServiceThread, agent_config, offline_service
 from tealagents.testing.waits import until
 
@@ -34,25 +33,13 @@ def say(ada: httpx.Client, words: str) -> int:
     return ada.post("", json={"items": [{"content_type": "text", "content": words}]}).status_code
 
 
-@contextmanager
-def full_disk(*files: Path) -> Iterator[None]:
-    """Within it no file of this process grows beyond the largest of these."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(file.stat().st_size for file in files)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_disk_that_is_full(ada: httpx.Client, tmp_path: Path) -> None:
     """While messages are refused for want of room the process is not ready, and later it is.
 
     covers: STATE-4
     """
     assert say(ada, "hello") == 200
-    with full_disk(*tmp_path.glob("state.db*")):
+    with full_disk(max(each.stat().st_size for each in tmp_path.glob("state.db*"))):
         while say(ada, "word " * 2_000) == 200:
             pass
         assert ada.get("/health/ready").status_code == 503

@@ -25,7 +25,7 @@ from typing import Any, Self
 import httpx
 
 from tealagents.testing.forking import PRELOADED
-from tealagents.testing.service import free_port
+from tealagents.testing.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 #: what tests/fixtures/tools/install.sh has installed

@@ -11,7 +11,8 @@ from prometheus_client.samples import Sample
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
-from tealagents.testing.service import Process, agent_config, free_port
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import Process, agent_config
 
 PLUGINS = Path(__file__).parents[1] / "api" / "working" / "custom_plugins.py"
 

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import json
-import resource
 import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from runbook import Operator
 
 from tealagents.client import AsyncClient, Retry
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.faults import FaultProxy
+from tealagents.testing.faults import FaultProxy, full_disk
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import PostgresServer, RedisServer
@@ -124,24 +123,12 @@ def test_the_store_is_away(site: Site, kind: type[RedisServer | PostgresServer])
             assert len(ada.get(f"/tasks/{task}/messages").json()["items"]) == 4
 
 
-@contextmanager
-def full_disk(*files: Path) -> Iterator[None]:
-    """Within it no file of this process, and of what it starts, grows beyond the largest of these."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    largest = max(file.stat().st_size for file in files)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_the_disk_is_full(site: Site) -> None:
     """No message is taken until there is room; then what has expired is erased beside the running service."""
     operator = site.operator("The disk is full")
     with site.service() as service, service.client() as ada:
         task = said(ada, "hello")["task_id"]
-        with full_disk(*site.folder.glob("state.db*")):
+        with full_disk(max(each.stat().st_size for each in site.folder.glob("state.db*"))):
             while say(ada, "word " * 2_000).status_code == 200:
                 pass
             assert not ready(ada)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from tealagents.bootstrap import background
@@ -21,7 +21,7 @@ from tealagents.domain.ports import (
     Tool,
     ToolContext,
     ToolSpec,
-    Watch,
+    WrappedStore,
 )
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals
@@ -48,13 +48,11 @@ EVE = Caller(User("mock", "eve"))
 Answer = Callable[[ModelCall], AsyncGenerator[ModelEvent, None]]
 
 
-class Faulty:
+class Faulty(WrappedStore):
     """A store whose commits fail as `fault` says, which is called before and after each."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self.name, self.shared, self.durable = store.name, store.shared, store.durable
-        self.pushes = store.pushes
+        super().__init__(store)
         #: "away": nothing is done; "lost": it is done and its reply is lost; None: all is well
         self.fault: Callable[[str, Commit], str | None] = lambda _, __: None
         self.unreadable = False
@@ -66,17 +64,9 @@ class Faulty:
         self._refuse_unreadable()
         return await self.store.read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         self._refuse_unreadable()
-        return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        return await self.store.scan(partition, prefix, **page)
 
     def _refuse_unreadable(self) -> None:
         if self.unreadable:
@@ -93,22 +83,6 @@ class Faulty:
         self.commits.append((partition, commit))
         if verdict == "lost":
             raise Unknown
-
-    async def now(self) -> float:
-        return await self.store.now()
-
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.store.watch(partition, topic)
-
-    async def ping(self) -> None:
-        await self.store.ping()
-
-    async def __aenter__(self) -> Self:
-        await self.store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.store.__aexit__(*exc)
 
 
 class Watched(Faulty):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -169,11 +168,3 @@ async def answer_whole(connection: RawConnection) -> None:
 
 def sse(said: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(said) + b"\n\n"
-
-
-def free_port() -> int:
-    """A port on which no server listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

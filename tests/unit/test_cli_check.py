@@ -175,6 +175,18 @@ def test_a_number_from_a_variable_that_is_not_set_is_left_open(folder: Path) -> 
     assert "MOST is not set" in checked.output
 
 
+@pytest.mark.parametrize("url", ["${STORE}", "redis://here:${STORE}/0"])
+def test_a_store_from_a_variable_that_is_not_set_is_left_open(folder: Path, url: str) -> None:
+    """It is shown as it stands there."""
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().rstrip() + f"\n  persistence: {url}\n")
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+    assert "STORE is not set" in checked.output
+    assert url in checked.output
+    assert check(folder, STORE="anywhere").exit_code == 2
+
+
 def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:
     """By its key; the API that is always served is no further protocol."""
     checked = check(folder, TA_PROTOCOLS="opanai")

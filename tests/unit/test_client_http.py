@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import subprocess
 import sys
 import threading
@@ -168,6 +169,18 @@ def test_stream_as_one_answer(client: Client) -> None:
     assert client.task(stream.task_id or "").session_id == stream.session_id
     with pytest.raises(UnexpectedAnswer):
         stream.answer()
+
+
+def test_a_stream_that_was_closed_before_its_last_event_says_so(client: Client) -> None:
+    """It does not end as if it were complete; another one continues where it was left."""
+    stream = client.stream("count 5")
+    assert next(stream).id == 1
+    stream.close()
+    for read in (lambda: next(stream), stream.answer):
+        with pytest.raises(ClientError, match="closed before its end; follow"):
+            read()
+    rest = client.follow(stream.request_id or "", after=stream.last_event_id)
+    assert [event.id for event in rest] == [2, 3, 4, 5, 6, 7]
 
 
 def test_failure(client: Client) -> None:
@@ -430,6 +443,8 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
         "http://",
         "http://a\nb/A/1",
         "http://h/A/1?b=c",
+        "http://h/A/1?",
+        "http://h/A/1#",
         "http://h:65536/",
     ],
 )
@@ -456,10 +471,12 @@ DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
         Response(DEEP, 200),
         Response(DEEP, 500),
         Response(b"event: request\ndata: " + DEEP + b"\n\n", 200, media_type="text/event-stream"),
+        Response(b"retry: " + b"9" * 5000 + b"\n\n", 200, media_type="text/event-stream"),
         Response("{}", 429, headers={"Retry-After": "\u00b2"}),
+        Response("{}", 429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 +" + "9" * 20}),
         Response('{"code": "request_in_progress", "request_id": "../me"}', 409),
     ],
-    ids=["deep document", "deep problem", "deep event", "no number", "no id"],
+    ids=["deep document", "deep problem", "deep event", "long retry", "no number", "no date", "no id"],
 )
 def test_whatever_a_server_sends_is_a_client_error(
     service: ContractServer, connect: Connect, answer: Response
@@ -472,6 +489,33 @@ def test_whatever_a_server_sends_is_a_client_error(
     service.faults.append(answer)
     with pytest.raises(ClientError):
         client.send("hello")
+
+
+def test_a_body_that_takes_longer_than_the_timeout_to_be_sent_is_no_silence() -> None:
+    """httpx may bound the whole upload by its timeout: the bytes of a large message have the time to flow."""
+    given = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        given.append(request.extensions["timeout"]["write"])
+        return httpx.Response(200, json={"session_id": "s", "task_id": "t", "request_id": "r"})
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(answer)) as http,
+        Client("http://host/A/1", "ada", http=http, timeouts=Timeouts(call=5)) as client,
+    ):
+        client.send("hello")
+        client.send("x" * 8_000_000)
+    assert 5 <= given[0] < 6
+    assert given[1] > 500
+
+
+def test_a_timeout_of_infinity_is_none(service: ContractServer, connect: Connect) -> None:
+    """Who wants to wait for ever can say so."""
+    endless = Timeouts(connect=math.inf, call=math.inf, answer=math.inf, keepalive=math.inf)
+    client = connect(service.url, timeouts=endless)
+    answer = client.send("hello")
+    assert client.wait(answer.request_id, timeout=math.inf) == answer
+    assert streamed_text(list(client.stream("hello"))) == "hello "
 
 
 class _LosingTheConnection(httpx.BaseTransport):

@@ -374,6 +374,18 @@ def test_an_approver_decides_again_instead_of_following() -> None:
     assert len(network.calls) == 1
 
 
+def test_a_message_whose_stream_may_not_be_followed_is_not_sent_again() -> None:
+    """The token may be another user's by now, for whom it would be a new request."""
+
+    def serve(call: Call) -> Reply | list[bytes]:
+        return problem(401, "not_owner") if call.method == "GET" else [LOG[0]]
+
+    network = Network(serve)
+    with pytest.raises(NotOwner):
+        network.stream()
+    assert [call.method for call in network.calls] == ["POST", "GET"]
+
+
 def test_a_stream_answered_without_one() -> None:
     """An outcome sent as JSON, by a service or a proxy that does so, ends the stream as well."""
     assert shown(Network(sending(document(ANSWER))).stream()) == [(None, Final)]
@@ -454,6 +466,16 @@ def test_waiting_has_a_limit() -> None:
     assert isinstance(still.value, TimeoutError)
     assert still.value.request_id == REQUEST
     assert 5 < network.time <= 10
+
+
+def test_waiting_for_a_service_that_is_away_ends_at_its_timeout() -> None:
+    """The retries end with it; one that succeeds before that returns the answer."""
+    network = Network(sending(document({**IDS, "status": "Running"}), LOST))
+    with pytest.raises(ConnectionLost):
+        network.run(network.operations().wait(REQUEST, 2.0))
+    assert 1 < network.time <= 2
+    network = Network(sending(LOST, document(ANSWER)))
+    assert network.run(network.operations().wait(REQUEST, 2.0)).output == "a€b"
 
 
 def test_waiting_for_a_failure() -> None:
@@ -573,6 +595,12 @@ def test_delays_are_bounded(failures: int, jitter: float, retry_after: float | N
     delay = budget.delay(retry_after)
     assert delay is not None
     assert (retry_after or 0) + 0.1 <= delay <= (retry_after or 0) + 8
+
+
+def test_after_thousands_of_failures_the_delay_is_still_the_longest_one() -> None:
+    """A program that is to outlive any outage does."""
+    budget = Budget(Retry(attempts=10_000), lambda: 1.0)
+    assert [budget.delay() for _ in range(3_000)][-1] == 8.0
 
 
 def test_tolerant_documents() -> None:

@@ -7,7 +7,7 @@ from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
 from typer.testing import CliRunner
 
 from tealagents.cli.main import command_line
-from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.config import ConfigError, ServiceConfig, load, summary
 from tealagents.config.skagents import EarlierConfig
 
 OURS = """
@@ -82,6 +82,35 @@ def test_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
     assert complaints(tmp_path, text)[0].startswith(complaint)
 
 
+@pytest.mark.parametrize(
+    ("text", "before", "place"),
+    [
+        (CHAT, "You are a helpful assistant.", "spec.agent"),
+        (SEQUENTIAL, "You read.", "spec.agents[0]"),
+        (SEQUENTIAL, "You write.", "spec.agents[1]"),
+    ],
+)
+def test_remote_plugins_without_their_file_are_found_at_their_agent(
+    tmp_path: Path, text: str, before: str, place: str
+) -> None:
+    """Whichever of a sequence's agents names them."""
+    indent = " " * (6 if text is SEQUENTIAL else 4)
+    found = complaints(tmp_path, text.replace(before, f"{before}\n{indent}remote_plugins: [Library]"))
+    assert found == [f"{place}.remote_plugins: needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"]
+
+
+def test_the_summary_names_each_agent_of_a_sequence(tmp_path: Path) -> None:
+    """With its model and its tools."""
+    text = SEQUENTIAL.replace("You write.", "You write.\n      plugins: [Shell]")
+    lines = [line for line in summary(read(tmp_path, text)) if line[0] in ("model", "tools", "plugins")]
+    assert lines == [
+        ("model", "reader: gpt-4o, by openai-chat"),
+        ("model", "writer: gpt-4o-mini, by openai-chat"),
+        ("tools", "reader: none"),
+        ("plugins", "writer: Shell (from installed packages)"),
+    ]
+
+
 def test_a_mistake_in_an_agent_is_one_problem(tmp_path: Path) -> None:
     """And not a second one, that there are no agents."""
     text = SEQUENTIAL.replace("system_prompt:", "prompt:")
@@ -137,6 +166,13 @@ def test_state_in_redis_is_translated(tmp_path: Path) -> None:
     chosen = read(tmp_path, OURS + "  persistence: sqlite:///state.db", **redis)
     assert chosen.persistence.startswith("sqlite://")
     assert any("has no effect beside spec.persistence" in line for line in chosen.warnings)
+
+
+def test_redis_is_called_over_tls_unless_it_is_turned_off(tmp_path: Path) -> None:
+    """As there: an environment that leaves it out must not begin to send its password in the clear."""
+    redis = {"TA_STATE_MANAGEMENT": "redis", "TA_REDIS_HOST": "cache"}
+    assert read(tmp_path, OURS, **redis).persistence == "rediss://cache:6379/0"
+    assert read(tmp_path, OURS, **redis, TA_REDIS_SSL="false").persistence == "redis://cache:6379/0"
 
 
 def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:

@@ -299,11 +299,11 @@ def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
 def test_telemetry_is_off_until_there_is_an_endpoint(tmp_path: Path) -> None:
     """An endpoint switches telemetry on; the switch alone does nothing but warn. covers: APP-5"""
     endpoint = {"TA_OTEL_ENDPOINT": "http://127.0.0.1:4318"}
-    assert read(tmp_path).telemetry.enabled is False
-    assert read(tmp_path, **endpoint).telemetry.enabled is True
-    assert read(tmp_path, TA_TELEMETRY_ENABLED="false", **endpoint).telemetry.enabled is False
+    assert read(tmp_path).telemetry.traced is False
+    assert read(tmp_path, **endpoint).telemetry.traced is True
+    assert read(tmp_path, TA_TELEMETRY_ENABLED="false", **endpoint).telemetry.traced is False
     config = read(tmp_path, TA_TELEMETRY_ENABLED="true", TA_LOG_LEVEL="debug")
-    assert config.telemetry.enabled is False
+    assert config.telemetry.traced is False
     assert config.telemetry.log_level == "DEBUG"
     assert config.telemetry.log_content is False
     assert any("TA_OTEL_ENDPOINT" in warning for warning in config.warnings)

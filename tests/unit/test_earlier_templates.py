@@ -2,13 +2,15 @@
 
 import contextlib
 import time
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tealagents.api.skagents.templates import LONGEST, Instructions, TemplateRefused
+from tealagents.api.skagents.templates import LONGEST, MOST_SECONDS, Instructions, TemplateRefused
 
 VALUES: dict[str, Any] = {
     "number": 7,
@@ -124,6 +126,32 @@ def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None
     with pytest.raises(TemplateRefused) as refused:
         Instructions(source).render(values)
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for name in names|reject('in', names) %}{% endfor %}",
+        "{% for name in keyed|reject('in', names) %}{% endfor %}",
+        "{{ lists|sum(start=[])|length }}",
+        "{{ [lists]|map('sum', start=[])|first|length }}",
+        "{{ keyed|dictsort|length }}",
+    ],
+)
+def test_filters_look_at_the_time_for_each_value(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a filter does with one value may take long, also where it lets none of them through."""
+    values = {
+        "names": [f"{n}" for n in range(1_000)],
+        "keyed": {f"{n}": n for n in range(1_000)},
+        "lists": [[n] for n in range(1_000)],
+    }
+    template = Instructions(source)
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("tealagents.api.skagents.templates.time", clock)
+    template.render(values)
+    clock.monotonic = count(0, MOST_SECONDS / 100).__next__
+    with pytest.raises(TemplateRefused, match="takes more than"):
+        template.render(values)
 
 
 def test_names_that_are_sent_reach_nothing() -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import jsonschema
 import pytest
+from earlier_agents import IMAGE
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AnyUrl, BaseModel, ConfigDict, Field, field_serializer
@@ -19,7 +20,7 @@ from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.domain.errors import InvalidRequest
 from tealagents.llm.offline.shapes import fitting
 from tealagents.skagents import format_of
-from tealagents.tools.input_types import INPUTS, EmbeddedImage
+from tealagents.tools.input_types import INPUTS, EmbeddedImage, MultiModalItem
 
 
 class Kind(Enum):
@@ -169,6 +170,46 @@ def test_any_body_is_an_input_or_refused(kind: type[BaseModel], body: Any) -> No
     with contextlib.suppress(InvalidRequest):
         said = inputs.read(kind, body, 2).said
         assert all(item.content_type in ("text", "image") for each in said for item in each.items)
+
+
+class Either(BaseModel):
+    role: Literal["user", "assistant"]
+    content: str | None = None
+    items: list[MultiModalItem] | None = None
+
+
+class Conversation(BaseModel):
+    chat_history: list[Either] | None = None
+
+
+@pytest.mark.parametrize("kind", [Conversation, INPUTS["BaseMultiModalInput"]])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Hi", "items": None},
+        {"role": "user", "items": [{"content": "Hi"}]},
+        {"role": "user", "content": "not this", "items": [{"content": "Hi"}]},
+    ],
+)
+def test_messages_with_items_may_have_a_content_instead(kind: type[BaseModel], message: Any) -> None:
+    """Orchestrators send items only where there is an image; where both come, the items count."""
+    [said] = inputs.read(kind, {"chat_history": [message]}, 2).said
+    assert [item.content for item in said.items] == ["Hi"]
+
+
+def test_a_message_has_a_content_or_items() -> None:
+    """One with neither is refused under the name that the type gives them."""
+    with pytest.raises(InvalidRequest, match=r"chat_history\.0\.items: is required"):
+        inputs.read(INPUTS["BaseMultiModalInput"], {"chat_history": [{"role": "user"}]}, 2)
+
+
+def test_images_are_the_users() -> None:
+    """Models are sent none as their own, so that one would be lost without a word."""
+    items = [{"content": "Look:"}, {"content_type": "image", "content": IMAGE}]
+    body = {"chat_history": [{"role": "assistant", "items": items}]}
+    with pytest.raises(InvalidRequest, match=r"chat_history\.0\.items\.1: is an image, which only a user"):
+        inputs.read(INPUTS["BaseMultiModalInput"], body, 2)
 
 
 class Mood(StrEnum):

@@ -88,30 +88,8 @@ async def test_a_tool_that_gives_back_no_text_is_an_error_reported_to_the_model(
         assert f"has run, but {words} instead of text" in result.output
 
 
-async def test_a_canceled_request_still_cancels_its_tools() -> None:
-    """A tool is notified that its request was canceled; its result is dropped."""
-    started, ended = asyncio.Event(), asyncio.Event()
-
-    async def works(_: Json) -> str:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-        return "done"
-
-    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("never"))
-    async with process(None, model, Function("Odd-tool", works)) as here:
-        sent = await here.send()
-        await started.wait()
-        request = await here.service.cancel(here.partition(), sent.request.request_id, "ada")
-        assert request.status == "Canceled"
-        await asyncio.wait_for(ended.wait(), 60)
-        assert len(here.model.calls) == 1
-
-
 async def test_a_canceled_tool_lets_go_before_its_request_has_ended() -> None:
-    """What it uses may be closed then. covers: HITL-1"""
+    """It hears of the cancel, and what it uses may be closed once the request has ended. covers: HITL-1"""
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def works(_: Json) -> str:
@@ -127,8 +105,10 @@ async def test_a_canceled_tool_lets_go_before_its_request_has_ended() -> None:
     async with process(None, model, Function("Odd-tool", works)) as here:
         sent = await here.send()
         await started.wait()
-        await here.service.cancel(here.partition(), sent.request.request_id, "ada")
+        request = await here.service.cancel(here.partition(), sent.request.request_id, "ada")
         assert ended.is_set()
+        assert request.status == "Canceled"
+        assert len(here.model.calls) == 1
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:

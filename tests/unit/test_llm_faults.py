@@ -121,6 +121,14 @@ async def test_a_spent_quota_is_not_asked_again(model: Model, service: OfflineMo
     assert len(service.requests) == 1
 
 
+async def test_a_conversation_that_is_busy_is_asked_again(service: OfflineModel) -> None:
+    """A response still runs there: it is refused with 400, and for a moment only."""
+    busy = {"status": 400, "code": "conversation_locked", "headers": {"Retry-After": "0"}}
+    service.script(at_first(1, error=busy))
+    async with client(service.base_url, "openai-responses") as model:
+        assert text_of(await events(model)) == "at last"
+
+
 async def test_the_service_is_waited_for_as_long_as_it_asks(service: OfflineModel) -> None:
     """Retry-After decides the pause."""
     service.script(at_first(1, error={"status": 429, "headers": {"Retry-After": "0.2"}}))
@@ -264,11 +272,12 @@ async def test_an_error_in_a_stream_is_an_error(model: Model, service: OfflineMo
     assert len(service.requests) == 1
 
 
+@pytest.mark.parametrize("code", ["server_error", "server_is_overloaded", "slow_down"])
 async def test_an_error_before_the_first_piece_of_a_stream_may_pass(
-    model: Model, service: OfflineModel
+    model: Model, service: OfflineModel, code: str
 ) -> None:
     """An overloaded service sometimes says 200 first."""
-    service.script(at_first(1, text="one", fault={"kind": "error", "after_pieces": 0}))
+    service.script(at_first(1, text="one", fault={"kind": "error", "after_pieces": 0, "code": code}))
     assert text_of(await events(model)) == "at last"
     assert len(service.requests) == 2
 

@@ -226,6 +226,16 @@ def test_sealed_reasoning_goes_back_in_its_place(repeated: bool) -> None:
     assert [each["call_id"] for each in back if each["type"] == "function_call"] == ["call_0", "call_1"]
 
 
+@pytest.mark.parametrize("items", [[THOUGHT], []], ids=["with reasoning", "without"])
+def test_what_a_model_says_before_its_calls_goes_back_with_its_phase(items: list[dict[str, Any]]) -> None:
+    """Without it, a model takes it for its answer and ends early. None is added to what came without."""
+    model = client_of("openai-responses")
+    done = responses(model, [*items, {**SAID, "phase": "commentary"}, function_call(0)])
+    text = {"type": "message", "role": "assistant", "content": "So", "phase": "commentary"}
+    assert sent(model, kept(done, "So"))[len(items)] == text
+    assert "phase" not in str(sent(model, kept(responses(model, [*items, SAID, function_call(0)]), "So")))
+
+
 def test_reasoning_that_another_account_sealed_is_left_out_once_it_is_refused() -> None:
     """The calls stay: the conversation continues without the thoughts, for this message alone."""
     model = client_of("openai-responses")

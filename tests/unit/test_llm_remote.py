@@ -1,7 +1,9 @@
 """Conversations that the model service keeps."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -188,15 +190,11 @@ async def test_a_delete_that_broke_off_can_be_repeated(model: Any, monkeypatch: 
 
 
 async def test_a_response_is_forked_by_continuing_it_twice(model: Any) -> None:
-    """Two futures of one past; a conversation has only one. covers: THREAD-6"""
+    """Two futures of one past. covers: THREAD-6"""
     past = await done(model, message("user", "My name is Ada."))
-    fork = await model.fork_remote(past.response_id)
     await done(model, message("user", "My name is Bob."), remote_id=past.response_id)
-    assert (
-        text_of(await events(model, message("user", "What is my name?"), remote_id=fork))
-        == "Your name is Ada."
-    )
-    assert await model.fork_remote("conv_1") is None
+    asked = await events(model, message("user", "What is my name?"), remote_id=past.response_id)
+    assert text_of(asked) == "Your name is Ada."
 
 
 async def test_another_404_is_not_a_lost_conversation(model: Any, service: OfflineModel) -> None:
@@ -299,14 +297,69 @@ async def test_a_part_of_a_conversation_is_not_taken_for_all_of_it() -> None:
             await model.list_remote("resp_1")
 
 
+@pytest.mark.parametrize("ends", [["a"], ["a", "b"]], ids=["one page", "a circle"])
+async def test_a_listing_that_does_not_advance_ends(ends: list[str]) -> None:
+    """A service that says that there is more, and lists the same again: a failure rather than for ever."""
+    pages = cycle({"data": [{**said(1, "user", named=True), "id": end}], "has_more": True} for end in ends)
+    kept = {"/v1/responses/resp_1": {}, "/v1/responses/resp_1/input_items": pages}
+    async with listing(kept) as model, asyncio.timeout(30):
+        with pytest.raises(ModelFailed, match=r"the same id to continue from"):
+            await model.list_remote("resp_1")
+
+
+async def test_a_chain_that_leads_back_to_itself_is_read_once() -> None:
+    """A service without ids of items that names each of two responses as the one before the other."""
+    kept: dict[str, Any] = {}
+    for n, before in ((1, 2), (2, 1)):
+        output = [said(n, "assistant", named=False)]
+        kept[f"/v1/responses/resp_{n}"] = {"previous_response_id": f"resp_{before}", "output": output}
+        kept[f"/v1/responses/resp_{n}/input_items"] = {"data": []}
+    async with listing(kept) as model, asyncio.timeout(30):
+        assert [each.text for each in await model.list_remote("resp_2")] == ["1", "2"]
+        await model.delete_remote("resp_2")
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html><title>Sign in</title></html>", b"{", b'{"data": "x", "output": "x"}']
+)
+async def test_a_listing_that_cannot_be_read_is_a_failure_of_the_service(body: bytes) -> None:
+    """As an answer is: what the service has sent is quoted, and a page named."""
+    kept = {
+        "/v1/responses/resp_1": body,
+        "/v1/conversations/conv_1": {},
+        "/v1/conversations/conv_1/items": body,
+    }
+    async with listing(kept) as model:
+        for remote_id in ("resp_1", "conv_1"):
+            with pytest.raises(ModelFailed) as failed:
+                await model.list_remote(remote_id)
+            assert ("Sign in" if b"Sign" in body else "what is not a conversation") in failed.value.detail
+            assert failed.value.__context__ is None
+        with pytest.raises(ModelFailed):
+            await model.delete_remote("resp_1")
+
+
+async def test_a_time_that_cannot_be_read_hides_no_message() -> None:
+    """A service that counts milliseconds."""
+    items = {"data": [said(1, "user", named=True)]}
+    kept = {
+        "/v1/conversations/conv_1": {"created_at": 1760000000000},
+        "/v1/conversations/conv_1/items": items,
+    }
+    async with listing(kept) as model:
+        assert shown(await model.list_remote("conv_1")) == [("user", "1")]
+
+
 @asynccontextmanager
 async def listing(kept: dict[str, Any]) -> AsyncIterator[RemoteConversations]:
-    """The client of a service that answers each path with what is kept there."""
+    """The client of a service that answers each path with what is kept there, or with the next of it."""
 
     async def handler(connection: RawConnection) -> None:
         while True:
             head = await connection.request()
-            body = orjson.dumps(kept[head.split()[1].decode().partition("?")[0]])
+            found = kept[head.split()[1].decode().partition("?")[0]]
+            found = next(found) if isinstance(found, cycle) else found
+            body = found if isinstance(found, bytes) else orjson.dumps(found)
             await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
     name = "openai-responses"

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tealagents.llm.failures import Complaint, refused
 from tealagents.llm.retries import Retries, RetryBudget, can_help, seconds_of
 
 NOW = 1_700_000_000.0
@@ -104,8 +105,17 @@ def test_a_date_without_a_zone_is_in_universal_time(monkeypatch: pytest.MonkeyPa
         (400, "", "true", True),
         (503, "", "false", False),
         (503, "", "maybe", True),
+        (400, "conversation_locked", None, True),
+        (400, "conversation_locked", "false", False),
     ],
 )
 def test_only_what_may_pass_is_tried_again(status: int, code: str, advice: str | None, helps: bool) -> None:
     """By status, by code, and by the service's own advice, which wins."""
     assert can_help(status, code, advice) is helps
+
+
+@pytest.mark.parametrize(("asked", "pause"), [(None, 2.0), (0.5, 0.5)])
+def test_a_conversation_that_is_busy_is_given_seconds(asked: float | None, pause: float) -> None:
+    """The usual pause would be over before the response that runs there; what the service asks for wins."""
+    said = Complaint(status=400, code="conversation_locked", message="Please retry in a few seconds.")
+    assert refused(said, (), url="", retry_after=asked).retry_after == pause

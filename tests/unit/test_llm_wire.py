@@ -170,6 +170,25 @@ async def test_a_stream_that_stays_open_after_its_end_costs_a_connection_only() 
         assert service.connections == 2
 
 
+async def test_a_response_that_is_complete_is_not_waited_for() -> None:
+    """Nothing follows its last event, whether or not the service ends the stream."""
+    complete = {"type": "response.completed", "response": {"id": "resp_1", "status": "completed"}}
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        await connection.chunk(sse({"type": "response.output_text.delta", "delta": "so"}) + sse(complete))
+        await connection.until_client_leaves()
+
+    patient: dict[str, Any] = {"piece_timeout_seconds": 3600, "model_timeout_seconds": 3600}
+    async with (
+        RawService(handler).running() as service,
+        client(service.base_url, "openai-responses", **patient) as model,
+        asyncio.timeout(30),
+    ):
+        assert text_of(await events(model)) == "so"
+
+
 async def test_a_connection_that_was_closed_meanwhile_goes_unseen() -> None:
     """The service closes after each answer, without saying so: every call is answered all the same."""
 

@@ -257,3 +257,39 @@ async def test_private_addresses_are_not_public(host: str) -> None:
 async def test_public_addresses_are_public(host: str) -> None:
     """An address that is written in a URL is taken as it is."""
     assert await public_address(f"https://{f'[{host}]' if ':' in host else host}/x") == host
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.0.0.1.",
+            "169.254.169.254.",
+            "127。0。0。1",
+        ),
+        *("127%2e1", "localhos%74", "localhost", "localhost.", "a.localhost", "LOCALHOST", "a..b"),
+    ],
+)
+async def test_behind_a_proxy_an_address_in_any_spelling_is_judged(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not surely a name is not sent on: the proxy's own machine and network are behind it."""
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    monkeypatch.setenv("no_proxy", "")
+    assert await public_address(f"https://{host}/x") is None
+
+
+@pytest.mark.parametrize(
+    "host", ["as.example.com", "as.example.com.", "x--1.xn--p1ai", "bücher.example", "intra"]
+)
+async def test_behind_a_proxy_a_name_is_the_proxys_to_look_up(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent as it is written."""
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    monkeypatch.setenv("no_proxy", "")
+    assert await public_address(f"https://{host}/x") == host

@@ -11,7 +11,14 @@ import pytest
 
 from tealagents.testing import service
 from tealagents.testing.pytest_servers import missing, running
-from tealagents.testing.servers import PostgresServer, RedisCluster, RedisServer, Server, ServerMissing
+from tealagents.testing.servers import (
+    PostgresServer,
+    RedisCluster,
+    RedisServer,
+    Server,
+    ServerMissing,
+    free_port,
+)
 
 
 def alive(pids: list[str]) -> list[str]:
@@ -100,7 +107,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_the_end(monkeypatch: pytest.Monk
     env = {"TA_AUTH": "mock", "TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "any"}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        ports = iter([taken.getsockname()[1], service.free_port()])
+        ports = iter([taken.getsockname()[1], free_port()])
         monkeypatch.setattr(service, "free_port", lambda: next(ports))
         with service.ServiceProcess(service.agent_config(), env) as served, served.client(None) as client:
             assert served.port != taken.getsockname()[1]

@@ -18,6 +18,10 @@ from tealagents.testing.clock import advance
 
 POST = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nhost: here\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 
 
 class Application:
@@ -278,6 +282,29 @@ async def test_a_connection_that_was_reset_is_forgotten_at_once() -> None:
             await asyncio.sleep(0.001)
         assert timer is not None
         assert timer.cancelled()
+
+
+async def test_a_websocket_outlives_the_answer_before_it() -> None:
+    """The time in which the rest of that has to be taken does not end the WebSocket."""
+    application = Application(size=LARGE)
+    application.answer.set()
+    async with connected(application) as client:
+        client.send(GET)
+        while not application.connections or not (cycle := application.connections[0].cycle):
+            await asyncio.sleep(0.001)
+        while not cycle.response_complete:
+            await asyncio.sleep(0.001)
+        (connection,) = application.connections
+        client.send(UPGRADE)
+        while connection in connection.connections:
+            await asyncio.sleep(0.001)
+        await client.head()
+        await client.take(LARGE)
+        assert (await client.head()).startswith(b"HTTP/1.1 101")
+        await client.wait(76)
+        client.send(b"\x81\x82\0\0\0\0ok")
+        await client.take(6)  # a ping
+        assert await client.take(4) == b"\x81\x02ok"
 
 
 async def test_a_websocket_is_not_a_request_that_never_ends() -> None:

@@ -1,5 +1,6 @@
 """Lists: one damaged record never fails them, and they show nothing that is gone."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,7 +8,7 @@ from engine_setup import ADA, Process, Scripted, calls, damage, noting, process,
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Approval, Head, RequestRecord, Session, ToolCall
-from tealagents.domain.ports import Store
+from tealagents.domain.ports import Record, Store
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.catalog import Damaged
@@ -92,3 +93,26 @@ async def test_an_inbox_is_read_page_by_page() -> None:
                 break
         assert found == [request.request_id for request in reversed(requests)]
         assert pages == 2
+
+
+async def test_a_look_for_what_waits_reads_no_task_of_a_decided_pause() -> None:
+    """Consoles look every few seconds, and most pauses were decided long ago."""
+    reads: list[str] = []
+
+    class Noting(MemoryStore):
+        async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+            reads.extend(keys)
+            return await super().read(partition, keys)
+
+    async with process(Noting(), Scripted(), noting([], governed=True)) as here:
+        waiting, *decided = [await paused(here) for _ in range(4)]
+        here.model.answers = [says("done")]
+        for request in decided:
+            sent = await here.approvals.resume(
+                ADA, request.request_id, Command(action="approve"), streamed=False
+            )
+            await here.service.outcome(sent)
+        reads.clear()
+        page = await here.catalog.inbox("mock", status="pending", cursor=None, limit=50)
+        assert [item.request_id for item in page.items if isinstance(item, Approval)] == [waiting.request_id]
+        assert {key for key in reads if key.startswith(keys.task(""))} == {keys.task(waiting.task_id)}

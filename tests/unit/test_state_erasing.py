@@ -24,7 +24,7 @@ from engine_setup import (
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import RequestRecord, ToolCall
+from tealagents.domain.models import RequestRecord, Session, ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
@@ -346,6 +346,30 @@ async def test_an_export_leaves_out_a_session_whose_deletion_is_not_finished() -
         assert kept.task_id.encode() in exported
         assert deleted.task_id.encode() not in exported
         assert sum((await Inventory(here.records).count()).tasks.values()) == 1
+
+
+async def test_an_export_keeps_a_task_that_had_begun_though_pruning_was_cut_off() -> None:
+    """Its session, too, as the service would restore it. covers: STATE-2"""
+    watched = Watched(MemoryStore())
+    async with process(watched) as here, process(watched.store) as other:
+        session = await emptied_session(other)
+        begun: list[RequestRecord] = []
+
+        async def begin_and_die(point: int) -> None:
+            if point == 2:
+                begun.append(await other.ask(session_id=session))
+            marked = await other.records.get(other.partition(), keys.session(session), Session)
+            if marked is None or marked.value.erased:
+                raise Killed
+
+        watched.points, watched.there = 0, begin_and_die
+        with pytest.raises(Killed):
+            await here.eraser.delete_empty_session(here.partition(), session)
+        watched.there = nothing
+        exported = [line async for line in Exporter(other.records).lines()]
+        await other.eraser.resume_all(older_than_seconds=-1)
+        assert begun[0].task_id.encode() in b"".join(exported)
+        assert exported == [line async for line in Exporter(other.records).lines()]
 
 
 async def test_what_is_deleted_being_damaged_keeps_no_task_from_an_export() -> None:

@@ -188,6 +188,18 @@ def test_a_head_remembers_what_there_is_room_for() -> None:
     assert sum(len(repr(tool)) for tool in many[0].tools) < 2 * MAX_EFFECTS_BYTES
 
 
+@pytest.mark.parametrize("rounds", [[200], [110, 92]])
+def test_a_call_is_named_behind_calls_that_had_to_be_shortened(rounds: list[int]) -> None:
+    """Shortened, they leave room for it: a payment is not forgotten. covers: TASK-3"""
+    payment = Effects(1, (ToolOutcome("c0", "Bank-pay", "{}", "done"),))
+    known: tuple[Effects, ...] = (payment,)
+    for n, many in enumerate(rounds, 2):
+        reads = tuple(ToolOutcome(f"{n}-{i}", "Disk-read", "z" * 500, "done") for i in range(many))
+        known = remembering(known, Effects(n, reads))
+    assert known[0] == payment
+    assert [len(each.tools) for each in known] == [1, *rounds]
+
+
 async def test_a_message_that_lost_a_race_leaves_nothing(tmp_path: Path) -> None:
     """Of twelve large ones under one key one is stored, and goes with its task. covers: TASK-7"""
     async with (

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from types import FrameType
 from typing import Any, cast
 from uuid import uuid4
 
@@ -39,7 +41,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.approvals import Command
-from tealagents.state import keys, records
+from tealagents.state import forking, keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
@@ -76,6 +78,116 @@ async def test_a_fork_remembers_the_tools_of_its_own_past_only() -> None:
         assert early.effects == ()
         late = await fork(here.tasks, here.partition(), task_id, ADA.user)
         assert [tool.call_id for tool in late.effects[0].tools] == ["c1"]
+
+
+async def test_a_fork_that_is_rolled_back_forgets_the_tools_that_its_source_forgets() -> None:
+    """Those of requests behind the checkpoint; in its import as well. covers: THREAD-6, THREAD-7"""
+    model = Scripted(says("one"), calls(ToolCall("c1", "Shell-look", "{}")), fails, says("three"), says("on"))
+    async with process(None, model, noting([], "Shell-look")) as here:
+        first = await here.ask("one")
+        await here.ask("two", first.task_id)
+        await here.ask("three", first.task_id)
+        forked = await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+        document = await export(here.tasks, here.partition(), forked.task_id)
+
+        async def remembered(head: Head) -> list[list[str]]:
+            """The calls that are known at the end, and at the first checkpoint."""
+            last = await here.request(head.checkpoint_id or "")
+            where = here.partition(), head.task_id
+            back = await here.changes.rollback(*where, ADA.user, last.parent or "")
+            return [[tool.call_id for tool in lifecycle.effects_on_path(each)] for each in (head, back)]
+
+        source = (await here.tasks.head(here.partition(), first.task_id)).value
+        assert await remembered(source) == [["c1"], []]
+        assert await remembered(forked) == [["c1"], []]
+        await here.eraser.delete_task(here.partition(), forked.task_id)
+        assert await remembered(await here.importer.import_(ADA, document)) == [["c1"], []]
+
+
+async def test_a_branch_behind_a_failed_request_knows_the_tools_that_its_task_knows() -> None:
+    """Those of a branch that was rolled back before are no part of its history. covers: THREAD-6, TASK-3"""
+    model = Scripted(
+        *(says("one"), says("two"), calls(ToolCall("c1", "Shell-look", "{}")), fails),
+        *(calls(ToolCall("c2", "Shell-look", "{}")), fails, fails),
+    )
+    async with process(None, model, noting([], "Shell-look")) as here:
+        first = await here.ask("one")
+        where = here.partition(), first.task_id
+        for said in ("two", "three"):
+            await here.ask(said, first.task_id)
+        await here.changes.rollback(*where, ADA.user, first.request_id)
+        tried, failed = await here.ask("four", first.task_id), await here.ask("five", first.task_id)
+        assert (tried.status, failed.status) == ("Failed", "Failed")
+        branch = await fork(here.tasks, *where, ADA.user, failed=failed)
+        for head in ((await here.tasks.head(*where)).value, branch):
+            assert [tool.call_id for tool in lifecycle.effects_on_path(head)] == ["c2"]
+        await here.changes.rollback(*where, ADA.user, first.request_id)
+        branch = await fork(here.tasks, *where, ADA.user, failed=failed)
+        assert "c2" in [tool.call_id for tool in lifecycle.effects_on_path(branch)]
+
+
+async def test_a_fork_within_a_request_that_waits_for_approval_waits_for_nothing() -> None:
+    """It has ended with the message, and its export can be imported. covers: THREAD-6, TASK-5"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask("delete")
+        assert paused.status == "Paused"
+        where = here.partition(), paused.task_id
+        path = lifecycle.current_path((await here.tasks.head(*where)).value)
+        said, _ = await here.tasks.history.messages(*where, path, limit=10)
+        forked = await fork(here.tasks, *where, ADA.user, message_id=said[0].message_id)
+        copied = await here.request(forked.checkpoint_id or "")
+        assert (copied.status, copied.pause) == ("Completed", None)
+        document = await export(here.tasks, here.partition(), forked.task_id)
+        await here.eraser.delete_task(here.partition(), forked.task_id)
+        assert (await here.importer.import_(ADA, document)).status == "Completed"
+
+
+async def test_a_fork_takes_time_in_proportion_to_its_history() -> None:
+    """A request of twice the calls and messages costs twice as much, not four times. covers: THREAD-6"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        lines = [await lines_of_a_fork(here, crowded(document, n)) for n in (100, 200)]
+        assert lines[1] < 2.5 * lines[0]
+
+
+def crowded(document: Json, n: int) -> Json:
+    """The document with `n` calls and `n` messages more in its request."""
+    first, *rest = document["entries"]
+    request_id = first["request_id"]
+    wanted = [{"id": f"c{i}", "tool": "", "arguments": ""} for i in range(n)]
+    intent = {"type": "intent", "request_id": request_id, "calls": wanted}
+    message = first["body"]["message"]
+    bodies = [{"type": "message", "message": {**message, "message_id": str(uuid4())}} for _ in range(n)]
+    added = [{**first, "body": body} for body in (intent, *bodies)]
+    entries = [{**each, "seq": seq} for seq, each in enumerate((first, *added, *rest), 1)]
+    tail, (request,) = len(entries), document["requests"]
+    return {
+        **document,
+        "task": {**document["task"], "tail_seq": tail, "path": [[1, tail]]},
+        "requests": [{**request, "last_seq": tail, "path": [[1, tail]]}],
+        "entries": entries,
+    }
+
+
+async def lines_of_a_fork(here: Process, document: Json) -> int:
+    """How many lines of the module run while the document's task is forked."""
+    task_id, lines, before = (await here.importer.import_(ADA, document)).task_id, 0, sys.gettrace()
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count if frame.f_code.co_filename == forking.__file__ else None
+
+    sys.settrace(count)
+    try:
+        await fork(here.tasks, here.partition(), task_id, ADA.user)
+    finally:
+        sys.settrace(before)
+    await here.eraser.delete_task(here.partition(), task_id)
+    return lines
 
 
 async def test_a_point_in_a_round_lies_where_the_messages_show_it() -> None:

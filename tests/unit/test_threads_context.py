@@ -194,24 +194,29 @@ async def test_a_failed_request_leaves_the_state_as_it_was(store: CountedStore) 
     assert "This is turn 2." in last_sent(model)
 
 
-class Hoarder(ContextProvider):
+class Hoarder(Clerk):
     """Keeps more than it may, or what cannot be kept."""
 
     async def invoked(
         self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
     ) -> None:
-        invocation.state["things"] = "x" * 100_000 if "much" in invocation.text else object()
+        await super().invoked(invocation, response, error)
+        if invocation.text != "one":
+            invocation.state["things"] = "x" * 100_000 if "much" in invocation.text else object()
 
 
-@pytest.mark.parametrize(("text", "why"), [("much", "100013 bytes"), ("odd", "not JSON")])
-async def test_state_that_cannot_be_kept_is_dropped(store: CountedStore, text: str, why: str) -> None:
-    """With a step that says so; the request is none the worse."""
-    async with Engine(store, ScriptedModel(), providers=Providers([Hoarder()])) as engine:
-        record = await engine.say(text)
-        assert record.status == "Completed"
-        steps = await engine.steps(record.task_id)
-        (dropped,) = [step for step in steps if step.is_error]
-    assert why in str(dropped.output)
+@pytest.mark.parametrize(("text", "why"), [("much", "100023 bytes"), ("odd", "not JSON")])
+async def test_state_that_cannot_be_kept_stays_as_it_was(store: CountedStore, text: str, why: str) -> None:
+    """With a step that says so; the request is none the worse. covers: THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([Hoarder()])) as engine:
+        task_id = (await engine.say("one")).task_id
+        assert (await engine.say(text, task_id)).status == "Completed"
+        (reported,) = [step for step in await engine.steps(task_id) if step.is_error]
+        await engine.say("three", task_id)
+    assert "its state in the thread was not changed" in str(reported.output)
+    assert why in str(reported.output)
+    assert "This is turn 2." in last_sent(model)
 
 
 # --- when it fails --------------------------------------------------------------------------------
@@ -229,6 +234,8 @@ class Broken(ContextProvider):
     async def invoking(self, invocation: Invocation) -> Context | None:
         if self._where == "invoking":
             raise RuntimeError("no pencil")
+        if self._where == "timeout":
+            raise TimeoutError("no pencil")
         if self._where == "slow":
             await asyncio.sleep(60)
         if self._where == "leaving":
@@ -250,6 +257,7 @@ class Broken(ContextProvider):
         ("invoking", "RuntimeError: no pencil"),
         ("invoked", "RuntimeError: no paper"),
         ("slow", "took longer than 0.01 seconds"),
+        ("timeout", "TimeoutError: no pencil"),
         ("leaving", "SystemExit: 3"),
         ("canceled", "CancelledError: its helper"),
     ],
@@ -449,6 +457,8 @@ class Guest(ContextProvider):
         ("user_preference", {}, "Unknown context provider .* Known: facts, mem0, user_preferences"),
         ("user_preferences", {"required": "perhaps"}, "required"),
         ("facts", {"top": 5}, "top: unknown key; did you mean 'top_k'"),
+        ("facts", {"top_k": 0}, "top_k: must be at least 1"),
+        ("facts", {"max_characters": 0}, "max_characters: must be at least 1"),
         ("no.such:Provider", {}, "no module 'no'"),
         (f"{__name__}:Bell", {}, "must extend ContextProvider"),
     ],

@@ -23,11 +23,14 @@ from tealagents.domain.errors import (
     ModelFailed,
     NotFound,
     RemoteThreadLost,
+    RequestTimeout,
     TaskBusy,
 )
 from tealagents.domain.models import Item, Message, ToolCall
+from tealagents.llm.credentials import AzureCredential
 from tealagents.llm.offline import OfflineModel
-from tealagents.stores import open_store
+from tealagents.state.records import SystemClock
+from tealagents.stores import StoreConfigError, open_store
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import eventually
 from tealagents.threads import (
@@ -48,6 +51,7 @@ from tealagents.threads import (
 )
 
 PLUGINS = '''
+from tealagents.domain.errors import NeedsAuthorization
 from tealagents.plugins import Plugin, ToolContext, tool
 
 
@@ -62,6 +66,11 @@ class Shell(Plugin):
     async def delete(self, path: str) -> str:
         """Delete one file."""
         return f"deleted {path}"
+
+    @tool
+    async def mail(self, to: str) -> str:
+        """Send one mail."""
+        raise NeedsAuthorization("mail", f"https://{to}.example/consent")
 '''
 
 MakeAgent = Callable[..., Agent]
@@ -221,6 +230,79 @@ async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | 
     assert {call.id for call in asked_for.tool_calls} == {each.tool_call_id for each in results}
 
 
+async def test_consent_to_one_call_is_no_answer_to_another(make: MakeAgent) -> None:
+    """Of a round that waits for both, the governed call is asked about, and each other has its own URL."""
+    asked: list[str] = []
+
+    def approve(call: ToolCall) -> bool:
+        asked.append(call.tool)
+        return True
+
+    mails = " and ".join(f'call Shell-mail {{"to": "{to}"}}' for to in ("ada", "eve"))
+    async with make(agent={"plugins": ["Shell"]}, approve=approve) as agent:
+        answer = await agent.run(f'call Shell-delete {{"path": "/x"}} and {mails}')
+    assert asked == ["Shell-delete"]
+    assert "Shell-delete said: deleted /x" in answer.text
+    results = [each.text for each in answer.messages if each.tool == "Shell-mail"]
+    assert [text.partition("can at ")[2] for text in results] == [
+        "https://ada.example/consent.",
+        "https://eve.example/consent.",
+    ]
+
+
+class Thinker(ContextProvider):
+    """Never comes to an end."""
+
+    async def invoking(self, invocation: Invocation) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("slow", ["provider", "model"])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_request_has_a_time_limit(
+    make: MakeAgent, service: OfflineModel, slow: str, streamed: bool
+) -> None:
+    """The thread is as it was, and free."""
+    service.script({"otherwise": {"text": "late", "headers_delay_ms": 120_000 if slow == "model" else 0}})
+    providers = Thinker(ProviderOptions(timeout_seconds=120)) if slow == "provider" else None
+    limits = {"request_timeout_seconds": 0.2}
+    async with make(limits=limits, context_providers=providers) as agent:
+        thread = agent.new_thread()
+        before = thread.to_json()
+        updates = agent.run_stream("hello", thread)
+        asked = anext(updates) if streamed else agent.run("hello", thread)
+        with pytest.raises(RequestTimeout, match=r"longer than 0\.2 seconds"):
+            await asked
+    assert json.loads(thread.to_json()) == {**json.loads(before), "fingerprint": agent.fingerprint}
+    with thread.taken():
+        pass
+
+
+class Hasty(SystemClock):
+    """The machine's clock, set forward."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+async def test_who_approves_or_reads_takes_none_of_a_requests_time(make: MakeAgent) -> None:
+    """They may think for longer than a request may take."""
+    clock = Hasty()
+
+    def approve(call: ToolCall) -> bool:
+        clock.ahead += 1e6
+        return True
+
+    config = make(agent={"plugins": ["Shell"]}).config
+    async with Agent(config, approve=approve, clock=clock) as agent:
+        stream = agent.run_stream('call Shell-delete {"path": "/x"}')
+        async for _ in stream:
+            clock.ahead += 1e6
+    assert stream.answer.text == "Shell-delete said: deleted /x"
+
+
 class Wisher(ContextProvider):
     """Remembers what was wished for in this thread, and in all of them."""
 
@@ -294,6 +376,23 @@ async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineMode
     assert listener.heard == ["GeneratorExit", "CancelledError", "ZeroDivisionError"]
 
 
+async def test_memories_are_not_kept_in_the_clear_beside_sealed_ones(make: MakeAgent, tmp_path: Path) -> None:
+    """Without the key of a store, or with another, nothing is written, whichever user has sealed it.
+
+    covers: THREAD-10
+    """
+    path = tmp_path / "memory.db"
+    options: Any = {"persistence": f"sqlite:///{path}", "context_providers": Wisher()}
+    async with make(**options, user="ada", secrets={"TA_ENCRYPTION_KEY": "correct horse battery"}) as agent:
+        await agent.run("wish")
+    for secrets in ({}, {"TA_ENCRYPTION_KEY": "another staple"}):
+        with pytest.raises(StoreConfigError, match="TA_ENCRYPTION_KEY is not the key of this store"):
+            await make(**options, user="eve", secrets=secrets).run("swordfish")
+    assert b"swordfish" not in b"".join(each.read_bytes() for each in tmp_path.glob("memory.db*"))
+    async with make(**options, user="eve", secrets={"TA_ENCRYPTION_KEY": "correct horse battery"}) as agent:
+        await agent.run("wish")
+
+
 async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path: Path) -> None:
     """Of an agent that is not opened the first opens the store and the last closes it. covers: THREAD-10"""
     agent = make(persistence=f"sqlite:///{tmp_path}/memory.db", context_providers=Wisher())
@@ -348,6 +447,27 @@ async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -
         assert len(service.requests[-1]["body"]["messages"]) == 4
         assert len(thread.messages) == 8
         assert [step.kind for step in answer.steps] == ["reduction", "model"]
+
+
+#: texts that were counted
+COUNTED: list[str] = []
+
+
+def counted(text: str) -> int:
+    """Counts the words of a text, and keeps what it has counted."""
+    COUNTED.append(text)
+    return len(text.split())
+
+
+async def test_a_message_is_counted_once_in_a_request(make: MakeAgent) -> None:
+    """However often the model is called for it. covers: THREAD-8"""
+    budget = {"name": "token_budget", "max_tokens": 1000, "tokenizer": f"{__name__}:counted"}
+    async with make(thread={"reducers": [budget]}, agent={"plugins": ["Shell"]}) as agent:
+        thread = agent.get_local_thread(exchange("earlier", "noted"))
+        COUNTED.clear()
+        answer = await agent.run('call Shell-look {"path": "/x"}', thread)
+    assert [step.kind for step in answer.steps] == ["model", "tool", "model"]
+    assert COUNTED.count("earlier") == 1
 
 
 async def test_what_others_add_is_not_taken_for_summarised(make: MakeAgent, service: OfflineModel) -> None:
@@ -450,6 +570,81 @@ async def test_a_conversation_can_be_continued_after_a_request_that_failed_in_a_
             await agent.run("look at /x", thread)
         for _ in range(2):
             assert (await agent.run("hello?", thread)).text == "Here I am."
+
+
+async def test_what_a_failed_request_leaves_at_the_service_is_deleted(
+    make: MakeAgent, service: OfflineModel
+) -> None:
+    """With its thread, also when that was opened from JSON. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}, agent={"plugins": ["Shell"]}) as agent:
+        thread = agent.new_thread()
+        assert isinstance(thread, RemoteThread)
+        call = {"name": "Shell-look", "arguments": {"path": "/x"}, "id": "call_1"}
+        failure = {"error": {"status": 400, "message": "down"}}
+        service.script({"rules": [{"reply": {"tool_calls": [call]}, "times": 1}], "otherwise": failure})
+        with pytest.raises(ModelFailed, match="down"):
+            await agent.run("look at /x", thread)
+        assert thread.remote_id is None
+        [left] = thread.abandoned
+        assert texts(await agent.list_messages(agent.get_remote_thread(left)))[0] == "look at /x"
+        await agent.open_thread(thread.to_json()).delete()
+        with pytest.raises(RemoteThreadLost):
+            await agent.list_messages(agent.get_remote_thread(left))
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+async def test_without_a_thread_nothing_is_kept(
+    make: MakeAgent, service: OfflineModel, tmp_path: Path, kind: str
+) -> None:
+    """Neither in a message store nor at the service. covers: THREAD-3"""
+    stores = partial(FileMessages, tmp_path / "kept")
+    client = {"client": "openai-responses"}
+    async with make(thread={"kind": kind}, agent=client, message_stores=stores) as agent:
+        assert (await agent.run("hello")).text == "Hello! How can I help?"
+        assert service.requests[-1]["body"]["store"] is False
+        with pytest.raises(InvalidRequest, match="store: is True, but the thread is local"):
+            await agent.run("hello", store=True)
+    assert not list(tmp_path.glob("kept/*"))
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+async def test_the_main_thread_of_a_workflow_is_as_its_agents_others(
+    make: MakeAgent, tmp_path: Path, kind: str
+) -> None:
+    """Of the agent's kind, and with a store of its factory, also where it is read first. covers: THREAD-9"""
+    stores = partial(FileMessages, tmp_path / "kept")
+    async with make(thread={"kind": kind}, message_stores=stores) as agent:
+        for inner in (WorkflowThread(), None):
+            workflow = WorkflowThread()
+            if inner is not None:
+                workflow.create_sub_thread(thread=inner)
+            assert await agent.list_messages(workflow) == []
+            await agent.run("hello", workflow)
+            main = (inner or workflow).get_sub_thread()
+            assert main.kind == kind
+            assert texts(await agent.list_messages(workflow)) == ["hello", "Hello! How can I help?"]
+    assert len(list(tmp_path.glob("kept/*"))) == (2 if kind == "local" else 0)
+
+
+async def test_an_identity_is_enough_for_a_remote_thread(
+    make: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At Azure, where there is no key; the agent closes it. covers: THREAD-1"""
+    secrets = {
+        "TA_API_KEY": "",
+        "TA_BASE_URL": "https://mine.openai.azure.com",
+        "TA_AZURE_CREDENTIAL": "managed_identity",
+    }
+    closed: list[AzureCredential] = []
+
+    async def closing(credential: AzureCredential, *exc: object) -> None:
+        closed.append(credential)
+
+    monkeypatch.setattr(AzureCredential, "__aexit__", closing)
+    async with make(thread={"kind": "remote"}, secrets=secrets) as agent:
+        assert isinstance(agent.new_thread(), RemoteThread)
+        assert isinstance(agent.to_remote(agent.get_local_thread()), RemoteThread)
+    assert len(closed) == 1
 
 
 async def test_a_lost_conversation_is_a_clear_error(make: MakeAgent) -> None:
@@ -947,6 +1142,13 @@ async def test_a_message_needs_content(make: MakeAgent) -> None:
     async with make() as agent:
         with pytest.raises(InvalidRequest, match="message: is empty"):
             await agent.run([], agent.new_thread())
+
+
+@pytest.mark.parametrize("message", ["a\ud800", [Item("text", "a"), Item("text", "\udc00")]])
+async def test_half_a_character_is_refused(make: MakeAgent, message: Any) -> None:
+    """No encoding has it, so neither the model nor a store can be sent it."""
+    with pytest.raises(InvalidRequest, match="message: holds a lone surrogate"):
+        await make().run(message)
 
 
 @pytest.mark.parametrize("message", [None, 3, [""], [None], {"type": "text"}, b"hello"])

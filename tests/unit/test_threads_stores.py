@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tealagents.domain.models import Message
 from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.stores.encrypted import Cipher
-from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.servers import RedisServer
 from tealagents.threads import (
     FileMessages,
@@ -340,13 +339,8 @@ async def test_messages_that_do_not_fit_on_the_disk_leave_nothing(tmp_path: Path
     """A round of which only a part could be written is not there; the next one is."""
     store = FileMessages(tmp_path, "k")
     await store.add_messages(exchange("q0", "a0"))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(PersistenceUnavailable, match=r"k\.jsonl: File too large"):
-            await store.add_messages(exchange("q1", "a" * 200_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(100_000), pytest.raises(PersistenceUnavailable, match=r"k\.jsonl: File too large"):
+        await store.add_messages(exchange("q1", "a" * 200_000))
     assert texts(await store.list_messages()) == ["q0", "a0"]
     await store.add_messages(exchange("q2", "a2"))
     assert texts(await store.list_messages()) == ["q0", "a0", "q2", "a2"]
@@ -531,6 +525,27 @@ async def test_one_abstraction_keeps_every_kind(url: str, make: Callable[[], Loc
             with pytest.raises(NotFound):
                 await threads.load(thread.thread_id)
             assert [each async for each in threads.list()] == []
+
+
+@pytest.mark.parametrize("make", [small, large])
+async def test_threads_are_told_apart_by_any_ids(url: str, make: Callable[[], LocalThread]) -> None:
+    """Deleting one leaves those whose ids begin with its own; each is loaded by what is listed.
+
+    covers: THREAD-5
+    """
+    names = ["team", "team/7", "user 42", "user:42", "ü", "x" * 300]
+    async with open_store(url) as store:
+        threads = ThreadStore(store, "Tester")
+        for name in names:
+            thread = make()
+            thread.thread_id = name
+            await threads.save(thread)
+        assert sorted([each async for each in threads.list()]) == sorted(names)
+        while names:
+            await threads.delete(await threads.load(names.pop(0)))
+            assert [(await threads.load(name)).thread_id for name in names] == names
+            assert sorted([each async for each in threads.list()]) == sorted(names)
+        assert await store.scan(keys.threads("Tester"), "", limit=1) == []
 
 
 async def test_the_last_of_two_savers_wins(url: str) -> None:

@@ -438,6 +438,14 @@ async def failing(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterat
         yield part
 
 
+async def without_yield(found: AsyncIterator[Part], upcoming: Upcoming) -> list[Part]:
+    return [part async for part in found]
+
+
+def raising(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    raise RuntimeError("cannot begin")
+
+
 async def test_a_plain_function_is_a_reducer() -> None:
     """Named `module:function`, or given as it is. covers: THREAD-8"""
     for view in (View([every_other]), open_view([(f"{__name__}:every_other", {})], "any")):
@@ -460,6 +468,16 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
         await sent(View([tearing]), history, [said("user", "now")])
     with pytest.raises(ViewFailed, match=r"failing failed .*cannot bear 0"):
         await sent(View([failing]), history, [said("user", "now")])
+
+
+@pytest.mark.parametrize(
+    ("reducers", "why"),
+    [([without_yield], "coroutine"), ([raising], "cannot begin"), ([every_other, raising], "cannot begin")],
+)
+async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
+    """One without `yield`, and one that raises when it is called. covers: THREAD-8"""
+    with pytest.raises(ViewFailed, match=rf"{reducers[-1].__name__} failed .*{why}"):
+        await sent(View(reducers), HELLOS, [said("user", "now")])
 
 
 @pytest.mark.parametrize(

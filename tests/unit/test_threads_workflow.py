@@ -335,6 +335,30 @@ async def test_a_refused_deletion_erases_nothing(kept_by: str) -> None:
     workflow.to_json()
 
 
+async def test_a_deletion_that_failed_half_way_can_be_repeated() -> None:
+    """What was erased before stays erased. covers: THREAD-6"""
+
+    class Away(MemoryMessages):
+        away = True
+
+        async def clear(self) -> None:
+            if self.away:
+                raise OSError("the store is away")
+            await super().clear()
+
+    workflow = await talked("first")
+    kept = Away()
+    last = workflow.create_sub_thread("last", LocalThread(store=kept))
+    await last.on_new_messages(exchange("q", "a"))
+    with pytest.raises(OSError, match="away"):
+        await workflow.delete()
+    assert list(workflow.sub_threads) == ["last"]
+    kept.away = False
+    await workflow.delete()
+    assert last.deleted
+    assert await kept.list_messages() == []
+
+
 async def test_nothing_is_taken_while_the_whole_is_deleted() -> None:
     """A sub-thread that is erased last takes no message meanwhile. covers: THREAD-6"""
     erasing, go_on = asyncio.Event(), asyncio.Event()

@@ -544,6 +544,23 @@ async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(
     assert await here.wider(Context(), server, "wider") is None
 
 
+async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken_up(
+    pretender: Pretender,
+) -> None:
+    """The scopes that are asked for are the same both times; users may untick some."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("read", "write"), client_id="me")
+    secrets = SecretStore()
+    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    for consents, refresh_token in ((here, "first"), (there, "second")):
+        pretender.answered = {"refresh_token": refresh_token}
+        asked = await consents.ask(Context(), server)
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    pretender.answered = {"access_token": "wider"}
+    assert await here.wider(Context(), server, "granted") == "wider"
+    assert await here.wider(Context(), server, "wider") is None
+
+
 async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 403 asks the user, and forgets no token: without an encrypted store it could not be renewed."""
     provider = Provider()

@@ -70,6 +70,14 @@ async def test_functions_without_an_instance_work() -> None:
     assert await loaded["Sums-kind"].call(Context(), {}) == "Sums"
 
 
+async def test_a_constructor_is_given_what_it_names() -> None:
+    """The authorization alone or the collector alone, where it does not take both."""
+    context = Context(headers={"Authorization": "Bearer mine"})
+    assert await tools("AuthorizedPlugin")["AuthorizedPlugin-header"].call(context, {}) == "Bearer mine"
+    assert await tools("CollectingPlugin")["CollectingPlugin-collect"].call(context, {}) == "2 of 2"
+    assert context.extra == {"degrees": 7, "station": "Blindern"}
+
+
 def test_what_cannot_be_called_is_reported_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(

@@ -1,7 +1,6 @@
 """Conversations for the tests of threads."""
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -19,7 +18,7 @@ from tealagents.domain.models import (
     ToolCall,
     User,
 )
-from tealagents.domain.ports import Commit, Model, Record, Store, Watch
+from tealagents.domain.ports import Commit, Model, Record, Store, WrappedStore
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
@@ -29,7 +28,6 @@ from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
-from tealagents.stores.base import BaseStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.views import Part, Upcoming, View, newest_first, parts_of
 
@@ -135,54 +133,28 @@ conversations = st.tuples(st.lists(rounds(), max_size=12), running_rounds())
 # --- the engine on a store, without HTTP ----------------------------------------------------------
 
 
-class CountedStore:
-    """Fills the port `Store` on top of another; counts what is read."""
+class CountedStore(WrappedStore):
+    """A store whose reads are counted."""
 
-    def __init__(self, inner: BaseStore) -> None:
-        self.inner = inner
-        self.name, self.shared, self.durable = inner.name, inner.shared, inner.durable
-        self.pushes = inner.pushes
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
         self.log_batches = 0
         self.trips = 0
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         self.trips += 1
         self.log_batches += sum(key.startswith("log/") for key in keys)
-        return await self.inner.read(partition, keys)
+        return await self.store.read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         self.trips += 1
-        found = await self.inner.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        found = await self.store.scan(partition, prefix, **page)
         self.log_batches += len(found) if prefix.startswith("log/") else 0
         return found
 
     async def commit(self, partition: str, commit: Commit) -> None:
         self.trips += 1
-        await self.inner.commit(partition, commit)
-
-    async def now(self) -> float:
-        return await self.inner.now()
-
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.inner.watch(partition, topic)
-
-    async def ping(self) -> None:
-        await self.inner.ping()
-
-    async def __aenter__(self) -> "CountedStore":
-        await self.inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.inner.__aexit__(*exc)
+        await self.store.commit(partition, commit)
 
 
 class Engine:

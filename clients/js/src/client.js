@@ -84,11 +84,12 @@ export class Client {
   }
 
   /**
-   * @param {api.ListOptions & {status?: api.ApprovalStatus}} [options]
+   * @param {api.ListOptions & {status?: api.ApprovalStatus | null}} [options]
    * @returns {List<api.Approval | api.DamagedRecord>}
    */
-  approvals(options = {}) {
-    return new List(this.#calls, "/approvals", options);
+  approvals({status = "pending", ...options} = {}) {
+    const query = {status, ...options};
+    return new List(this.#calls, "/approvals", query);
   }
 
   /**
@@ -225,8 +226,8 @@ export class Client {
  *
  * @param {URL} url
  */
-function prefix({protocol, username, password, search, hash, href}) {
-  if (!/^https?:$/.test(protocol) || username || password || search || hash) {
+function prefix({protocol, username, password, href}) {
+  if (!/^https?:$/.test(protocol) || username || password || /[?#]/.test(href)) {
     throw new TypeError("the URL of an agent is http(s)://host/name/version, without a user, a query or a fragment");
   }
   return href.replace(/\/+$/, "");

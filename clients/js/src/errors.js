@@ -60,14 +60,14 @@ export class ProblemError extends ClientError {
     super(text(problem.detail) ?? text(problem.title) ?? `the service answered with HTTP ${status}`);
     this.detail = this.message;
     this.status = status;
-    this.code = problem.code ?? null;
-    this.title = problem.title ?? null;
+    this.code = text(problem.code);
+    this.title = text(problem.title);
     this.retryAfter = retryAfter;
     this.sessionId = idOrNull(problem.session_id);
     this.taskId = idOrNull(problem.task_id);
     this.requestId = idOrNull(problem.request_id);
     this.approvalId = idOrNull(problem.approval_id);
-    this.field = problem.field ?? null;
+    this.field = text(problem.field);
     this.replayed = replayed;
     this.problem = problem;
   }

@@ -46,12 +46,16 @@ export interface Retry {
   longestWaitMs?: number;
 }
 
+/**
+ * So long without a byte, a connection is dead; `Infinity`: never. Sending a body has one more millisecond for
+ * every 16 characters.
+ */
 export interface Timeouts {
   /** for the answer of a read or a small change; default 30,000 */
   callMs?: number;
   /** for the JSON answer of a message, which comes whole when the model is done; default 660,000 */
   answerMs?: number;
-  /** so long without a byte, a stream's connection is dead; default 45,000: three keepalives of the service */
+  /** for a stream; default 45,000: three keepalives of the service */
   silenceMs?: number;
 }
 
@@ -218,8 +222,8 @@ export class Client {
   resume(of: PauseReference, decision: Action | Decision, options?: CallOptions): Promise<Answer>;
   /** Decide a pause and follow what comes of it, behind the event `after`. */
   resumeStream(of: PauseReference, decision: Action | Decision, options?: FollowOptions): EventStream;
-  /** The pauses that the caller may decide, newest first. */
-  approvals(options?: ListOptions & {status?: ApprovalStatus}): List<Approval | DamagedRecord>;
+  /** The pauses that the caller may decide, newest first; with another `status` those, with null all of them. */
+  approvals(options?: ListOptions & {status?: ApprovalStatus | null}): List<Approval | DamagedRecord>;
   /** One pause, with the tools of its calls. */
   approval(of: Pick<Pause, "request_id" | "approval_id">, options?: CallOptions): Promise<ApprovalWithTools>;
 

@@ -12,9 +12,10 @@ const LONGEST_EVENT = 64 * 1024 * 1024;
  *
  * @param {Response} response
  * @param {Watch} watch
+ * @param {() => void} [onOpen]
  * @returns {AsyncGenerator<EventSourceMessage, void, void>}
  */
-export async function* readMessages(response, watch) {
+export async function* readMessages(response, watch, onOpen) {
   /** @type {EventSourceMessage[]} */
   const messages = [];
   const parser = createParser({
@@ -24,18 +25,32 @@ export async function* readMessages(response, watch) {
     },
     maxBufferSize: LONGEST_EVENT,
   });
-  const decoder = new TextDecoder();
   try {
-    if (response.body === null) return;
-    const reader = response.body.getReader();
-    for (;;) {
-      const {done, value} = await watch.over(() => reader.read());
-      if (done) return;
-      watch.touch();
-      parser.feed(decoder.decode(value, {stream: true}));
+    onOpen?.();
+    for await (const text of readText(response, watch)) {
+      parser.feed(text);
       yield* messages.splice(0);
     }
   } finally {
     watch.end();
+  }
+}
+
+/**
+ * The text of a body as it comes, each chunk a sign of life.
+ *
+ * @param {Response} response
+ * @param {Watch} watch
+ * @returns {AsyncGenerator<string, void, void>}
+ */
+export async function* readText(response, watch) {
+  if (response.body === null) return;
+  const decoder = new TextDecoder();
+  const reader = response.body.getReader();
+  for (;;) {
+    const {done, value} = await watch.over(() => reader.read());
+    if (done) return;
+    watch.touch();
+    yield decoder.decode(value, {stream: true});
   }
 }

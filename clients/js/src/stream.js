@@ -3,7 +3,7 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
+import {IDEMPOTENCY_KEY, answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
@@ -86,10 +86,10 @@ export class EventStream {
    */
   async *#read(reply, budget) {
     const opened = Date.now();
-    this.#onOpen?.();
     this.#pause = null;
+    let lost = null;
     try {
-      for await (const message of reply.messages()) {
+      for await (const message of reply.messages(this.#onOpen)) {
         const event = this.#take(message);
         if (!event) continue;
         if (isOfTheWay(event)) return problemError(event.data);
@@ -100,10 +100,11 @@ export class EventStream {
       }
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
-      // a connection that lasted, perhaps with nothing but keepalives, is progress too
-      if (Date.now() - opened > budget.longestDelayMs) budget.renew();
-      return error;
+      lost = error;
     }
+    // a connection that lasted, perhaps with nothing but keepalives, is progress too
+    if (Date.now() - opened > budget.longestDelayMs) budget.renew();
+    if (lost) return lost;
     if (!this.#pause) return new Lost(new Error("the stream broke off before its last event"));
     yield this.#pass(this.#pause);
     return null;
@@ -130,8 +131,10 @@ export class EventStream {
       return null;
     }
     if (this.#located && problem instanceof NotFound) return yield* this.#settle();
-    if (problem instanceof NotOwner && call.method !== this.#start.method) {
-      // an approver may not follow a request: the decision, made again, is answered with the same stream
+    const isMessage = this.#start.headers?.[IDEMPOTENCY_KEY];
+    if (problem instanceof NotOwner && call.method !== this.#start.method && !isMessage) {
+      // an approver may not follow a request: the decision, made again, is answered with the same stream;
+      // a message, sent again with a token that is another user's by now, would begin a request of theirs
       this.#located = false;
       return problem;
     }

@@ -1,11 +1,14 @@
 /** @import {ClientOptions, JsonObject, Timeouts, Token} from "./index.js" */
 import {UnexpectedAnswer, isId, problemError} from "./errors.js";
-import {readMessages} from "./sse.js";
+import {readMessages, readText} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
 
 /** The failures of Node.js after which the service cannot have seen the call. A browser does not say. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT"]);
+
+/** The slowest upload that is waited for. `fetch` does not say how far a body is, so that it has a time of its own. */
+const UPLOADED_PER_MS = 16;
 
 /**
  * One HTTP request below the agent's prefix.
@@ -40,14 +43,15 @@ export class Watch {
 
   /**
    * @param {number} ms
+   * @param {number} uploadMs for the first byte, on top
    * @param {AbortSignal} [outer]
    */
-  constructor(ms, outer) {
+  constructor(ms, uploadMs, outer) {
     outer?.throwIfAborted();
     outer?.addEventListener("abort", this.end);
     this.#ms = ms;
     this.#outer = outer;
-    this.touch();
+    this.touch(uploadMs);
   }
 
   get signal() {
@@ -55,10 +59,12 @@ export class Watch {
   }
 
   /** The connection lives: the time begins anew. */
-  touch() {
+  touch(uploadMs = 0) {
     clearTimeout(this.#timer);
-    const silent = () => this.#controller.abort(new Error(`no byte within ${this.#ms} ms`));
-    this.#timer = setTimeout(silent, this.#ms);
+    const ms = this.#ms + uploadMs;
+    const silent = () => this.#controller.abort(new Error(`no byte within ${ms} ms`));
+    // a timer takes no more, and would end at once
+    if (ms < 2 ** 31) this.#timer = setTimeout(silent, ms);
   }
 
   /** Close the connection. */
@@ -114,8 +120,9 @@ export class Reply {
     return isStream(this.#response);
   }
 
-  messages() {
-    return readMessages(this.#response, this.#watch);
+  /** @param {() => void} [onOpen] */
+  messages(onOpen) {
+    return readMessages(this.#response, this.#watch, onOpen);
   }
 
   /** The JSON object of a 2xx answer, as it came. */
@@ -165,45 +172,40 @@ export class Wire {
   /**
    * @param {Call} call
    * @param {AbortSignal} [signal]
+   * @param {boolean} [refused] the service has refused the token: it is the second call, with another one
+   * @returns {Promise<Reply>}
    * @throws {Lost}
    */
-  async reply(call, signal) {
-    const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], signal);
+  async reply(call, signal, refused = false) {
+    const {method, path, query, body} = call;
+    const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body, sendable);
+    const headers = await this.#headers(call, refused);
+    const uploadMs = Math.ceil((text?.length ?? 0) / UPLOADED_PER_MS);
+    const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], uploadMs, signal);
     let open = false;
     try {
-      let response = await this.#respond(call, watch, false);
-      if (isRefused(response) && typeof this.#token === "function") {
-        response = await this.#respond(call, watch, true);
+      const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), {
+        method,
+        headers,
+        body: text ?? null,
+        signal: watch.signal,
+        // a redirected POST would arrive as a GET, and a token at an address that it was not meant for
+        redirect: "manual",
+        cache: "no-store",
+      }));
+      watch.touch();
+      if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
+        throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
       }
-      open = isStream(response);
-      return new Reply(response, watch, open ? "" : await watch.over(() => response.text()));
+      if (!refused && isRefused(response) && typeof this.#token === "function") return this.reply(call, signal, true);
+      const stream = isStream(response);
+      open = stream && headers.get("accept") === EVENT_STREAM;
+      let said = "";
+      if (!stream) for await (const chunk of readText(response, watch)) said += chunk;
+      return new Reply(response, watch, said);
     } finally {
       if (!open) watch.end();
     }
-  }
-
-  /**
-   * @param {Call} call
-   * @param {Watch} watch
-   * @param {boolean} refused
-   */
-  async #respond(call, watch, refused) {
-    const {method, path, query, body} = call;
-    /** @type {RequestInit} */
-    const init = {
-      method,
-      headers: await this.#headers(call, refused),
-      signal: watch.signal,
-      // a redirected POST would arrive as a GET, and a token at an address that it was not meant for
-      redirect: "manual",
-      cache: "no-store",
-    };
-    if (body !== undefined) init.body = typeof body === "string" ? body : JSON.stringify(body, sendable);
-    const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), init));
-    if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
-      throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
-    }
-    return response;
   }
 
   /**

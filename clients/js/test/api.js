@@ -72,6 +72,16 @@ test("a pause is approved", async () => {
   await assert.rejects(ada.resume(shown, "reject"), api.AlreadyDecided);
 });
 
+test("a pause that was decided is no longer among `approvals()`", async () => {
+  const dora = agentOf("dora");
+  const [first, second] = [pause(await dora.send(DELETE)), pause(await dora.send(DELETE))];
+  await dora.resume(first, "reject");
+  const ids = async (/** @type {ReturnType<typeof dora.approvals>} */ list) =>
+    (await list.toArray()).map(({approval_id}) => approval_id);
+  assert.deepEqual(await ids(dora.approvals()), [second.approval_id]);
+  assert.deepEqual(await ids(dora.approvals({status: null})), [second.approval_id, first.approval_id]);
+});
+
 test("a pause is decided call by call, and followed from where its stream had ended", async () => {
   const stream = ada.stream(DELETE);
   const shown = pause(await stream.answer());

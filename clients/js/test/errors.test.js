@@ -53,7 +53,8 @@ test("whatever a stream brings is an event or a ClientError", async () => {
 });
 
 test("a mistake in the program is said before anything is sent", async () => {
-  for (const url of ["A/1", "ftp://host/A/1", "http://user:secret@host/A/1", "http://host/A/1?b=c"]) {
+  const secret = "http://user:secret@host/A/1";
+  for (const url of ["A/1", "ftp://host/A/1", secret, "http://host/A/1?b=c", "http://host/A/1?", "http://host/A/1#"]) {
     assert.throws(() => new Client(url), (error) => error instanceof TypeError && !error.message.includes("secret"), url);
   }
   const unsent = new Client(URL_OF_AN_AGENT, {fetch: () => assert.fail("it was sent")});

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {Client, NotOwner} from "../src/index.js";
+import {setTimeout as pass} from "node:timers/promises";
+import {Client, NotOwner, UnexpectedAnswer} from "../src/index.js";
 import {mayRepeat} from "../src/calls.js";
 import {problemError} from "../src/errors.js";
 import {Budget} from "../src/retry.js";
@@ -67,4 +68,117 @@ test("an approver decides again instead of following what they may not read", as
   await assert.rejects(agent.follow(request_id).answer(), NotOwner);
   await assert.rejects(agent.resumeStream(request_id, "approve").answer(), NotOwner);
   assert.equal(methods.length, 5);
+});
+
+test("a message whose stream may not be followed is not sent again, under whatever token", async () => {
+  /** @type {string[]} */
+  const methods = [];
+  const refusal = {status: 401, headers: {"Content-Type": "application/problem+json"}};
+  const begun = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Running"})}\n\n`;
+  /** @type {typeof fetch} */
+  const answered = async (_, {method = "GET"} = {}) => {
+    methods.push(method);
+    return method === "POST" ? new Response(begun, STREAM) : new Response('{"code": "not_owner"}', refusal);
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  await assert.rejects(agent.stream("Hi").answer(), NotOwner);
+  assert.deepEqual(methods, ["POST", "GET"]);
+});
+
+const URL_OF_AN_AGENT = "http://127.0.0.1:1/A/1";
+const STREAM = {headers: {"Content-Type": "text/event-stream"}};
+const IDS = {session_id: "s", task_id: "t", request_id: "r"};
+const END = `event: final-response\nid: 2\ndata: ${JSON.stringify({...IDS, status: "Completed"})}\n\n`;
+
+/**
+ * A body that comes in these chunks, and breaks when its connection is given up.
+ *
+ * @param {AbortSignal | null | undefined} signal
+ * @param {Iterable<string>} chunks
+ * @param {() => void} [before] called before each of them
+ */
+function body(signal, chunks, before = () => {}) {
+  const left = chunks[Symbol.iterator]();
+  return new ReadableStream({
+    pull(controller) {
+      const {done, value = ""} = left.next();
+      if (done) return controller.close();
+      before();
+      if (signal?.aborted) return controller.error(signal.reason);
+      controller.enqueue(new TextEncoder().encode(value));
+    },
+  }, {highWaterMark: 0});
+}
+
+test("an answer that takes longer than the timeout to arrive is no silence while its bytes flow", async (t) => {
+  t.mock.timers.enable({apis: ["setTimeout"]});
+  const document = JSON.stringify({task_id: "t", text: "€"});
+  /** @type {typeof fetch} */
+  const slowly = async (_, {signal} = {}) => new Response(body(signal, document, () => t.mock.timers.tick(80)));
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, timeouts: {callMs: 100}, fetch: slowly});
+  assert.equal(await agent.exportTask("t"), document);
+});
+
+test("a body that takes longer than the timeout to be sent is no silence; what follows it may be", async (t) => {
+  t.mock.timers.enable({apis: ["setTimeout"]});
+  const waits = [1000, 120];
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => {
+    t.mock.timers.tick(waits.shift() ?? 0);
+    signal?.throwIfAborted();
+    return new Response(body(signal, [END], () => t.mock.timers.tick(waits.shift() ?? 0)), STREAM);
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, timeouts: {silenceMs: 100}, fetch: answered});
+  await assert.rejects(agent.stream("x".repeat(16_000)).answer(), /no byte within 100 ms/);
+  assert.deepEqual(waits, []);
+});
+
+test("the time that a token takes is no silence", async (t) => {
+  t.mock.timers.enable({apis: ["setTimeout"]});
+  const token = async () => (t.mock.timers.tick(1000), "ada");
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => (signal?.throwIfAborted(), new Response('{"task_id": "t"}'));
+  const agent = new Client(URL_OF_AN_AGENT, {token, retry: {attempts: 0}, timeouts: {callMs: 100}, fetch: answered});
+  assert.equal((await agent.task("t")).task_id, "t");
+});
+
+test("a timeout of Infinity is none", async () => {
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => {
+    // a timer that does not take such a time ends after one millisecond, and so before this one
+    await pass(5, undefined, signal ? {signal} : {});
+    return new Response('{"task_id": "t"}');
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, timeouts: {callMs: Infinity}, fetch: answered});
+  assert.equal((await agent.task("t")).task_id, "t");
+});
+
+test("a stream whose connections last is followed however often they are closed", async (t) => {
+  t.mock.timers.enable({apis: ["Date"]});
+  const begun = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Queued"})}\n\n`;
+  const connections = [begun, ...Array(20).fill(": keepalive\n\n"), END];
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) =>
+    new Response(body(signal, [connections.shift() ?? ""], () => t.mock.timers.tick(100)), STREAM);
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 2, firstDelayMs: 1, longestDelayMs: 5}, fetch: answered});
+  assert.equal((await agent.stream("hello").answer()).status, "Completed");
+});
+
+test("a gateway's 502 whose document has a number for a code is overcome like any other", async () => {
+  const answers = [new Response('{"code": 502, "message": "bad"}', {status: 502}), new Response('{"task_id": "t"}')];
+  const answered = async () => answers.shift() ?? assert.fail("it was asked again");
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  assert.equal((await agent.task("t")).task_id, "t");
+});
+
+test("a stream that is not read is closed: nobody asked for it, or its caller failed", async () => {
+  /** @type {(AbortSignal | null | undefined)[]} */
+  const signals = [];
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => (signals.push(signal), new Response(body(signal, [END]), STREAM));
+  const agent = new Client(URL_OF_AN_AGENT, {fetch: answered});
+  await assert.rejects(agent.send("hello"), UnexpectedAnswer);
+  const onOpen = () => assert.fail("in the caller");
+  await assert.rejects(agent.stream("hello", {onOpen}).answer(), /in the caller/);
+  assert.deepEqual(signals.map((signal) => signal?.aborted), [true, true]);
 });

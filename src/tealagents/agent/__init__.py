@@ -31,6 +31,7 @@ from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Clock, RemoteConversations
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
+from tealagents.state.owner_directory import Directory
 from tealagents.state.records import SystemClock
 from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, decoded
 from tealagents.threads.context import ContextProvider, Providers
@@ -84,6 +85,7 @@ class Agent:
         store = store_of(config)
         #: what providers remember of the user; in memory it would be forgotten where it is closed
         self._store = Shared(store, stays=not store.durable)
+        self._store_checked = False
         self._open: Opened | None = None
         self._stack = AsyncExitStack()
 
@@ -145,9 +147,21 @@ class Agent:
         async with AsyncExitStack() as stack:
             if providers.inner:
                 await stack.enter_async_context(self._store.opened())
+                await self._check_store()
             yield await stack.enter_async_context(
                 opened(self.config, self._store.inner, providers, self._view, self._clock)
             )
+
+    async def _check_store(self) -> None:
+        """Refuses a store with another key. Whose memories are kept in it is written down, as by the service:
+        there the key is seen, and an export finds them."""
+        from tealagents.bootstrap import check_key, record_store_of
+
+        if not self._store_checked:
+            records = record_store_of(self.config, self._store.inner, self._clock)
+            await check_key(self.config, records)
+            await Directory(records).introduce(self._user)
+            self._store_checked = True
 
     # --- threads ---------------------------------------------------------------------------------
 
@@ -216,13 +230,17 @@ class Agent:
     async def list_messages(self, thread: AgentThread) -> list[Message]:
         """The messages of any thread, oldest first; those of a workflow are its main sub-thread's."""
         if isinstance(thread, WorkflowThread):
-            return await self.list_messages(thread.sub_thread())
+            return await self.list_messages(self._main(thread))
         await thread.create()
         if not isinstance(thread, RemoteThread):
             return list(thread.messages)
         if thread.remote_id is None:
             return list(thread.beginning)
         return await Conversations(self).list_remote(thread.remote_id)
+
+    def _main(self, workflow: WorkflowThread) -> AgentThread:
+        """The main sub-thread; where there is none yet, one of this agent's kind."""
+        return workflow.sub_threads.get(MAIN) or workflow.create_sub_thread(thread=self.new_thread())
 
     def _take_on(self, thread: AgentThread) -> None:
         """Makes the thread this agent's. `ThreadMismatch` where it is another's."""
@@ -236,11 +254,11 @@ class Agent:
             thread.service = Conversations(self)
 
     def _check_remote(self) -> None:
-        from tealagents.bootstrap import model_of
+        from tealagents.bootstrap import credential_of, model_of
         from tealagents.llm import ModelConfigError
 
         try:
-            model_of(with_kind(self.config, "remote"))
+            model_of(with_kind(self.config, "remote"), credential_of(self.config))
         except ModelConfigError as error:
             raise RemoteUnsupported(str(error)) from None
 
@@ -257,7 +275,8 @@ class Agent:
         """The agent's answer; on a thread it continues from there, without one it is forgotten.
 
         `store` need not be given: the thread's kind decides where the conversation is kept, and what
-        contradicts it is refused. A request that fails leaves the thread as it was.
+        contradicts it is refused. A request that fails leaves the thread as it was: `RequestTimeout` is one
+        that takes longer than `limits.request_timeout_seconds`.
         """
         answering = self._answering(message, thread, store, user_context, streamed=False)
         stream = AnswerStream(answering)
@@ -286,9 +305,9 @@ class Agent:
         *,
         streamed: bool,
     ) -> AsyncGenerator[Update | AgentAnswer, None]:
-        thread = thread if thread is not None else self.new_thread()
-        if isinstance(thread, WorkflowThread):
-            thread = thread.sub_thread()
+        thread = thread if thread is not None else LocalThread()  # whatever the kind: no one keeps it
+        while isinstance(thread, WorkflowThread):
+            thread = self._main(thread)
         kind = _kind(thread, store)
         self._take_on(thread)
         with thread.taken():
@@ -330,10 +349,6 @@ class Conversations:
     async def delete_remote(self, remote_id: str) -> None:
         async with self._client() as client:
             await client.delete_remote(remote_id)
-
-    async def fork_remote(self, remote_id: str) -> str | None:
-        async with self._client() as client:
-            return await client.fork_remote(remote_id)
 
 
 def _kind(thread: AgentThread, store: bool | None) -> Kind:

@@ -1,16 +1,18 @@
 """One message and its answer, on a thread of the library."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
+from functools import cached_property
 from inspect import isawaitable
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from msgspec import Struct
 
 from tealagents.agent.answers import AgentAnswer, Update
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import InvalidRequest, RequestTimeout
 from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     Approval,
@@ -44,6 +46,8 @@ from tealagents.threads.views import Part, newest_first, parts_of
 #: asked before a tool call that needs approval is made
 Approve = Callable[[ToolCall], bool | Awaitable[bool]]
 
+T = TypeVar("T")
+
 
 class ThreadConversation:
     """A thread's conversation, as a turn reads it (`engine.turn.Conversation`)."""
@@ -60,15 +64,17 @@ class ThreadConversation:
 
     async def encoded(self) -> Sequence[bytes]:
         thread = self._thread
-        if isinstance(thread, RemoteThread):
-            beginning = parts_of(thread.beginning)
-            return [self._model.encode(message) for part in beginning for message in part.messages]
-        assert isinstance(thread, LocalThread)
-        return [self._model.encode(message) for part in thread.parts() for message in part.messages]
+        parts = parts_of(thread.beginning) if isinstance(thread, RemoteThread) else self._parts
+        return [self._model.encode(message) for part in parts for message in part.messages]
 
     def earlier(self) -> AsyncIterator[Part]:
+        return newest_first(self._parts)
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        """The same for all calls of the model: a part keeps its counts and its encoding."""
         assert isinstance(self._thread, LocalThread)
-        return newest_first(self._thread.parts())
+        return self._thread.parts()
 
     def looked(self) -> None:
         """All parts of a thread are at hand."""
@@ -91,6 +97,35 @@ class ThreadRecorder(Recorder):
             self.steps.append(body.step)
 
 
+class TimeLeft:
+    """What is left of the time that a request may take. Who approves, or reads a stream, takes none of it."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._limit = self._left = seconds
+        self._clock = clock
+
+    @asynccontextmanager
+    async def spent(self) -> AsyncIterator[None]:
+        """`RequestTimeout` where the block takes longer than what is left."""
+        started = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._left) as deadline:
+                yield
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise RequestTimeout(
+                f"The request took longer than {self._limit:g} seconds (`limits.request_timeout_seconds`)."
+            ) from None
+        finally:
+            self._left -= self._clock.monotonic() - started
+
+    async def next(self, events: AsyncIterator[T]) -> T | None:
+        """The next of the events; None after the last."""
+        async with self.spent():
+            return await anext(events, None)
+
+
 class Answering(Struct, frozen=True, kw_only=True):
     """One message and its answer."""
 
@@ -106,7 +141,9 @@ class Answering(Struct, frozen=True, kw_only=True):
     async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | AgentAnswer, None]:
         agent, recorder, context = self.agent, self.recorder, self._call_context()
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
-        turn = await open_turn(agent, conversation, self._asked())
+        time = TimeLeft(agent.limits.request_timeout_seconds, self.clock)
+        async with time.spent():
+            turn = await open_turn(agent, conversation, self._asked())
         remote_id = conversation.remote_id
         loop = TurnLoop(agent, turn, recorder, context, self.clock, streamed=streamed, remote_id=remote_id)
         last: turns.TurnDone | None = None
@@ -115,7 +152,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             resumption: Resumption | None = None
             while last is None:
                 async with aclosing(loop.events(resumption)) as events:
-                    async for happened in events:
+                    while (happened := await time.next(events)) is not None:
                         if isinstance(happened, Waits):
                             resumption = await self._decided(happened.needed)
                         elif isinstance(happened, turns.TurnDone):
@@ -126,6 +163,8 @@ class Answering(Struct, frozen=True, kw_only=True):
                                     yield update
         except BaseException as error:
             # also of a cancel, a stream that is not read to its end, and an `approve` that raised
+            if isinstance(self.thread, RemoteThread):
+                self.thread.left(loop.remote_id)
             await turn.failed(recorder.response, error)
             raise
         await self._keep(last)
@@ -178,15 +217,13 @@ class Answering(Struct, frozen=True, kw_only=True):
     # --- approvals -------------------------------------------------------------------------------
 
     async def _decided(self, needed: HumanNeeded) -> Resumption:
-        """The decisions on the calls that wait: `approve` is asked for each, in their order."""
+        """The decisions on the calls that wait: `approve` is asked for each, in their order, but those to
+        which the user has to consent elsewhere."""
         approval = self._approval(needed)
         self.recorder.asked(approval)
-        approved = [] if needed.authorizations else [c for c in needed.calls if await self._approves(c)]
-        if needed.authorizations:
-            urls = ", ".join(str(each["url"]) for each in needed.authorizations)
-            why = f"The user has not authorized this yet; they can at {urls}."
-        else:
-            why = "The call was not approved; it was not made."
+        authorizations = zip(needed.consents, needed.authorizations, strict=True)
+        urls = {call_id: str(each["url"]) for call_id, each in authorizations}
+        approved = [c for c in needed.calls if c.id not in urls and await self._approves(c)]
         now = self.clock.now()
         decisions = tuple(
             Decision(id=call.id, action="approve" if call in approved else "reject") for call in needed.calls
@@ -195,7 +232,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         self.recorder.record("approval.decided", StepBody(step))
         self.recorder.intended(approved)
         rejected = [
-            tool_message(self.recorder.request_id, each, why, now, is_error=True)
+            tool_message(self.recorder.request_id, each, _why_not(urls.get(each.id)), now, is_error=True)
             for each in needed.calls
             if each not in approved
         ]
@@ -223,13 +260,24 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
 
+def _why_not(consent_url: str | None) -> str:
+    """The result of a call that is not made."""
+    if consent_url is not None:
+        return f"The user has not authorized this yet; they can at {consent_url}."
+    return "The call was not approved; it was not made."
+
+
 def _items(message: object) -> tuple[Item, ...]:
     if isinstance(message, str):
-        return (Item("text", message),)
+        message = [Item("text", message)]
     if not isinstance(message, Sequence) or not all(isinstance(each, Item) for each in message):
         raise InvalidRequest("message", "pass a text or a list of Item")
     if not message:
         raise InvalidRequest("message", "is empty")
+    try:
+        "".join(item.content for item in message).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("message", "holds a lone surrogate, which is not a character") from None
     return tuple(message)
 
 

@@ -10,6 +10,7 @@ from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Tool, Toolset
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.toolbox import Toolbox
+from tealagents.llm.credentials import AzureCredential
 from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
 from tealagents.threads.views import View
@@ -62,6 +63,7 @@ class Opened:
         toolsets: Sequence[Toolset],
         govern: Callable[[Sequence[Tool]], Sequence[Tool]],
         view: View | None,
+        credential: AzureCredential | None,
     ) -> None:
         self.records = records
         self._providers = providers
@@ -69,16 +71,17 @@ class Opened:
         self._config = config
         self._toolsets = toolsets
         self._govern = govern
+        self._credential = credential
         self._stack = AsyncExitStack()
         self._agents: dict[Kind, AgentSpec] = {}
 
     async def agent(self, kind: Kind) -> AgentSpec:
         """The agent as it serves a kind of thread; its model's client is opened when it is first needed."""
         if kind not in self._agents:
-            from tealagents.bootstrap import credential_of, model_of
+            from tealagents.bootstrap import model_of
 
             config = with_kind(self._config, kind)
-            model = await self._stack.enter_async_context(model_of(config, credential_of(config)))
+            model = await self._stack.enter_async_context(model_of(config, self._credential))
             toolbox = Toolbox(model, config.limits.tool_timeout_seconds, self._govern)
             toolbox.load(self._toolsets)
             self._agents[kind] = AgentSpec(
@@ -107,7 +110,7 @@ async def opened(
     config: ServiceConfig, store: Store, providers: Shared[Providers], view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
     """Everything open; `store` is open already, where it is needed."""
-    from tealagents.bootstrap import record_store_of
+    from tealagents.bootstrap import credential_of, record_store_of
     from tealagents.tooling import Tooling
 
     records = record_store_of(config, store, clock)
@@ -121,7 +124,10 @@ async def opened(
         tooling = Tooling(config, records, clock)
         stack.push_async_callback(tooling.close)
         toolsets = await tooling.open(changed)
-        working.append(Opened(config, records, providers.inner, toolsets, tooling.govern, view))
+        credential = credential_of(config)
+        if credential is not None:
+            await stack.enter_async_context(credential)
+        working.append(Opened(config, records, providers.inner, toolsets, tooling.govern, view, credential))
         stack.push_async_callback(working[0].close)
         await stack.enter_async_context(providers.opened())
         yield working[0]

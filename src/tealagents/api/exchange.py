@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -199,15 +200,7 @@ class Exchange:
         """
         self.admit(message)
         sent = await self.service.send(caller, message, key, streamed=streamed)
-        self.agent.observer.named(**sent.request.ids)
-        return RequestView(
-            record=sent.request,
-            partition=sent.partition,
-            caller=caller,
-            own=True,
-            sender=not sent.replayed,
-            replayed=sent.replayed,
-        )
+        return self._view(caller, sent)
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
@@ -264,6 +257,9 @@ class Exchange:
         if command.setup is not None:
             setups.check(command.setup, self.agent.toolbox)
         sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)
+        return self._view(caller, sent)
+
+    def _view(self, caller: Caller, sent: Submitted) -> RequestView:
         self.agent.observer.named(**sent.request.ids)
         own = self._owns(caller, sent.partition)
         return RequestView(
@@ -312,7 +308,7 @@ class Exchange:
         events = self.service.events(view.partition, view.record.request_id, view.after)
         if self._owns(view.caller, view.partition):
             return events
-        return _shown_to(view.caller.user, events) if view.own else _without_content(events)
+        return _seen(events, partial(_shown_to, view.caller.user) if view.own else redacted)
 
     async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
@@ -432,22 +428,17 @@ def _by_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-async def _without_content(events: AsyncIterator[Sequence[Recorded]]) -> AsyncIterator[Sequence[Recorded]]:
-    """The events as an approver sees them who is not the owner."""
+async def _seen(
+    events: AsyncIterator[Sequence[Recorded]], see: Callable[[Event], Event | None]
+) -> AsyncIterator[Sequence[Recorded]]:
+    """The events as one sees them who is not the owner."""
     async for batch in events:
-        seen = [(each.id, redacted(each.event)) for each in batch]
+        seen = [(each.id, see(each.event)) for each in batch]
         yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
 
 
-async def _shown_to(
-    user: User, events: AsyncIterator[Sequence[Recorded]]
-) -> AsyncIterator[Sequence[Recorded]]:
-    """The events as an auditor sees them who is not the owner."""
-    async for batch in events:
-        yield [Recorded(each.id, _seen(each.event, user)) for each in batch]
-
-
-def _seen(event: Event, user: User) -> Event:
+def _shown_to(user: User, event: Event) -> Event:
+    """An event as an auditor sees it."""
     if isinstance(event, Paused) and event.approval is not None:
         return Paused(event.approval.shown_to(user))
     return event

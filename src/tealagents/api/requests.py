@@ -19,6 +19,7 @@ from starlette.types import Receive
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import (
+    AlreadyExists,
     InvalidRequest,
     NotFound,
     NotOwner,
@@ -98,6 +99,16 @@ class Named(Struct, frozen=True):
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
         return found if found is not None and found.task_id == self.task_id else None
+
+    async def taken(self, refusal: AlreadyExists) -> "Named":
+        """The task that another request has begun. Raises the refusal while it is imported, `NotFound` once
+        it has expired."""
+        found = await named(self.exchange, self.caller, self.task_id)
+        if found.head is not None:
+            return found
+        if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
+            raise refusal
+        raise NotFound("The thread has expired. Begin another.", task_id=self.task_id)
 
     async def fresh(
         self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None

@@ -54,6 +54,8 @@ def examine(found: Findings, config: ServiceConfig) -> None:
 
     wired = wiring(config)
     for key, make in wired.parts(config):
+        if key in config.document.unset:
+            continue  # as long as its `${NAME}` has no value, there is nothing to judge
         try:
             make()
         except START_ERRORS as error:

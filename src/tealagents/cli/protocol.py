@@ -192,6 +192,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if untaken and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = timer
+        if self not in self.connections:  # a WebSocket has taken over
+            self._unset_keepalive_if_required()
         if self._in_head and self._heads == before:
             self._head += len(data)
             if self._head > MOST_HEAD and not self.transport.is_closing():

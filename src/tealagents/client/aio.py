@@ -136,6 +136,7 @@ class AsyncClient:
 
         Raises:
             StillRunning: after `timeout` seconds. The request continues.
+            ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows.
         """
         return await self._run(self._does.wait(request_id, timeout))
 
@@ -323,6 +324,14 @@ class AsyncEventStream(AsyncItems[StreamEvent], Positioned):
     def __init__(self, flow: Stream[StreamEvent, None], wire: "_AsyncWire", cursor: Cursor) -> None:
         super().__init__(flow, wire)
         self._cursor = cursor
+
+    async def __anext__(self) -> StreamEvent:
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            if self._cursor.ended:
+                raise
+            raise self._cursor.closed_early() from None
 
     async def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""

@@ -258,7 +258,7 @@ class Task:
             status=text(document, "status"),
             owner=text(_object(document, "owner"), "oid"),
             created_at=time(document, "created_at"),
-            last_updated=time(document, "last_updated") or time(document, "updated_at"),
+            last_updated=time(document, "last_updated"),
             expires_at=time(document, "expires_at"),
             metadata=_object(document, "metadata"),
             raw=document,
@@ -295,8 +295,8 @@ class MessageCall:
     @classmethod
     def parse(cls, document: Json) -> "MessageCall":
         return cls(
-            id=text(document, "id") or text(document, "call_id"),
-            tool=text(document, "tool") or PendingCall.parse(document).tool,
+            id=text(document, "id"),
+            tool=text(document, "tool"),
             arguments=json_text(document.get("arguments")),
         )
 

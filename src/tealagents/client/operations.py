@@ -3,6 +3,7 @@
 The two drivers have a method of the same name for each.
 """
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -49,7 +50,7 @@ class Operations(Rules):
         return self.found(request_id)
 
     def wait(self, request_id: str, timeout: float | None) -> Flow[Answer]:
-        return self.waited(request_id, timeout)
+        return self.waited(request_id, math.inf if timeout is None else timeout)
 
     def follow(self, request_id: str, cursor: Cursor) -> Stream[StreamEvent, None]:
         return self.followed(calls.follow(request_id, cursor.last_event_id), cursor)

@@ -1,5 +1,6 @@
 """How often, and how soon, to repeat."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ NO_RETRY = Retry(attempts=0)
 class Budget:
     """What one call, or one stream, has left of its `Retry`."""
 
-    def __init__(self, retry: Retry, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, retry: Retry, jitter: Callable[[], float] = random.random, *, until: float = math.inf
+    ) -> None:
         self._retry = retry
         self._jitter = jitter
         self._failures = 0
+        #: the time, by the clock of the rules, after which nothing is repeated
+        self.until = until
 
     @property
     def used(self) -> bool:
@@ -45,7 +50,7 @@ class Budget:
         Between half and all of a ceiling that doubles, so that clients that failed together do not come back
         together; added to the service's `Retry-After`, if there was one.
         """
-        ceiling = min(self._retry.longest_delay, self._retry.first_delay * 2.0**self._failures)
+        ceiling = min(self._retry.longest_delay, self._retry.first_delay * 2.0 ** min(self._failures, 64))
         self._failures += 1
         if self._failures > self._retry.attempts or (retry_after or 0) > self._retry.longest_wait:
             return None

@@ -4,6 +4,7 @@ Each method of `Rules` is a flow (see `wire`), which the two drivers, `aio` and 
 `Cursor` is the position in a stream: it decides what an event, or the end of a connection, means.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Protocol, TypeGuard, TypeVar
 from tealagents.client import calls
 from tealagents.client.documents import Accepted, Answer, Json, RequestDocument, each, text
 from tealagents.client.errors import (
+    ClientError,
     ConnectionLost,
     NotFound,
     NotOwner,
@@ -119,6 +121,11 @@ class Cursor:
         """The connection broke: whether a pause came last is unknown, so it is read again."""
         self._pause = None
 
+    def closed_early(self) -> ClientError:
+        """What reading on raises after the stream was closed, or an error was raised, before its end."""
+        rest = f"; follow({self.request_id!r}, after={self.last_event_id}) continues it"
+        return ClientError("this stream was closed before its end" + (rest if self.request_id else ""))
+
     def _pass(self, number: int | None, event: StreamEvent | None) -> None:
         self.last_event_id = max(self.last_event_id, number or 0)
         if event is not None:
@@ -191,24 +198,25 @@ class Rules:
             status=found.status,
         )
 
-    def waited(self, request_id: str, timeout: float | None) -> Flow[Answer]:
+    def waited(self, request_id: str, timeout: float) -> Flow[Answer]:
         """Poll the request until it has ended or paused."""
-        started, pause = self.clock(), FIRST_POLL
+        until, pause = self.clock() + timeout, FIRST_POLL
         while True:
-            request = yield from self.found(request_id)
+            request = yield from self.found(request_id, self._budget(until))
             if request.status not in UNFINISHED:
                 return request.answer()
-            if timeout is not None and self.clock() - started + pause > timeout:
+            if self.clock() + pause > until:
                 raise StillRunning(request_id, timeout)
             yield from sleep(pause)
             pause = min(LONGEST_POLL, pause * 1.5)
 
-    def found(self, request_id: str) -> Flow[RequestDocument]:
-        return self.document(calls.read(f"/requests/{segment(request_id)}"), RequestDocument.parse)
+    def found(self, request_id: str, budget: Budget | None = None) -> Flow[RequestDocument]:
+        call = calls.read(f"/requests/{segment(request_id)}")
+        return self.document(call, RequestDocument.parse, budget)
 
-    def document(self, call: Call, parse: Callable[[Json], T]) -> Flow[T]:
+    def document(self, call: Call, parse: Callable[[Json], T], budget: Budget | None = None) -> Flow[T]:
         """The document that answers `call`."""
-        reply = yield from self._exchange(call)
+        reply = yield from self._exchange(call, budget)
         if not reply.ok:
             raise reply.problem()
         return parse(reply.document())
@@ -317,8 +325,10 @@ class Rules:
             return None
         if cursor.located and isinstance(problem, NotFound):
             return (yield from self._settle(cursor))
-        if isinstance(problem, NotOwner) and call.method != start.method:
-            # an approver may not follow a request: the decision, sent again, is answered with the same stream
+        is_message = calls.IDEMPOTENCY_KEY in start.headers
+        if isinstance(problem, NotOwner) and call.method != start.method and not is_message:
+            # an approver may not follow a request: the decision, sent again, gets the same stream as answer.
+            # A message is not sent again: with a token that is another user's by now, it would be theirs
             cursor.located = False
             return problem
         if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
@@ -357,7 +367,7 @@ class Rules:
     ) -> Flow[None]:
         """Wait before the next attempt; raise the trouble when none is left."""
         delay = budget.delay(trouble.retry_after if isinstance(trouble, ProblemError) else None)
-        if delay is not None:
+        if delay is not None and self.clock() + delay <= budget.until:
             yield from sleep(delay)
         elif isinstance(trouble, ProblemError):
             raise trouble
@@ -374,8 +384,8 @@ class Rules:
             idempotency_key=call.headers.get(calls.IDEMPOTENCY_KEY),
         )
 
-    def _budget(self) -> Budget:
-        return Budget(self.retry, self.jitter)
+    def _budget(self, until: float = math.inf) -> Budget:
+        return Budget(self.retry, self.jitter, until=until)
 
 
 def may_repeat(call: Call, trouble: Trouble) -> bool:

@@ -40,8 +40,6 @@ class EventParser:
         self._data: list[str] = []
         self._last_id = ""
         self._own_id = False
-        #: milliseconds that the server asks to wait before connecting again, if it said so
-        self.retry: int | None = None
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that `chunk` completes, in order.
@@ -89,9 +87,7 @@ class EventParser:
                 self._name = value
             case "id" if "\0" not in value:
                 self._last_id, self._own_id = value, True
-            case "retry" if value.isascii() and value.isdigit():
-                self.retry = int(value)
-            case _:  # a comment (its name is empty), or a field this version does not know
+            case _:  # a comment (its name is empty), or a field that is not used here
                 pass
 
     def _dispatch(self) -> ServerSentEvent | None:

@@ -138,6 +138,7 @@ class Client:
 
         Raises:
             StillRunning: after `timeout` seconds. The request continues.
+            ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows.
         """
         return self._run(self._does.wait(request_id, timeout))
 
@@ -323,6 +324,14 @@ class EventStream(Items[StreamEvent], Positioned):
     def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", cursor: Cursor) -> None:
         super().__init__(flow, wire)
         self._cursor = cursor
+
+    def __next__(self) -> StreamEvent:
+        try:
+            return super().__next__()
+        except StopIteration:
+            if self._cursor.ended:
+                raise
+            raise self._cursor.closed_early() from None
 
     def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""

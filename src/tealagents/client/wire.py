@@ -16,6 +16,7 @@ effect     the driver                                             outcome
 """
 
 import json
+import math
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -35,13 +36,19 @@ EVENT_STREAM = "text/event-stream"
 #: seconds, as many do, can do so during a call
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 
+#: bytes of the slowest upload that is waited for
+UPLOADED_PER_SECOND = 16_000
+
 _PRINTABLE = re.compile(r"[ -~]*")
 _SECONDS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. `keepalive` is the service's `keepalive_seconds`."""
+    """Seconds without a byte, to which an upload adds one for every 16,000 bytes; `math.inf` is no limit.
+
+    `keepalive` is the service's `keepalive_seconds`.
+    """
 
     connect: float = 5.0
     #: for the answer of a read or a small change
@@ -206,9 +213,18 @@ def build_request(
         headers=headers,
         content=content,
         timeout=httpx.Timeout(
-            timeouts.call, connect=timeouts.connect, read=getattr(timeouts, call.deadlines)
+            _finite(timeouts.call),
+            connect=_finite(timeouts.connect),
+            read=_finite(getattr(timeouts, call.deadlines)),
+            # the asynchronous client of httpx bounds with it the upload of the whole body
+            write=_finite(timeouts.call + len(content or b"") / UPLOADED_PER_SECOND),
         ),
     )
+
+
+def _finite(seconds: float) -> float | None:
+    """A timeout as httpx takes it: no socket can be given an infinite one."""
+    return None if seconds == math.inf else seconds
 
 
 def _bearer(token: str) -> str:
@@ -240,7 +256,7 @@ def seconds(retry_after: str | None, date: str | None) -> float | None:
         then = parsedate_to_datetime(retry_after)
         now = parsedate_to_datetime(date) if date else datetime.now(then.tzinfo)
         return max(0.0, (then - now).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -250,7 +266,7 @@ def prefix(base_url: str) -> str:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
         raise ValueError(f"{base_url!r} is not a URL: {error}") from None
-    extras = url.userinfo or url.query or url.fragment
+    extras = url.userinfo or "?" in base_url or "#" in base_url
     if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535 or extras:
         # not quoted: it may hold a password
         raise ValueError(

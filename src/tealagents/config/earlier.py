@@ -76,6 +76,7 @@ def _redis(environment: Environment) -> str:
     def get(name: str, default: str = "") -> str:
         return environment.get(_REDIS + name) or default
 
-    scheme = "rediss" if get("SSL").lower() in ("1", "true", "yes", "on") else "redis"
+    # as there, TLS is used unless it is turned off
+    scheme = "rediss" if get("SSL", "true").lower() in ("1", "true", "yes", "on") else "redis"
     password = f":{quote(get('PWD'), safe='')}@" if get("PWD") else ""
     return f"{scheme}://{password}{get('HOST', 'localhost')}:{get('PORT', '6379')}/{get('DB', '0')}"

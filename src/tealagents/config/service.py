@@ -46,10 +46,8 @@ _PERSISTENCE: KeyPath = ("spec", "persistence")
 class TelemetryOptions(Options):
     """What is observed, and where it goes."""
 
-    enabled: bool = False
-    """Whether traces, metrics and logs are exported."""
     endpoint: str | None = None
-    """Where to export to (OTLP over HTTP)."""
+    """Where traces, metrics and logs are exported to (OTLP over HTTP); None: nowhere."""
     metrics_host: str = "127.0.0.1"
     """Address at which Prometheus reads `/metrics`."""
     metrics_port: int | None = None
@@ -62,7 +60,7 @@ class TelemetryOptions(Options):
     @property
     def traced(self) -> bool:
         """Whether there is somewhere to export to."""
-        return self.enabled and self.endpoint is not None
+        return self.endpoint is not None
 
     @property
     def metered(self) -> bool:
@@ -120,7 +118,6 @@ class ServiceConfig:
         return f"/{self.name}/{self.version}"
 
 
-_REMOTE_PLUGINS = ("spec", "agent", "remote_plugins")
 _NO_REMOTE_PLUGINS = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
 
 
@@ -157,6 +154,7 @@ def load(
         if getattr(loading.settings, name) is not None:
             warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
     warnings += unknown_keys(file, document)
+    loading.check_remote_plugins(file.spec.agent, ("spec", "agent"))
     config = combined(file, auth, loading)
     if problems:
         raise loading.refused()
@@ -228,6 +226,11 @@ class Loading:
                 document.remove(each["loc"])
             return structure.model_validate(document.data)
 
+    def check_remote_plugins(self, agent: AgentConfig, place: KeyPath) -> None:
+        """Adds a problem where the agent that stands at `place` names some, and nothing describes them."""
+        if agent.remote_plugins and self.settings.remote_plugin_path is None:
+            self.problems.append(self.document.problem((*place, "remote_plugins"), _NO_REMOTE_PLUGINS))
+
     def refused(self) -> ConfigError:
         """Everything that is wrong."""
         return ConfigError(_ordered(self.problems))
@@ -263,7 +266,8 @@ def _resolve_paths(
         try:
             document.put(_PERSISTENCE, absolute_store(url, base))
         except ValueError as error:
-            problems.append(document.problem(_PERSISTENCE, str(error)))
+            if _PERSISTENCE not in document.unset:
+                problems.append(document.problem(_PERSISTENCE, str(error)))
     if isinstance(certificate, str) and (only is None or _CERTIFICATE in only):
         path = os.path.normpath(base / certificate)
         document.put(_CERTIFICATE, path)
@@ -291,10 +295,8 @@ def _ordered(problems: list[ConfigProblem]) -> list[ConfigProblem]:
 
 
 def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceConfig:
-    """A valid file with the environment over it. What does not fit together is added to the problems."""
+    """A valid file with the environment over it."""
     spec, document, settings = file.spec, loading.document, loading.settings
-    if spec.agent.remote_plugins and settings.remote_plugin_path is None:
-        loading.problems.append(document.problem(_REMOTE_PLUGINS, _NO_REMOTE_PLUGINS))
     return ServiceConfig(
         source=Path(os.path.abspath(document.name)),
         api_version=file.api_version,
@@ -348,10 +350,8 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
 
 
 def _telemetry(settings: Settings) -> TelemetryOptions:
-    endpoint = settings.otel_endpoint
     return TelemetryOptions(
-        enabled=endpoint is not None and settings.telemetry_enabled is not False,
-        endpoint=endpoint,
+        endpoint=settings.otel_endpoint if settings.telemetry_enabled is not False else None,
         metrics_host=settings.metrics_host,
         metrics_port=settings.metrics_port,
         log_level=settings.log_level,

@@ -238,8 +238,12 @@ def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:
 
 def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loading: Loading) -> EarlierConfig:
     spec, folder = file.spec, Path(loading.document.name).absolute().parent
-    agents = spec.agents if isinstance(spec, SequentialSpec) else (spec.agent,)
-    tasks = sorted(spec.tasks, key=lambda task: task.task_no) if isinstance(spec, SequentialSpec) else ()
+    if isinstance(spec, SequentialSpec):
+        agents, tasks = spec.agents, tuple(sorted(spec.tasks, key=lambda task: task.task_no))
+    else:
+        agents, tasks = (spec.agent,), ()
+    for index, agent in enumerate(agents):
+        loading.check_remote_plugins(agent, ("spec", "agents", index) if tasks else ("spec", "agent"))
     base = combined(
         ConfigFile.model_construct(
             api_version="tealagents/v1alpha1",
@@ -264,7 +268,7 @@ def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loadi
         input_type=MULTIMODAL if isinstance(file, AgentFile) else file.input_type,
         output_type=None if isinstance(file, AgentFile) else file.output_type,
         agents=tuple(with_programs_below(agent, folder) for agent in agents),
-        tasks=tuple(tasks),
+        tasks=tasks,
         types_module=loading.settings.types_module or beside(loading.document, "custom_types.py"),
         gateway_secret=loading.settings.gateway_secret,
     )

@@ -1,8 +1,9 @@
 """What would be served, in a few lines for people. No secret is in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tealagents.config.auth import AuthConfig
+from tealagents.config.models import AgentConfig
 from tealagents.config.service import ServiceConfig
 from tealagents.config.urls import masked
 from tealagents.outbound.addresses import shown
@@ -14,13 +15,20 @@ def summary(config: ServiceConfig) -> list[tuple[str, str]]:
 
 
 def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
-    agent = config.agent
+    # a sequence of the earlier platform has several
+    agents: Sequence[AgentConfig] = getattr(config, "agents", (config.agent,))
     yield "config", str(config.source)
     yield "serves", f"{config.prefix} ({config.kind}, {config.api_version})"
-    yield "model", f"{agent.model}, by {agent.client or _CLIENTS[config.thread.kind]}{_options(config)}"
+    for agent in agents:
+        client = agent.client or _CLIENTS[config.thread.kind]
+        yield "model", f"{_whose(agent, agents)}{agent.model}, by {client}{_options(agent)}"
     yield "model service", shown(config.base_url) if config.base_url else "OpenAI"
     yield "API key", "set" if config.api_key else "not set"
-    yield from _tools(config)
+    for agent in agents:
+        for label, tools in _tools(config, agent):
+            yield label, _whose(agent, agents) + tools
+    if config.plugin_catalog_file:
+        yield "catalogue", str(config.plugin_catalog_file)
     yield "auth", _auth(config.auth)
     if config.stateless:
         yield "store", "none: each call is answered by itself"
@@ -29,7 +37,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
     yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)
-    endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
+    endpoint = config.telemetry.endpoint
     yield "telemetry", shown(endpoint) if endpoint else "off"
     if config.telemetry.metrics_port is not None:
         yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
@@ -50,8 +58,11 @@ _CONSOLE = {None: "on loopback addresses only", True: "served", False: "not serv
 _CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}
 
 
-def _options(config: ServiceConfig) -> str:
-    agent = config.agent
+def _whose(agent: AgentConfig, agents: Sequence[AgentConfig]) -> str:
+    return f"{agent.name}: " if len(agents) > 1 else ""
+
+
+def _options(agent: AgentConfig) -> str:
     options = {
         "temperature": agent.temperature,
         "max_tokens": agent.max_tokens,
@@ -61,8 +72,7 @@ def _options(config: ServiceConfig) -> str:
     return f" ({given})" if given else ""
 
 
-def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
-    agent = config.agent
+def _tools(config: ServiceConfig, agent: AgentConfig) -> Iterator[tuple[str, str]]:
     if agent.plugins:
         yield "plugins", f"{', '.join(agent.plugins)} (from {config.plugin_module or 'installed packages'})"
     if agent.remote_plugins:
@@ -74,8 +84,6 @@ def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         yield "toolsets", ", ".join(toolset.name for toolset in agent.toolsets)
     if not (agent.plugins or agent.remote_plugins or agent.mcp_servers or agent.toolsets):
         yield "tools", "none"
-    if config.plugin_catalog_file:
-        yield "catalogue", str(config.plugin_catalog_file)
 
 
 def _auth(auth: AuthConfig) -> str:

@@ -34,7 +34,7 @@ class ModelDone(Struct, frozen=True, kw_only=True):
     usage: TokenUsage = TokenUsage()
     #: the model that answered, as the service names it
     model: str = ""
-    #: the id of the response (remote threads continue it), or of the completion
+    #: what a remote thread continues: the response or its conversation; else the completion
     response_id: str | None = None
     #: what the service wants back with the tool calls, as `Message.native`
     native: str = ""

@@ -139,12 +139,12 @@ def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, .
     room = MAX_EFFECTS_BYTES
     every = (*known, latest)
     for effects in reversed(every[-MAX_EFFECTS:]):
-        size = sum(map(_size, effects.tools))
-        tools = effects.tools if size <= room else _newest(effects.tools, room)
+        fits = sum(map(_size, effects.tools)) <= room
+        tools = effects.tools if fits else _newest(effects.tools, room)
         if tools or not kept:
             kept.append(replace(effects, tools=tools))
-        room -= size
-        if room < 0:
+        room -= sum(map(_size, tools))
+        if len(tools) < len(effects.tools):
             break
     oldest = every[0]
     if oldest.cut or _count(kept) < _count(every):

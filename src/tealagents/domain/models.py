@@ -180,9 +180,9 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     started_at: datetime
     duration_ms: float = 0
-    #: model: `{model, messages, tools, …}`; tool: `{call_id, arguments}`; approval: what was shown
+    #: model: the numbers of `messages` and `tools`; tool: `{call_id, arguments}`; approval: what was shown
     input: Json | None = None
-    #: model: `{finish_reason, text, tool_calls}`; tool: `{output}`; approval: who decided what
+    #: model: `{message_id, text, tool_calls, …}`; tool: `{output}`; approval: who decided what
     output: Json | None = None
     usage: TokenUsage | None = None
     is_error: bool = False
@@ -302,7 +302,7 @@ class Queued(Struct, frozen=True):
 class Effects(Struct, frozen=True, omit_defaults=True):
     """What the tools of a request that did not complete have done, or may have."""
 
-    #: the request's first entry: it counts while that is on the current path
+    #: they count while this entry is on the current path: the request's first, unless that is not there
     first_seq: int
     tools: tuple[ToolOutcome, ...]
     #: where there was no room for calls before these: the first entry of the earliest request that made some

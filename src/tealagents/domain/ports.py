@@ -7,7 +7,7 @@ or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -200,6 +200,40 @@ class Store(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
 
+class WrappedStore(Store):
+    """A store around another, to which it forwards every call. A wrapper overrides what it adds to."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.name, self.shared = store.name, store.shared
+        self.durable, self.pushes = store.durable, store.pushes
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        return await self.store.read(partition, keys)
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        return await self.store.scan(partition, prefix, **page)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await self.store.commit(partition, commit)
+
+    async def now(self) -> float:
+        return await self.store.now()
+
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
+
+    async def ping(self) -> None:
+        await self.store.ping()
+
+    async def __aenter__(self) -> Self:
+        await self.store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.store.__aexit__(*exc)
+
+
 # --- model ---------------------------------------------------------------------------------------
 
 
@@ -295,10 +329,6 @@ class RemoteConversations(Protocol):
         ...
 
     async def delete_remote(self, remote_id: str) -> None: ...
-
-    async def fork_remote(self, remote_id: str) -> str | None:
-        """The id with which a fork continues, or None where the service cannot fork this conversation."""
-        ...
 
 
 # --- tools ---------------------------------------------------------------------------------------

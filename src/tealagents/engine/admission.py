@@ -34,7 +34,6 @@ class Admission:
     @contextmanager
     def admitted(self, user: str) -> Iterator[None]:
         """Holds one place."""
-        self.check(user)
         self.enter(user)
         try:
             yield
@@ -42,6 +41,8 @@ class Admission:
             self.leave(user)
 
     def enter(self, user: str) -> None:
+        """Takes one place, until `leave`; refuses as `check` does."""
+        self.check(user)
         self.in_flight += 1
         self._by_user[user] += 1
 

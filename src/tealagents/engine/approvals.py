@@ -114,7 +114,6 @@ class Approvals:
             key = keys.approval(approval.approval_id)
             raise CorruptState(key, "holds other calls than were shown", task_id=approval.task_id)
         user = caller.user.key
-        self._service.admission.check(user)
         self._service.admission.enter(user)
         writer: TaskWriter | None = None
         try:

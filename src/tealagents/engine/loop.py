@@ -281,7 +281,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         raise
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
-    if state.remote and not (state.remote_id or "").startswith("conv_"):
+    if state.remote:
         state.remote_id = done.response_id
     yield _answered(state, call, reply, done)
 

@@ -271,7 +271,7 @@ class Run:
             keys.inbox(records.agent, approval.owner.tid),
             marker=key,
             put={key: approval.owner},
-            ttl={key: self._agent.limits.approval_expiry_seconds + 7 * 86400},
+            ttl={key: self._agent.limits.approval_expiry_seconds + keys.INBOX_SECONDS},
         )
 
     async def _stopped(self) -> None:

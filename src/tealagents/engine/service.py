@@ -93,12 +93,11 @@ class Service:
         """
         user = caller.user.key
         try:
-            self.admission.check(user)
+            self.admission.enter(user)
         except Overloaded:  # what is known already takes no place
             if key is None or (first := await self._submission.first_use(caller, key)) is None:
                 raise
             return _replayed(first)
-        self.admission.enter(user)
         try:
             sent = await self._begin(caller, message, key, streamed=streamed)
         except BaseException:

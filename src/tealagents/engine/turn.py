@@ -318,15 +318,16 @@ class TurnLoop:
                             yield tuple(map(_returned, event.results))
                             await recorder.flush()
                     case HumanNeeded():
-                        yield Waits(event, self._remote_id)
+                        yield Waits(event, self.remote_id)
                     case Finished():
                         context, reports = await self._turn.completed(recorder.response)
                         recorder.concluded()
                         recorder.noted(reports)
-                        yield TurnDone(self._remote_id, context)
+                        yield TurnDone(self.remote_id, context)
 
     @property
-    def _remote_id(self) -> str | None:
+    def remote_id(self) -> str | None:
+        """Where a remote conversation continues."""
         return self._state.remote_id if self._state.remote else None
 
     async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:

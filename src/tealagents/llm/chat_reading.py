@@ -121,6 +121,10 @@ class ChatReading:
     def finished(self) -> bool:
         return self._finish is not None
 
+    @property
+    def ended(self) -> bool:
+        return False  # the usage may follow in a chunk of its own
+
     def whole(self, body: bytes) -> Sequence[TextDelta]:
         """A completion, which is a single chunk that calls what is new in it `message`."""
         return self.take(body)

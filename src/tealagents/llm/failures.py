@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain.errors import ModelFailed, RunFailure
-from tealagents.llm.retries import PASSING, PASSING_CODES, can_help
+from tealagents.llm.retries import BUSY_CODES, PASSING, PASSING_CODES, can_help
 
 #: of what is quoted; a longer message is cut
 MAX_QUOTE = 500
@@ -137,6 +137,8 @@ def refused(
     retry_after: float | None = None,
 ) -> AttemptFailed:
     """A refusal with an HTTP status; `advice` is `x-should-retry`."""
+    if retry_after is None:
+        retry_after = BUSY_CODES.get(said.code)
     return AttemptFailed(
         ModelFailed(explained(said, secrets, url=url), retry_after=retry_after),
         passing=can_help(said.status or 0, said.code, advice),

@@ -10,7 +10,7 @@ over. System messages further back are sent where they stand.
 """
 
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, To
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments, joined
 from tealagents.llm.encoding import (
+    Shape,
     answer_text,
     arguments,
     call_id,
@@ -32,7 +33,7 @@ from tealagents.llm.encoding import (
     user_text,
     valid_name,
 )
-from tealagents.llm.failures import AttemptFailed, Complaint, quoted
+from tealagents.llm.failures import AttemptFailed, Complaint, quoted, unusable
 from tealagents.llm.native import returned, source_of
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
@@ -144,7 +145,7 @@ class OpenAIResponses:
         """
         if remote_id.startswith(CONVERSATION):
             path = f"/conversations/{_safe(remote_id)}"
-            about = read_stored(await self._get(path, remote_id))
+            about = await self._get(path, remote_id, read_stored)
             return messages_of(await self._items(f"{path}/items", remote_id), remote_id, about.created)
         return await self._chain(remote_id)
 
@@ -156,23 +157,18 @@ class OpenAIResponses:
         if remote_id.startswith(CONVERSATION):
             await self._delete(f"/conversations/{_safe(remote_id)}", remote_id)
             return
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         following: str | None = remote_id
-        while following is not None:
+        while following is not None and following not in chain:
             try:
-                kept = read_stored(await self._get(f"/responses/{_safe(following)}", following))
+                kept = await self._get(f"/responses/{_safe(following)}", following, read_stored)
             except RemoteThreadLost:
                 break
-            chain.append(following)
+            chain[following] = None
             following = kept.previous_response_id
         # the oldest first: where this breaks off, what is left can still be found from its end
         for response_id in reversed(chain):
             await self._delete(f"/responses/{_safe(response_id)}", response_id)
-
-    async def fork_remote(self, remote_id: str) -> str | None:
-        """A response can be continued many times, so its id is the fork's too. A conversation cannot be
-        forked: all who hold its id write to the same one."""
-        return None if remote_id.startswith(CONVERSATION) else remote_id
 
     async def _chain(self, remote_id: str) -> list[Message]:
         """The messages of the responses that lead to this one.
@@ -181,13 +177,13 @@ class OpenAIResponses:
         back ends after one step. Without ids it goes on, past what the later response's input begins with:
         the same may have been said twice.
         """
-        turns: list[list[Message]] = []
+        turns: dict[str, list[Message]] = {}
         seen: set[str] = set()
         later: list[StoredItem] = []
         following: str | None = remote_id
-        while following is not None:
+        while following is not None and following not in turns:
             path = f"/responses/{_safe(following)}"
-            kept = read_stored(await self._get(path, following))
+            kept = await self._get(path, following, read_stored)
             output = kept.output or ()
             known = {item.id for item in output if item.id is not None}
             if known and known <= seen:
@@ -198,31 +194,38 @@ class OpenAIResponses:
             later = asked
             new = [item for item in items if item.id not in seen and not listed]
             seen.update(item.id for item in new if item.id is not None)
-            turns.append(messages_of(new, following, kept.created))
+            turns[following] = messages_of(new, following, kept.created)
             following = kept.previous_response_id
-        return [message for turn in reversed(turns) for message in turn]
+        return [message for turn in reversed(turns.values()) for message in turn]
 
     async def _items(self, path: str, remote_id: str) -> "list[StoredItem]":
         items: list[StoredItem] = []
         after = ""
+        seen: set[str] = set()  # where pages ended
         while True:
-            page = read_page(await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id))
+            page = await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id, read_page)
             items += page.data
             if not (page.has_more and page.data):
                 return items
             last = page.data[-1].id
-            if last is None:
+            if last is None or last in seen:
                 raise ModelFailed(
                     f"The model service lists only {len(items)} items of {quoted(remote_id)}: the last one "
-                    "has no id to continue from."
+                    f"has {'no' if last is None else 'the same'} id to continue from."
                 )
+            seen.add(last)
             after = f"&after={_safe(last)}"
 
-    async def _get(self, path: str, remote_id: str) -> bytes:
+    async def _get(self, path: str, remote_id: str, read: Callable[[bytes], Shape]) -> Shape:
         try:
-            return await self._service.get(path)
+            body = await self._service.get(path)
         except AttemptFailed as failed:
             failure = _lost(remote_id) if _is_lost(failed.complaint, remote_id) else failed.error
+        else:
+            try:
+                return read(body)
+            except ValueError:
+                failure = unusable("what is not a conversation", body, self._secrets).error
         raise failure
 
     async def _delete(self, path: str, remote_id: str) -> None:
@@ -305,14 +308,16 @@ def _sent_items(message: Message, source: str) -> Iterator[Json]:
         case "assistant" if not message.tool_calls:
             yield _said_by("assistant", answer_text(message))
         case "assistant":
-            yield from _assistant_items(message, returned(message, source).get("order", []))
+            yield from _assistant_items(message, returned(message, source))
         case "tool":
             yield {"type": "function_call_output", "call_id": call_id(message), "output": message.text}
 
 
-def _assistant_items(message: Message, order: Sequence[Any]) -> Iterator[Json]:
+def _assistant_items(message: Message, native: Json) -> Iterator[Json]:
     """Text and calls, and items of reasoning in their places among them, as `ResponsesReading` noted them."""
-    said = [_said_by("assistant", message.text)] if message.text else []
+    order = native.get("order", [])
+    phase = {"phase": native["phase"]} if native.get("phase") else {}
+    said = [_said_by("assistant", message.text) | phase] if message.text else []
     calls = map(_call, message.tool_calls)
     for item in order if TEXT in order else (TEXT, *order):
         if item == TEXT:

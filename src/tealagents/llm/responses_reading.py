@@ -28,6 +28,8 @@ class StoredItem(Struct, gc=False):
     role: str | None = None
     #: a message's: a string, or parts
     content: Any = None
+    #: a message's: whether it is the answer, or is said along the way
+    phase: str | None = None
     #: a function call's
     call_id: str | None = None
     name: str | None = None
@@ -70,7 +72,10 @@ class _StoredResponse(Struct, gc=False):
 
     @property
     def created(self) -> datetime:
-        return datetime.fromtimestamp(self.created_at or 0, UTC)
+        try:
+            return datetime.fromtimestamp(self.created_at or 0, UTC)
+        except (ValueError, OverflowError, OSError):  # in other units than seconds
+            return datetime.fromtimestamp(0, UTC)
 
 
 class _Event(Struct, gc=False):
@@ -107,6 +112,10 @@ class ResponsesReading:
     @property
     def finished(self) -> bool:
         return self._response is not None
+
+    @property
+    def ended(self) -> bool:
+        return self.finished
 
     def take(self, data: bytes) -> Iterator[TextDelta]:
         event = self._understood(_read_event, data)
@@ -149,7 +158,9 @@ class ResponsesReading:
 
     def _native(self) -> str:
         order = _order_of(self._items)
-        return kept(self._source, len(self._calls), {"order": order}) if order else ""
+        phase = next((message.phase for message in _messages_in(self._items) if message.phase), None)
+        value = {"order": order, "phase": phase}
+        return kept(self._source, len(self._calls), value) if any(value.values()) else ""
 
     def _end(self, response: _StoredResponse, status: str | None) -> Iterator[TextDelta]:
         if response.error:

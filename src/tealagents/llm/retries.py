@@ -16,8 +16,14 @@ PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
 LASTING_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
 #: error codes inside of an answer that was begun with 200
 PASSING_CODES = frozenset(
-    {"server_error", "internal_error", "overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
+    {
+        *("server_error", "internal_error", "service_unavailable_error", "server_is_overloaded"),
+        *("overloaded_error", "rate_limit_error", "rate_limit_exceeded", "slow_down"),
+    }
 )
+#: error codes of refusals that pass within seconds, whatever their status → seconds to wait where the service
+#: names none
+BUSY_CODES = {"conversation_locked": 2.0}
 
 
 class RetryBudget:
@@ -70,7 +76,7 @@ def can_help(status: int, code: str, advice: str | None) -> bool:
     """Whether a refusal with this status and error code passes by itself; `advice` is `x-should-retry`."""
     if advice in {"true", "false"}:
         return advice == "true"
-    return status in PASSING and code not in LASTING_CODES
+    return code in BUSY_CODES or (status in PASSING and code not in LASTING_CODES)
 
 
 def seconds_of(retry_after_ms: str | None, retry_after: str | None, now: float) -> float | None:

@@ -70,6 +70,11 @@ class Reading(Protocol):
         """The service has said how the answer ended; what may still come is its accounts."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """The accounts have come as well: there is nothing left to wait for."""
+        ...
+
     def take(self, data: bytes) -> Iterable[TextDelta]:
         """The deltas in one event of a stream."""
         ...
@@ -189,7 +194,7 @@ class ModelService:
                     deadlines.begun = reading.begun
                     if deadlines.begun:
                         question.body = b""  # not sent again; a long conversation is a long body
-                    if ended:
+                    if ended or reading.ended:
                         break
                 await answer.linger()
             else:
@@ -217,9 +222,12 @@ class ModelService:
         return pause
 
     async def _json(self, answer: "ModelResponse") -> bytes:
-        """The body of an answer that came in one; a page of HTML is reported as one, not as broken JSON."""
-        body = await answer.whole()
-        if is_html(body, answer.content_type):
+        """The body of an answer that came in one."""
+        return self._checked(await answer.whole(), answer.content_type)
+
+    def _checked(self, body: bytes, content_type: str = "") -> bytes:
+        """The body, unless it is a page of HTML, which is reported as one, not as broken JSON."""
+        if is_html(body, content_type):
             what = quoted(page(body[:MAX_PAGE].decode("utf-8", "replace")), self._secrets)
             raise AttemptFailed(
                 ModelFailed(
@@ -231,7 +239,7 @@ class ModelService:
 
     async def get(self, path: str) -> bytes:
         """The body of what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
-        return await (await self.connection()).get(path, self.deadlines())
+        return self._checked(await (await self.connection()).get(path, self.deadlines()))
 
     async def delete(self, path: str) -> bytes:
         """Deletes what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""

@@ -1,6 +1,7 @@
 """Addresses: which are this machine's, which are public, and where a proxy is in between."""
 
 import asyncio
+import re
 import socket
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ __all__ = [
 
 Address = IPv4Address | IPv6Address
 
+#: a name: its last label begins with a letter; 127.1, 2130706433 and 0x7f000001 are addresses to resolvers
+_NAME = re.compile(r"(?:[a-z0-9._-]*\.)?[a-z][a-z0-9-]*")
 #: gateways between IPv6 and IPv4 (NAT64): the prefix known everywhere (RFC 6052), and one for use within
 #: networks (RFC 8215); prefixes of an operator's own cannot be told from other addresses
 _NAT64, _LOCAL_NAT64 = IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48")
@@ -79,14 +82,15 @@ async def public_address(url: str) -> str | None:
     """What to connect to for the URL's host, where all of its addresses are public; else None.
 
     The address rather than the name: asked again, the name could stand for another one. Behind a proxy,
-    which looks names up itself, it is the name, and only an address written in the URL can be judged.
+    which looks names up itself, it is the name, and only an address written in the URL can be judged; one
+    that is not written in the usual way is refused.
     """
     host = host_of(url)
     address = _address(host)
     if address is not None:
         return host if _is_public(address) else None
     if proxy_for(url) is not None:
-        return None if host.lower() == "localhost" else host
+        return host if _is_name(host) else None
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -95,6 +99,15 @@ async def public_address(url: str) -> str | None:
     if not all((one := _address(text)) is not None and _is_public(one) for text in texts):
         return None
     return texts[0] if texts else None
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host is a name, and not one of this machine (RFC 6761, 6.3)."""
+    try:
+        name = host.encode("idna").decode().lower().rstrip(".")
+    except UnicodeError:
+        return False
+    return bool(_NAME.fullmatch(name)) and name.rpartition(".")[2] != "localhost"
 
 
 def _is_public(address: Address) -> bool:

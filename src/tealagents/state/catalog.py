@@ -4,6 +4,7 @@ The order is that of immutable index keys, so pages stay stable while tasks chan
 damaged is listed as such and never fails the list.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -109,60 +110,73 @@ class Catalog:
     ) -> CatalogPage:
         """The pauses of one owner's requests."""
         names, after = await self._index(partition, "approvals/", cursor, limit)
-        return CatalogPage(await self._approvals(partition, names, status), after)
+        return CatalogPage([*(await self._approvals(partition, names, status)).values()], after)
 
     async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> CatalogPage:
         """The pauses of a whole tenant, for those who may decide for others."""
         box = keys.inbox(self._records.agent, tid)
         found = await self._records.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
-        pauses: list[object] = []
+        listed: dict[str, object] = {}
+        names: dict[str, list[str]] = defaultdict(list)
         for key, record in found[:limit]:
             name = keys.last_segment(key)
+            listed[name] = None
             try:
                 owner = unseal(box, key, record.value, User)
             except CorruptState as error:
-                pauses.append(Damaged(name, error))
+                listed[name] = Damaged(name, error)
             else:
-                pauses += await self._approvals(self._records.partition(owner), [name], status)
+                names[self._records.partition(owner)].append(name)
+        for partition, theirs in names.items():
+            listed.update(await self._approvals(partition, theirs, status))
+        pauses = [pause for pause in listed.values() if pause is not None]
         return CatalogPage(pauses, found[limit - 1][0] if len(found) > limit else None)
 
     async def approval(self, partition: str, request_id: str, approval_id: str) -> Approval:
         """One pause of a request, as it stands."""
         (record,) = await self._records.store.read(partition, [keys.approval(approval_id)])
-        found = await self._approval(partition, approval_id, record)
+        found = await self._approval(partition, approval_id, record, None)
         if found is None or found.request_id != request_id:
             raise NotFound(
                 f"The request {request_id} has no pause {approval_id}. Check the ids.", request_id=request_id
             )
         return found
 
-    async def _approvals(self, partition: str, names: Sequence[str], status: str | None) -> list[object]:
-        found: list[object] = []
+    async def _approvals(
+        self, partition: str, names: Sequence[str], status: str | None
+    ) -> dict[str, Approval | Damaged]:
+        """The pauses of these ids that have the status (None: any), in their order, by id."""
+        found: dict[str, Approval | Damaged] = {}
         read = await self._read(partition, [*map(keys.approval, names)])
         for name, record in zip(names, read, strict=True):
             try:
-                approval = await self._approval(partition, name, _readable(record))
+                approval = await self._approval(partition, name, _readable(record), status)
             except CorruptState as error:
-                found.append(Damaged(name, error))
-                continue
-            if approval is not None and (status is None or approval.status == status):
-                found.append(approval)
+                found[name] = Damaged(name, error)
+            else:
+                if approval is not None:
+                    found[name] = approval
         return found
 
-    async def _approval(self, partition: str, approval_id: str, record: Record | None) -> Approval | None:
-        """A pause as it stands: one whose time is up is not pending, one whose task is gone is no more."""
+    async def _approval(
+        self, partition: str, approval_id: str, record: Record | None, status: str | None
+    ) -> Approval | None:
+        """A pause as it stands: one whose time is up is not pending, one whose task is gone is no more.
+
+        None as well where its status is not the one asked for. Most pauses of an inbox were decided long ago:
+        to leave those out, their tasks need not be read.
+        """
         key = keys.approval(approval_id)
         stored = await self._records.whole(partition, key, record, Approval)
-        if stored is None:
+        if stored is None or stored.value.status not in ("pending", status or stored.value.status):
             return None
         try:
             await self._tasks.head(partition, stored.value.task_id)
         except NotFound:
             return None
-        if stored.value.status != "pending":
-            return stored.value
-        again = await self._records.get(partition, key, Approval)
-        return again.value if again else None
+        if stored.value.status == "pending":
+            stored = await self._records.get(partition, key, Approval)
+        return stored.value if stored and stored.value.status == (status or stored.value.status) else None
 
     async def _index(
         self, partition: str, prefix: str, cursor: str | None, limit: int

@@ -26,6 +26,7 @@ from typing import IO, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
@@ -54,8 +55,6 @@ _LAST = b'{"records":'
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
 IN_MEMORY = 8 * 1024 * 1024
-#: seconds for which a pause stays in its tenant's inbox when its time is up
-INBOX_SECONDS = 7 * 86400.0
 #: times that a commit is sent again whose reply was lost
 SENDINGS = 5
 
@@ -165,17 +164,20 @@ class Exporter:
         partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
-                if not self._erased(row):
-                    yield self._line(row)
+                kept = row if prefix == keys.MEMORIES else await self._kept(row)
+                if kept is not None:
+                    yield self._line(kept)
 
-    def _erased(self, row: Row) -> bool:
-        try:
-            return (
-                row.key.startswith(keys.session(""))
-                and codec.unseal(row.partition, row.key, row.stored, Session).erased
-            )
-        except CorruptState:
-            return False
+    async def _kept(self, row: Row) -> Row | None:
+        """A session's record, restored where a task keeps it from being pruned; None where it is deleted."""
+        if not _erased(row.partition, row.key, row.stored, Session):
+            return row
+        session = codec.unseal(row.partition, row.key, row.stored, Session)
+        within = keys.tasks_of_session(session.session_id)
+        if not session.if_empty or not await self._records.store.scan(row.partition, within, limit=1):
+            return None
+        restored = replace(session, erased=False, if_empty=False)
+        return Row(row.partition, row.key, codec.seal(row.partition, row.key, restored))
 
     # --- one task --------------------------------------------------------------------------------
 
@@ -196,19 +198,13 @@ class Exporter:
             if record == before:
                 return True
             del self.problems[problems:]
-            if record is not None and self._buried(found.partition, key, record):
+            if record is not None and _erased(found.partition, key, record.value, Head):
                 return False
         self.problems.append(
             f"{found.partition}: the task {found.task_id} changed each time it was read, and is left out; "
             "export when it is idle"
         )
         return False
-
-    def _buried(self, partition: str, key: str, record: Record) -> bool:
-        try:
-            return codec.unseal(partition, key, record.value, Head).erased
-        except CorruptState:
-            return False
 
     async def _task_rows(self, found: Found, head: Record) -> AsyncGenerator[Row, None]:
         """A task's records: first what others may refer to; its head is the last."""
@@ -439,8 +435,15 @@ class Importer:
         partition = keys.inbox(self._records.agent, approval.owner.tid)
         key = keys.in_inbox(approval.created_at, approval.approval_id)
         value = codec.seal(partition, key, approval.owner)
-        put = {key: Put(value, left + INBOX_SECONDS)}
+        put = {key: Put(value, left + keys.INBOX_SECONDS)}
         await self._send(partition, Commit(operation=ids.operation_id(), put=put))
+
+
+def _erased(partition: str, key: str, stored: bytes, kind: type[Head] | type[Session]) -> bool:
+    try:
+        return codec.unseal(partition, key, stored, kind).erased
+    except CorruptState:
+        return False
 
 
 def _may_refer(row: Row) -> bool:

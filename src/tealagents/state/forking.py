@@ -1,8 +1,10 @@
 """Forks: new tasks with the history of another one up to a point."""
 
-from collections.abc import AsyncIterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,7 +67,7 @@ async def fork(
         remote_id=remote_id,
     )
     copy = Copy(tasks.records, partition, head)
-    tried = failed.last_seq if failed is not None else 0
+    tried = _tried(source, path, failed) if failed is not None else ()
     try:
         return await _Fork(tasks, partition, source, path, message_id, tried, copy).written(actor)
     except BaseException:
@@ -112,6 +114,18 @@ async def _path(
     return found.value.path, found.value.remote_id
 
 
+def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:
+    """The history up to a request that failed behind a path.
+
+    Where the task was rolled back to before that request, its history is not known: all entries between
+    count, so that no tool call is forgotten.
+    """
+    end = failed.last_seq
+    if any(first <= end <= last for first, last in source.path):
+        return tuple((first, min(last, end)) for first, last in source.path if first <= end)
+    return ((path[-1][1] + 1 if path else 1, end),)
+
+
 class _Fork(Struct, frozen=True):
     """One fork while it is written."""
 
@@ -121,9 +135,11 @@ class _Fork(Struct, frozen=True):
     path: Path
     #: where to end on the path; None: at its end
     message_id: str | None
-    #: the last entry of the log of which it knows what tools did, if that is behind its end
-    tried: int
+    #: entries that are not copied, but what tools did there is known
+    tried: Path
     copy: Copy
+    #: of each request that is copied: the last entry that was read of it, and its first in the copy
+    starts: list[tuple[int, int]] = []
 
     async def written(self, actor: User) -> Head:
         source, copy, point = self.source, self.copy, self.copy.head.origin or {}
@@ -131,9 +147,7 @@ class _Fork(Struct, frozen=True):
         last, end = await self._copy_rounds()
         await copy.flush()
         path: Path = tuple((first, min(to, end)) for first, to in self.path if first <= end)
-        past = replace(source, path=lifecycle.extend(path, end + 1, max(end, self.tried)))
-        tools, cut = lifecycle.effects_on_path(past), lifecycle.effects_cut(past)
-        effects = (Effects(1, tools, cut=int(cut)),) if tools or cut else ()
+        effects = tuple(self._effects(replace(source, path=(*path, *self.tried))))
         done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
         session_id = source.session_id
         session: Stored[Session] | None = None
@@ -146,6 +160,22 @@ class _Fork(Struct, frozen=True):
                 raise no_task(done.task_id)
             with suppress(Conflict):  # a deletion of the session that is refused changes it, too
                 return await copy.finish(done, session)
+
+    def _effects(self, past: Head) -> Iterator[Effects]:
+        """What tools did in that past. It counts from where their requests begin in the copy: not where that
+        is rolled back to before them."""
+        for effects in past.effects:
+            alone = replace(past, effects=(effects,))
+            tools, cut = lifecycle.effects_on_path(alone), lifecycle.effects_cut(alone)
+            if tools or cut:
+                yield Effects(
+                    self._place(effects.first_seq), tools, cut=self._place(effects.cut) if cut else 0
+                )
+
+    def _place(self, seq: int) -> int:
+        """Where an entry's request begins in the copy; if it is not copied, the next one, or else the end."""
+        n = bisect_left(self.starts, seq, key=itemgetter(0))
+        return self.starts[n][1] if n < len(self.starts) else self.copy.head.tail_seq
 
     async def _copy_rounds(self) -> tuple[str | None, int]:
         """Copies the requests of the path that have ended, or up to the message.
@@ -194,6 +224,7 @@ class _Fork(Struct, frozen=True):
         source, copy = self.source, self.copy
         found = await self.tasks.records.request(self.partition, source.task_id, of.request_id)
         new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
+        self.starts.append((of.end, first))
         for message in messages:
             copied = replace(
                 message,
@@ -201,8 +232,8 @@ class _Fork(Struct, frozen=True):
                 request_id=new_id,
                 origin=Origin(source.task_id, message.message_id),
             )
-            asked = {call.id for call in message.tool_calls}
-            made = tuple(call for call in of.made.values() if call.id in asked)
+            asked = dict.fromkeys(call.id for call in message.tool_calls)
+            made = tuple(of.made[call_id] for call_id in asked if call_id in of.made)
             await copy.add(draft("message.copied", SERVICE, new_id, MessageBody(copied, made)))
         record = replace(
             _ended(found.value, messages[-1], ending),
@@ -239,6 +270,7 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         extra_data=old.extra_data if whole else None,
         error=old.error if whole else None,
         approvals=(),
+        pause=None,
         idempotency=None,
         last_event=2,
         copied=True,

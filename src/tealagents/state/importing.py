@@ -221,10 +221,7 @@ class TaskImporter:
     async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
         found = await self._records.get(partition, keys.session(session_id), Session)
         if found is None:
-            owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
-            if owner is not None and owner != caller.user:
-                raise NotOwner(f"The session {session_id} belongs to another user.", session_id=session_id)
-            await self._tasks.directory.claim(keys.session, session_id, caller.user)
+            await self._tasks.directory.claim_new(keys.session, session_id, caller.user)
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return found
@@ -263,7 +260,9 @@ def _blank(task: Head) -> Head:
 
 def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     """What tools have done by the document."""
-    ends = [entry.body for entry in document.entries if isinstance(entry.body, RequestEnd)]
+    ends = [
+        entry.body for entry in document.entries if isinstance(entry.body, RequestEnd) and entry.body.tools
+    ]
     logged = {end.first_seq for end in ends}
     effects: tuple[Effects, ...] = ()
     # what a fork knows of its source's tools is in its head alone
@@ -273,7 +272,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
             shifted = replace(known, first_seq=known.first_seq + SHIFT, cut=cut)
             effects = lifecycle.remembering(effects, shifted)
     for end in ends:
-        if end.tools and end.status != "Completed":
+        if end.status != "Completed":
             effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))
     return effects
 

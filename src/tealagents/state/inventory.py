@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.models import Deleting, Head, User, Worker
+from tealagents.domain.models import Deleting, Head, Session, User, Worker
 from tealagents.domain.ports import SEALED, Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
@@ -118,7 +118,16 @@ class Inventory:
         except CorruptState as error:
             self.damaged.append(f"{partition}: {error}")
             return ()
-        return found.value.sessions if found else ()
+        names = found.value.sessions if found else ()
+        return [name for name in names if not await self._may_stay(partition, name)]
+
+    async def _may_stay(self, partition: str, session_id: str) -> bool:
+        """Whether the session is deleted only if no task is in it: those that are there stay."""
+        try:
+            session = await self._records.get(partition, keys.session(session_id), Session)
+        except CorruptState:
+            return False
+        return session is not None and session.value.if_empty
 
     async def values(self, partition: str, prefix: str, kind: type[T]) -> AsyncIterator[T]:
         """What the records under a prefix say; those that cannot be read are among `damaged`."""

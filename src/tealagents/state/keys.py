@@ -8,6 +8,9 @@ import hashlib
 import re
 from datetime import UTC, datetime
 
+#: seconds for which a pause stays in its tenant's inbox when its time is up
+INBOX_SECONDS = 7 * 86400.0
+
 _PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,120}", re.ASCII)
 
 

@@ -23,7 +23,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.new_message import Earlier, NewMessage
-from tealagents.state.owner_directory import Directory, Kind, anothers
+from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
@@ -81,7 +81,7 @@ async def _session(
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return session_id, {}, {key: found.version}
     if wanted:
-        await _claim(directory, session_id, keys.session, owner)
+        await directory.claim_new(keys.session, session_id, owner)
     put: dict[str, object] = {
         key: Session(session_id=session_id, owner=owner, created_at=now),
         keys.session_by_creation(now, session_id): session_id,
@@ -96,16 +96,8 @@ async def _task_id(directory: Directory, wanted: str | None, owner: User, taken:
         if taken.value.erased:
             raise NotFound(f"There is no task {wanted}. It was deleted.", task_id=wanted)
         raise AlreadyExists(f"The task {wanted} exists. Continue it by its task_id.", task_id=wanted)
-    await _claim(directory, wanted, keys.task, owner)
+    await directory.claim_new(keys.task, wanted, owner)
     return wanted
-
-
-async def _claim(directory: Directory, identifier: str, kind: Kind, user: User) -> None:
-    """Takes an id that the client brought, unless it is another user's."""
-    owner = await directory.owner_of(identifier, kind(identifier))
-    if owner is not None and owner != user:
-        raise anothers(kind, identifier)
-    await directory.claim(kind, identifier, user)
 
 
 def resent(

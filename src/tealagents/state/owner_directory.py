@@ -98,6 +98,13 @@ class Directory:
                 continue
             return
 
+    async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
+        """As `claim`, for an id that a client brought: another user may have a record of it."""
+        owner = await self.owner_of(identifier, kind(identifier))
+        if owner is not None and owner != user:
+            raise anothers(kind, identifier)
+        await self.claim(kind, identifier, user)
+
     async def release(self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]) -> None:
         """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
 

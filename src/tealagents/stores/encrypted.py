@@ -12,9 +12,8 @@ not noticed here; the audit's hash chain notices it.
 import hmac
 import os
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import Final, Self
+from typing import Any, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.ports import SEALED, Commit, Put, Record, Store, Watch
+from tealagents.domain.ports import SEALED, Commit, Put, Record, Store, WrappedStore
 from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["Cipher", "EncryptedStore"]
@@ -71,18 +70,15 @@ class Cipher:
             raise CorruptState(key, "does not open: it was changed, or moved from another record") from error
 
 
-class EncryptedStore:
-    """Any store, its values sealed. Fills `tealagents.domain.ports.Store`.
+class EncryptedStore(WrappedStore):
+    """Any store, its values sealed.
 
     `key` seals and opens; `old_keys` only open. Making one takes a tenth of a second for each passphrase.
     """
 
     def __init__(self, store: Store, key: str, old_keys: Sequence[str] = ()) -> None:
-        self.store = store
+        super().__init__(store)
         self.name = f"{store.name}, encrypted"
-        self.shared = store.shared
-        self.durable = store.durable
-        self.pushes = store.pushes
         self._cipher = Cipher(key, old_keys)
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
@@ -91,19 +87,11 @@ class EncryptedStore:
             record and self._open(partition, key, record) for key, record in zip(keys, records, strict=True)
         ]
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         """See `Store.scan`. A value that does not open comes as it is stored, and `read` refuses it. One that
         was never sealed comes behind the mark of those that were: else it would pass for one that opened.
         """
-        found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        found = await self.store.scan(partition, prefix, **page)
         return [(key, self._listed(partition, key, record)) for key, record in found]
 
     async def commit(self, partition: str, commit: Commit) -> None:
@@ -113,22 +101,6 @@ class EncryptedStore:
             for key, (value, ttl) in commit.put.items()
         }
         await self.store.commit(partition, replace(commit, put=sealed))
-
-    async def now(self) -> float:
-        return await self.store.now()
-
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.store.watch(partition, topic)
-
-    async def ping(self) -> None:
-        await self.store.ping()
-
-    async def __aenter__(self) -> Self:
-        await self.store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.store.__aexit__(*exc)
 
     def _open(self, partition: str, key: str, record: Record) -> Record:
         return Record(self._cipher.open(partition, key, record.value), record.version)

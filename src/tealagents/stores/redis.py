@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
-from importlib.resources import files
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,6 +34,7 @@ from tealagents.stores.base import (
 )
 from tealagents.stores.redis_link import RedisWatches, channel_of
 from tealagents.stores.redis_nodes import ConnectionBroke, Nodes
+from tealagents.stores.sql import statements
 
 __all__ = ["RedisOptions", "RedisStore"]
 
@@ -49,7 +49,6 @@ PAGE: Final = 500
 #: how often a scan in two trips looks again because records came or went while it was looking
 LOOKS: Final = 20
 
-_NAME = "-- name: "
 #: credentials, host, port, and the number of a database
 _PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?[0-9]*", re.ASCII)
 
@@ -305,6 +304,7 @@ class _Script(NamedTuple):
 @cache
 def _scripts() -> Mapping[str, _Script]:
     """The scripts of `redis.lua` by name."""
-    blocks = files("tealagents.stores").joinpath("redis.lua").read_text().split(_NAME)[1:]
-    named = ((name.strip(), text) for name, _, text in (block.partition("\n") for block in blocks))
-    return {name: _Script(text, hashlib.sha1(text.encode()).hexdigest()) for name, text in named}  # noqa: S324
+    return {
+        name: _Script(text, hashlib.sha1(text.encode()).hexdigest())  # noqa: S324
+        for name, text in statements("redis.lua").items()
+    }

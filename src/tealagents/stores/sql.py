@@ -1,4 +1,4 @@
-"""Reads SQL from the files beside the stores: named statements, and numbered migrations."""
+"""Reads the files beside the stores: named statements of SQL and Lua, and numbered migrations of SQL."""
 
 from collections.abc import Mapping
 from importlib.resources import files

@@ -93,7 +93,7 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
     )
-    base = options.endpoint.rstrip("/") if options.traced and options.endpoint else None
+    base = options.endpoint.rstrip("/") if options.endpoint else None
     registry = CollectorRegistry()
     metering = _metering(options, base, resource, registry)
     providers: list[MeterProvider | TracerProvider | LoggerProvider] = [metering]

@@ -2,26 +2,22 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Self
+from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry import metrics
 
-from tealagents.domain.ports import Commit, Record, Store, Watch
+from tealagents.domain.ports import Commit, Record, Store, WrappedStore
 
 #: seconds; a store on the same machine answers in less than one thousandth
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-class MeasuredStore(Store):
+class MeasuredStore(WrappedStore):
     """Any store, each operation of it recorded as `db.client.operation.duration`."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self.name = store.name
-        self.shared = store.shared
-        self.durable = store.durable
-        self.pushes = store.pushes
+        super().__init__(store)
         self._duration = metrics.get_meter("tealagents").create_histogram(
             "db.client.operation.duration",
             "s",
@@ -33,17 +29,9 @@ class MeasuredStore(Store):
         with self._measured("read"):
             return await self.store.read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         with self._measured("scan"):
-            return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+            return await self.store.scan(partition, prefix, **page)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         with self._measured("commit"):
@@ -53,19 +41,9 @@ class MeasuredStore(Store):
         with self._measured("now"):
             return await self.store.now()
 
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.store.watch(partition, topic)
-
     async def ping(self) -> None:
         with self._measured("ping"):
             await self.store.ping()
-
-    async def __aenter__(self) -> Self:
-        await self.store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.store.__aexit__(*exc)
 
     @contextmanager
     def _measured(self, operation: str) -> Iterator[None]:

@@ -5,7 +5,7 @@
 `forking`          the same, started in milliseconds
 `killing`          a process that dies at a chosen point of a turn
 `servers`          private Redis, PostgreSQL and DynamoDB servers
-`faults`           a proxy that delays, drops, resets and cuts connections
+`faults`           a proxy that delays, drops, resets and cuts connections; a full disk
 `stores`           the suite that every store passes, with `store_watches`, `store_histories`, `store_steps`;
                    `store_links`: the one for links to a server
 `history`          what clients were answered, held against what a service remembers

@@ -11,12 +11,12 @@ operation costs is each store's own.
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from msgspec import Struct
 
-from tealagents.domain.ports import Commit, Record, Watch
+from tealagents.domain.ports import Commit, Record, Watch, WrappedStore
 from tealagents.stores import plain_store
 from tealagents.stores.base import BaseStore, StoreOptions
 from tealagents.stores.memory import MemoryStore
@@ -44,17 +44,15 @@ class CountingOptions(StoreOptions):
     url: str = "memory://"
 
 
-class CountingStore(BaseStore):
+class CountingStore(WrappedStore, BaseStore):
     """Any store, with a count of what is asked of it."""
 
     options_type: ClassVar[type[StoreOptions]] = CountingOptions
     options: CountingOptions
 
     def __init__(self, options: CountingOptions) -> None:
-        super().__init__(options)
-        self.store = plain_store(options.url)
-        self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
-        self.pushes = self.store.pushes
+        BaseStore.__init__(self, options)
+        WrappedStore.__init__(self, plain_store(options.url))
         #: how many operations there were
         self.operations: Counter[StoreOperation] = Counter()
         #: bytes of the values that were put
@@ -64,17 +62,9 @@ class CountingStore(BaseStore):
         self._count("read", partition)
         return await self.store.read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         self._count("scan", partition)
-        return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        return await self.store.scan(partition, prefix, **page)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         self._count("commit", partition)
@@ -84,18 +74,6 @@ class CountingStore(BaseStore):
     async def now(self) -> float:
         self.operations[StoreOperation("now", "")] += 1
         return await self.store.now()
-
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.store.watch(partition, topic)
-
-    async def open(self) -> None:
-        await self.store.__aenter__()
-
-    async def close(self) -> None:
-        await self.store.__aexit__(None, None, None)
-
-    async def ping(self) -> None:
-        await self.store.ping()
 
     def _count(self, name: str, partition: str) -> None:
         self.operations[StoreOperation(name, partition.split("/")[1])] += 1
@@ -138,17 +116,8 @@ class ForgettingStore(BaseStore):
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         return await self._of(partition).read(partition, keys)
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
-        found = self._of(partition)
-        return await found.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        return await self._of(partition).scan(partition, prefix, **page)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         await self._of(partition).commit(partition, commit)

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that does to a connection what networks do.
+"""A TCP proxy on loopback that does to a connection what networks do; and a disk that is full.
 
     async with FaultProxy("127.0.0.1", 5432) as proxy:
         store = plain_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
@@ -17,14 +17,14 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-__all__ = ["KINDS", "FaultProxy", "Faults", "ProxiedConnection"]
+__all__ = ["KINDS", "FaultProxy", "Faults", "ProxiedConnection", "full_disk"]
 
 Direction = Literal["request", "reply"]
 Kind = Literal["delay", "drop_reply", "reset", "half_close", "cut"]
@@ -331,6 +331,19 @@ class _ProxyThread(threading.Thread):
         async with self._proxy:
             self._ready.set()
             await self._end.wait()
+
+
+@contextmanager
+def full_disk(most_bytes: int) -> Iterator[None]:
+    """Within it no file of this process, and of what it starts, grows beyond so many bytes."""
+    import resource  # Windows has none
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def _connect(address: tuple[str, int]) -> socket.socket:

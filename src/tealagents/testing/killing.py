@@ -19,12 +19,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import ClassVar
+from contextlib import aclosing
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from tealagents.domain.events import ModelDone, ModelEvent
-from tealagents.domain.ports import Commit, ModelCall, Record, Watch
+from tealagents.domain.ports import Commit, ModelCall, Record, WrappedStore
 from tealagents.engine import publishing
 from tealagents.llm.openai_chat import OpenAIChat
 from tealagents.stores import plain_store
@@ -65,35 +65,25 @@ class KillingOptions(StoreOptions):
     url: str
 
 
-class KillingStore(BaseStore):
+class KillingStore(WrappedStore, BaseStore):
     """Any store, with a point after each of its calls that belongs to what a client has asked for."""
 
     options_type: ClassVar[type[StoreOptions]] = KillingOptions
     options: KillingOptions
 
     def __init__(self, options: KillingOptions) -> None:
-        super().__init__(options)
-        self.store = plain_store(options.url)
-        self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
-        self.pushes = self.store.pushes
+        BaseStore.__init__(self, options)
+        WrappedStore.__init__(self, plain_store(options.url))
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         records = await self.store.read(partition, keys)
         _passed("read", partition, keys)
         return records
 
-    async def scan(
-        self,
-        partition: str,
-        prefix: str,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        reverse: bool = False,
-    ) -> list[tuple[str, Record]]:
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         if _kind(partition) == "erasing":
             return []  # deletions that others have left: their points would be counted with its own
-        found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        found = await self.store.scan(partition, prefix, **page)
         if _kind(partition) in ("owners", "locators"):
             return found  # only a process that starts scans these
         _passed("scan", partition, [prefix])
@@ -102,21 +92,6 @@ class KillingStore(BaseStore):
     async def commit(self, partition: str, commit: Commit) -> None:
         await self.store.commit(partition, commit)
         _passed("commit", partition, [*commit.put, *commit.delete])
-
-    async def now(self) -> float:
-        return await self.store.now()
-
-    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
-        return self.store.watch(partition, topic)
-
-    async def open(self) -> None:
-        await self.store.__aenter__()
-
-    async def close(self) -> None:
-        await self.store.__aexit__(None, None, None)
-
-    async def ping(self) -> None:
-        await self.store.ping()
 
 
 def _passed(what: str, partition: str, keys: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ import yaml
 
 from tealagents.cli.protocol import server_options
 from tealagents.testing.clock import ShiftedClock, advance
+from tealagents.testing.servers import free_port
 
 #: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
 START_SECONDS = 120.0
@@ -47,14 +48,6 @@ def agent_config(
         "description": "An agent under test.",
         "spec": {"agent": agent, **spec},
     }
-
-
-def free_port() -> int:
-    """A port on loopback that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class RunningService:

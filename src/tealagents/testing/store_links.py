@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Store, Watch
 from tealagents.stores.watches import LONGEST_PAUSE
 from tealagents.testing.faults import FaultProxy, Faults
@@ -37,6 +38,11 @@ class Linked(NamedTuple):
 
 class LinkContract:
     """Subclass it with a fixture `server`."""
+
+    @pytest.fixture
+    def partition(self) -> str:
+        """One that no other test uses."""
+        return f"link/{operation_id()}"
 
     @pytest.fixture
     async def linked(self, server: tuple[FaultProxy, OpenStore, OpenStore]) -> AsyncGenerator[Linked]:

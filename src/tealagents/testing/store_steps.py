@@ -15,9 +15,10 @@ from collections.abc import (
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from tealagents.domain.errors import Conflict
+from tealagents.domain.errors import Conflict, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
+from tealagents.testing.faults import FaultProxy, Faults
 
 __all__ = [
     "OpenStore",
@@ -26,6 +27,7 @@ __all__ = [
     "batches",
     "change_until_done",
     "commit",
+    "lost_reply",
     "moved",
     "pages",
     "put",
@@ -166,6 +168,22 @@ async def applied(store: Store, partition: str, change: Commit) -> None:
         return record and record.version
 
     await until(version, [change.operation])
+
+
+async def lost_reply(proxy: FaultProxy, store_of: Callable[[str], Store], url: str, faults: Faults) -> None:
+    """A commit whose reply is lost is in doubt, and a read reveals that it was applied."""
+    async with proxy, store_of(proxy.url_for(url)) as store, store_of(url) as direct:
+        await put(store, "p", {"key": b"1"})
+        proxy.faults = faults
+        lost = commit(put={"key": b"2", "other": b"2"})
+        waiting = asyncio.create_task(store.commit("p", lost))
+        await applied(direct, "p", lost)
+        proxy.reset_all()
+        [outcome] = await asyncio.gather(waiting, return_exceptions=True)
+        assert isinstance(outcome, Unknown), outcome
+        proxy.calm()
+        found = await store.read("p", ["key", "other"])
+        assert {record and record.version for record in found} == {lost.operation}
 
 
 async def ticks(count: int) -> None:

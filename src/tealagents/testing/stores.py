@@ -540,11 +540,13 @@ class StoreContract(WatchContract):
     # --- several openings -------------------------------------------------------------------------
 
     async def test_openings_see_each_other(self, open_store: OpenStore, partition: str) -> None:
-        """What one opening of a shared store acknowledged, another one reads at once."""
+        """What one opening of a shared store acknowledged, synced or not, another one reads at once."""
         async with two_openings(open_store) as (one, other):
             for n in range(10):
                 writer, reader = (one, other) if n % 2 else (other, one)
-                record = Record(b"value", await put(writer, partition, {f"key/{n}": b"value"}))
+                change = commit(put={f"key/{n}": b"value"}, unsynced=n % 4 > 1)
+                await writer.commit(partition, change)
+                record = Record(b"value", change.operation)
                 assert await reader.read(partition, [f"key/{n}"]) == [record]
                 assert (f"key/{n}", record) in await reader.scan(partition, "key/")
 
@@ -561,19 +563,39 @@ class StoreContract(WatchContract):
                 for store in openings:
                     assert await store.read(partition, ["key"]) == [Record(winner.put["key"].value, version)]
 
+    @pytest.mark.parametrize("there", [True, False], ids=["versions", "absence"])
+    async def test_what_is_only_expected_holds(
+        self, open_store: OpenStore, partition: str, there: bool
+    ) -> None:
+        """Of two commits that each expect what the other changes, never both are applied."""
+        async with two_openings(open_store) as (one, other):
+            for n in range(20):
+                a, b = f"{n}/a", f"{n}/b"
+                version = await put(one, partition, {a: b"", b: b""}) if there else None
+                won = await asyncio.gather(
+                    winners(one, partition, [commit(expect={a: version}, put={b: b"x"})]),
+                    winners(other, partition, [commit(expect={b: version}, put={a: b"x"})]),
+                )
+                assert len([*won[0], *won[1]]) < 2
+
     async def test_what_is_durable_outlives_its_opening(self, open_store: OpenStore, partition: str) -> None:
-        """A durable store keeps values, versions and ttls when it is closed; another one forgets them."""
+        """A durable store keeps values, versions and ttls when it is closed; another one forgets them.
+
+        The last commit is kept like any other though it is not synced.
+        """
         async with open_store() as store:
             version = await put(store, partition, {"a": b"1", "b": b"2"})
             await put(store, partition, {"short": b"3"}, ttl=0.02)
             await put(store, partition, {"long": b"4"}, ttl=3600)
+            await store.commit(partition, commit(put={"unsynced": b"5"}, unsynced=True))
             durable = store.durable
         await asyncio.sleep(0.05)
         async with open_store() as store:
             found = await store.read(partition, ["a", "b", "short"])
             kept = [Record(b"1", version), Record(b"2", version), None]
             assert found == (kept if durable else [None] * 3)
-            assert await values(store, partition, ["long"]) == [b"4" if durable else None]
+            late = await values(store, partition, ["long", "unsynced"])
+            assert late == ([b"4", b"5"] if durable else [None] * 2)
             if durable:
                 await store.commit(partition, commit(expect={"a": version}, put={"a": b"5"}))
                 assert await values(store, partition, ["a"]) == [b"5"]

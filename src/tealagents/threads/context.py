@@ -148,6 +148,8 @@ class Gathered(Struct, kw_only=True):
     """What all providers add to one request, and their invocations by name."""
 
     invocations: dict[str, Invocation] = {}
+    #: the providers' states as they were
+    before: Json = {}
     instructions: list[str] = []
     messages: list[Message] = []
     tools: list[Tool] = []
@@ -194,7 +196,8 @@ class Providers:
         `ContextProviderFailed` where a required one fails.
         """
         gathered = Gathered(
-            invocations={each: begin(each, deepcopy(states.get(each) or {})) for each in self.names}
+            invocations={each: begin(each, deepcopy(states.get(each) or {})) for each in self.names},
+            before=states,
         )
         asked = [
             _watched(each, "invoking", partial(_context, each, gathered.invocations[each.name]))
@@ -230,22 +233,23 @@ class Providers:
             for each in self._providers
         ]
         reports = [report for _, report in await _all(calls) if report.is_error]
-        return reports + self._dropped_states(gathered)
+        return reports + self._restored_states(gathered)
 
     @staticmethod
-    def _dropped_states(gathered: Gathered) -> list[Report]:
-        """Drops states that are not JSON, or too large to be written with every turn."""
+    def _restored_states(gathered: Gathered) -> list[Report]:
+        """Undoes what made a state something else than JSON, or too large to be written with every turn."""
         reports = []
         for name, invocation in gathered.invocations.items():
             error = _unkeepable(invocation.state)
             if error:
                 invocation.state.clear()
+                invocation.state.update(deepcopy(gathered.before.get(name) or {}))
                 reports.append(
                     Report(
                         kind="context",
                         name=name,
                         started_at=Stopwatch().started_at,
-                        output={"error": f"its state in the thread was dropped: {error}"},
+                        output={"error": f"its state in the thread was not changed: {error}"},
                         is_error=True,
                     )
                 )
@@ -304,18 +308,18 @@ async def _watched(
     watch = Stopwatch()
     seconds = provider.options.timeout_seconds
     seconds = seconds if most_seconds is None else min(seconds, most_seconds)
+    deadline = asyncio.timeout(seconds)
     failed = ""
     result: T | None = None
     try:
-        async with asyncio.timeout(seconds):
+        async with deadline:
             result = await work()
-    except TimeoutError:
-        failed = f"took longer than {seconds:g} seconds"
     except BaseException as error:
         if ends_task(error):
             raise
         log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
-        failed = f"{type(error).__name__}: {error}"
+        late = isinstance(error, TimeoutError) and deadline.expired()
+        failed = f"took longer than {seconds:g} seconds" if late else f"{type(error).__name__}: {error}"
     if failed and provider.options.required and earlier is None:
         raise ContextProviderFailed(f"The context provider {provider.name} failed in {what}: {failed}.")
     output: Json = {"error": failed} if failed else {}

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
+from pydantic import Field
+
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
@@ -32,7 +34,7 @@ _FORGET = re.compile(r"\bforget (?:all )?my preferences\b", re.I)
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them. The thread keeps what was learned in it.
+    “Forget my preferences” erases them.
     """
 
     name = "user_preferences"
@@ -53,10 +55,8 @@ class UserPreferences(ContextProvider):
             return
         if _FORGET.search(invocation.text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
-            invocation.state.clear()
         for wish in _PREFERS.findall(invocation.text):
             await invocation.memory.remember(wish.strip())
-            invocation.state.setdefault("learned", []).append(wish.strip())
 
 
 # --- facts ----------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ _COMMON = frozenset(
 
 class FactsOptions(ProviderOptions):
     #: how many facts are added to the instructions
-    top_k: int = 5
+    top_k: int = Field(default=5, ge=1)
     #: characters of one fact
-    max_characters: int = 300
+    max_characters: int = Field(default=300, ge=1)
     #: whether the model gets tools to search for facts and to note them
     tools: bool = True
 

@@ -27,6 +27,7 @@ class RemoteParts(Struct, frozen=True):
     remote_id: str | None
     beginning: tuple[Message, ...]
     inherited: frozenset[str] = frozenset()
+    abandoned: tuple[str, ...] = ()
 
 
 class RemoteThread(AgentThread):
@@ -57,6 +58,8 @@ class RemoteThread(AgentThread):
         self.service = service
         #: checkpoints of the thread that this one is a copy of, which may go on from them
         self.inherited: frozenset[str] = frozenset()
+        #: the last responses of requests that failed, which nothing continues
+        self.abandoned: tuple[str, ...] = ()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         """Adds nothing here: the service keeps them."""
@@ -72,6 +75,11 @@ class RemoteThread(AgentThread):
     def continued(self, remote_id: str | None) -> None:
         """The service has answered; the conversation continues from this id."""
         self.remote_id = remote_id or self.remote_id
+
+    def left(self, remote_id: str | None) -> None:
+        """A request has failed after the service had answered with this id: `delete` has to find it."""
+        if remote_id is not None and remote_id != self.remote_id:
+            self.abandoned += (remote_id,)
 
     def fork(self, message_id: str | None = None) -> Self:
         """A thread that continues the same response. `NotForkable` for a conversation, and for a place in
@@ -108,13 +116,13 @@ class RemoteThread(AgentThread):
             )
 
     async def _erase(self) -> None:
-        """Erases the conversation at the service: all responses that led to it, and to what a rollback has
-        left behind. Forks share them."""
+        """Erases the conversation at the service: all responses that led to it, and to what a rollback or a
+        failed request has left behind. Forks share them."""
         for remote_id in self._ends():
             assert self.service is not None, "checked before"
             await self.service.delete_remote(remote_id)
         await super()._erase()
-        self.remote_id, self.beginning = None, ()
+        self.remote_id, self.beginning, self.abandoned = None, (), ()
 
     def _ends(self) -> list[str]:
         """The ids that nothing here continues: from these, the service finds all that it keeps.
@@ -123,7 +131,7 @@ class RemoteThread(AgentThread):
         """
         others = {each.parent for each in self.checkpoints} | self.inherited
         left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in others]
-        return list(dict.fromkeys(filter(None, [self.remote_id, *left])))
+        return list(dict.fromkeys(filter(None, [self.remote_id, *left, *self.abandoned])))
 
     @property
     def _is_conversation(self) -> bool:
@@ -146,6 +154,7 @@ class RemoteThread(AgentThread):
             "remote_id": self.remote_id,
             "beginning": msgspec.to_builtins(self.beginning),
             "inherited": sorted(self.inherited),
+            "abandoned": self.abandoned,
         }
 
     @classmethod
@@ -158,4 +167,5 @@ class RemoteThread(AgentThread):
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
         thread.beginning, thread.inherited = parts.beginning, parts.inherited
+        thread.abandoned = parts.abandoned
         return thread

@@ -10,19 +10,23 @@ from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
-from tealagents.state.codec import UNOPENED, decoder, encode_json
+from tealagents.state.codec import UNOPENED, decoder, encode_json, unseal
 from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
 
+#: what the keys of threads begin with
+THREADS = "thread/"
 #: chunks of an earlier version that are erased in one commit
 PAGE = 10
 
 
 class StoredThread(Struct, frozen=True, kw_only=True):
-    """`thread/{id}`: the thread's document, or where it is, out of line."""
+    """`thread/{name}`: the thread's document, or where it is, out of line."""
 
+    #: which a name that is a digest does not tell
+    thread_id: str
     document: Json | None = None
     chunks: BlobRef | None = None
 
@@ -48,12 +52,14 @@ class ThreadStore:
         await self._check_key()
         document = thread.document()
         data = encode_json(document)
-        key = _key(thread.thread_id)
-        kept = StoredThread(document=document)
+        name = keys.plain(thread.thread_id)
+        key = THREADS + name
+        kept = StoredThread(thread_id=thread.thread_id, document=document)
         if len(data) > BLOB_BYTES:
             # chunks are named by their digest: two saves of the same must not share, nor drop, each other's
             data = encode_json({**document, "saved": ids.random_id()})
-            kept = StoredThread(chunks=await self._records.put_blob(self._partition, thread.thread_id, data))
+            chunks = await self._records.put_blob(self._partition, name, data)
+            kept = StoredThread(thread_id=thread.thread_id, chunks=chunks)
         while True:
             before = await self._records.get(self._partition, key, StoredThread)
             try:
@@ -67,12 +73,12 @@ class ThreadStore:
                 continue
             break
         if before is not None and before.value.chunks is not None:
-            await self._drop(thread.thread_id, before.value.chunks)
+            await self._drop(name, before.value.chunks)
 
     async def _check_key(self) -> None:
         """Among sealed threads nothing is saved in the clear."""
         if not self._key_checked:
-            found = await self._records.store.scan(self._partition, "thread/", limit=1, reverse=True)
+            found = await self._records.store.scan(self._partition, THREADS, limit=1, reverse=True)
             for key, record in found:
                 if record.value.startswith(SEALED):
                     raise CorruptState(key, UNOPENED)
@@ -80,15 +86,17 @@ class ThreadStore:
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
         """The thread as it was saved. `NotFound` where there is none."""
-        found = await self._records.get(self._partition, _key(thread_id), StoredThread)
+        name = keys.plain(thread_id)
+        key = THREADS + name
+        found = await self._records.get(self._partition, key, StoredThread)
         if found is None:
             raise NotFound(f"There is no thread {thread_id}.")
         if found.value.chunks is None:
             return opened(found.value.document or {}, stores=stores)
         try:
-            data = await self._records.get_blob(self._partition, thread_id, found.value.chunks)
+            data = await self._records.get_blob(self._partition, name, found.value.chunks)
         except CorruptState:
-            again = await self._records.get(self._partition, _key(thread_id), StoredThread)
+            again = await self._records.get(self._partition, key, StoredThread)
             if again is not None and again.version == found.version:
                 raise
             return await self.load(thread_id, stores=stores)  # another save came between
@@ -96,25 +104,24 @@ class ThreadStore:
 
     async def list(self) -> AsyncIterator[str]:
         """The ids of all threads that are kept."""
-        async for key, _ in self._records.every(self._partition, "thread/"):
-            yield keys.last_segment(key)
+        async for key, record in self._records.every(self._partition, THREADS):
+            name = keys.last_segment(key)
+            digest = keys.plain(name) != name
+            yield unseal(self._partition, key, record.value, StoredThread).thread_id if digest else name
 
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here and wherever else it is kept."""
-        key = _key(thread.thread_id)
+        name = keys.plain(thread.thread_id)
+        key = THREADS + name
         with suppress(ThreadDeleted):  # by an earlier try that got no further
             await thread.delete()
         await self._records.commit(self._partition, marker=key, delete=[key])
-        await self._drop(thread.thread_id, None)
+        await self._drop(name, None)
 
-    async def _drop(self, thread_id: str, old: BlobRef | None) -> None:
+    async def _drop(self, name: str, old: BlobRef | None) -> None:
         """Erases the chunks of a version that is no longer kept, or of all."""
-        prefix, after = keys.blobs(thread_id) + (old.blob if old else ""), None
+        prefix, after = keys.blobs(name) + (old.blob if old else ""), None
         while found := await self._records.store.scan(self._partition, prefix, after=after, limit=PAGE):
             after = found[-1][0]
-            names = [key for key, _ in found]
-            await self._records.commit(self._partition, marker=names[0], delete=names)
-
-
-def _key(thread_id: str) -> str:
-    return f"thread/{keys.plain(thread_id)}"
+            chunks = [key for key, _ in found]
+            await self._records.commit(self._partition, marker=chunks[0], delete=chunks)

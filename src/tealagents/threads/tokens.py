@@ -35,7 +35,7 @@ class TokensUnknown(ValueError):
 # --- tokenizers -----------------------------------------------------------------------------------
 
 #: models, by the beginning of their names, that read `cl100k_base`; all others are counted as `o200k_base`
-_CL100K = ("gpt-4-", "gpt-4", "gpt-3.5", "gpt-35", "text-embedding")
+_CL100K = ("gpt-4", "gpt-3.5", "gpt-35", "text-embedding")
 _O200K = ("gpt-4o", "gpt-4.1", "gpt-4.5")
 
 _TABLES = ("o200k_base", "cl100k_base")

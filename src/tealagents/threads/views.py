@@ -11,8 +11,9 @@ out together with its results, and the system prompt not at all.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
+from inspect import iscoroutine
 from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -159,9 +160,9 @@ class View:
         reducers = self._adding if upcoming.moment == "after_message_added" else self._adding + self._reading
         source = _Counted(earlier)
         streams: list[AsyncIterator[Part]] = [source.parts()]
-        for reducer in reducers:
-            streams.append(reducer(streams[-1], upcoming))
         try:
+            for reducer in reducers:
+                streams.append(reducer(streams[-1], upcoming))
             shown = [part async for part in streams[-1]]
         except TealError:
             raise
@@ -171,7 +172,10 @@ class View:
             ) from error
         finally:
             for stream in reversed(streams):
-                await stream.aclose()  # type: ignore[attr-defined]
+                if iscoroutine(stream):  # of a reducer without `yield`
+                    stream.close()
+                elif isinstance(stream, AsyncGenerator):
+                    await stream.aclose()
         return source.shown(shown)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 T = TypeVar("T")
 
@@ -61,10 +61,17 @@ class HistoryMessage(BaseModel):
 
 
 class HistoryMultiModalMessage(BaseModel):
-    """A message of texts and images."""
+    """A message of texts and images; text alone may be sent as a `HistoryMessage`, as orchestrators do."""
 
     role: Literal["user", "assistant"]
     items: list[MultiModalItem]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("items") is None and "content" in given:
+            return {**given, "items": [{"content": given["content"]}]}
+        return given
 
 
 class BaseInput(KernelBaseModel):

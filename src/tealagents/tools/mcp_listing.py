@@ -48,20 +48,6 @@ class UnlistedTool(MCPTool):
         await self._connect(context)
 
 
-class ConnectTool:
-    """Stands for the tools of a server that lists them only once a user has authorized it."""
-
-    #: it does nothing but ask the user
-    override: GovernanceOverride | None = GovernanceOverride(requires_hitl=False)
-
-    def __init__(self, spec: ToolSpec, connect: Callable[[ToolContext], Awaitable[str]]) -> None:
-        self.spec = spec
-        self._connect = connect
-
-    async def call(self, context: ToolContext, arguments: Json) -> str:
-        return await self._connect(context)
-
-
 class Listing(NamedTuple):
     """What a server has listed, for all users or for one."""
 
@@ -105,6 +91,7 @@ class Lister:
         return UnlistedTool(self._tool(types.Tool(name=function, input_schema={}), name), connect)
 
     def connect(self, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool:
+        """What stands for the tools of a server that lists them only once a user has authorized it."""
         spec = self._spec(
             tool_names(self._options.name, [CONNECT])[0],
             f"Connects the user to {self._options.name}, whose tools are known only once the user has "
@@ -112,7 +99,8 @@ class Lister:
             {"type": "object", "properties": {}},
             Governance(),
         )
-        return ConnectTool(spec, connect)
+        # it does nothing but ask the user
+        return MCPTool(spec, GovernanceOverride(requires_hitl=False), lambda context, *_: connect(context))
 
     def report(self, listing: Listing) -> None:
         """Logs what all users are offered, and overrides that name nothing."""

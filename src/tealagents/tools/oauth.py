@@ -68,6 +68,8 @@ class _Access:
     token: str
     expires_at: float
     scopes: tuple[str, ...]
+    #: `_mark` of its grant
+    grant: str
 
 
 class Consents:
@@ -139,7 +141,8 @@ class Consents:
         access = self._access.get(key)
         if access is not None and access.token == token:
             grant = self._usable(await self._stored(key[0], server), server)
-            if grant is None or set(grant.scopes) <= set(access.scopes):
+            # a user may grant less than was asked for, and all of it later: the scopes are the same then
+            if grant is None or _mark(grant) == access.grant:
                 return None
             await self.refused(context, server, token)
         return await self.token(context, server)
@@ -197,7 +200,7 @@ class Consents:
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
+        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes, _mark(grant))
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
@@ -325,6 +328,11 @@ class Consents:
     async def refuse(self, state: str) -> None:
         """The browser came back without a code: the user said no. The state is used up."""
         await self._pending.take(state)
+
+
+def _mark(grant: _Grant) -> str:
+    """Tells a grant from others; the refresh token itself is kept in the encrypted store alone."""
+    return hashlib.sha256(repr((grant.refresh_token, sorted(grant.scopes))).encode()).hexdigest()
 
 
 def owner_key(context: ToolContext) -> str:

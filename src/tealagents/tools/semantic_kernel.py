@@ -11,6 +11,7 @@ data; here a use is one call.
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -28,6 +29,8 @@ from tealagents.tools.threads import Threads
 _MARK = "__kernel_function__"
 #: what the framework fills in by itself; here it is left out
 _OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
+#: what a constructor is given, in this order
+_CONTEXT = ("authorization", "extra_data_collector")
 
 
 def is_plugin_class(kind: type[Any]) -> bool:
@@ -36,9 +39,9 @@ def is_plugin_class(kind: type[Any]) -> bool:
 
 def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
     """One tool for each kernel function of the class. `ToolsetError` where one cannot be called."""
-    takes_context = _takes_context(kind, where)
+    construct = _constructor(kind, where)
     return [
-        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, takes_context)
+        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, construct)
         for attribute, bearer in marked(kind, _MARK)
     ]
 
@@ -53,14 +56,15 @@ class KernelFunctionTool:
         attribute: str,
         signature: Signature,
         threads: Threads,
-        takes_context: bool,
+        construct: Callable[[Any, Any], Any] | None,
     ) -> None:
         self.spec = spec
         self._kind = kind
         self._attribute = attribute
         self._signature = signature
         self._threads = threads
-        self._takes_context = takes_context
+        #: makes an instance of the authorization and the collector; None: the class takes neither
+        self._construct = construct
         self._scopes = tuple(getattr(kind, "on_behalf_of_scopes", ()))
 
     def check(self, arguments: Json) -> None:
@@ -69,13 +73,13 @@ class KernelFunctionTool:
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         checked = self._signature.check(arguments)
-        given: tuple[Any, ...] = ()
-        if self._takes_context:
-            given = (await self._authorization(context), ExtraDataCollector(context))
+        make: Callable[[], Any] = self._kind
+        if self._construct is not None:
+            make = partial(self._construct, await self._authorization(context), ExtraDataCollector(context))
 
         def run(**checked: Any) -> Any:
             # in the thread, constructor included: it may well open a connection
-            return getattr(self._kind(*given), self._attribute)(**checked)
+            return getattr(make(), self._attribute)(**checked)
 
         nothing = DONE if self._signature.returns_nothing else "null"
         return await run_method(run, checked, self._threads, self.spec.name, nothing=nothing)
@@ -88,17 +92,30 @@ class KernelFunctionTool:
 
 
 class ExtraDataCollector:
-    """What plugins of the earlier framework add extra data with."""
+    """What plugins of the earlier framework add extra data with; it knows what was added in this call."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
+        self._added: list[input_types.ExtraDataElement] = []
 
     def add_extra_data(self, key: str, value: Any) -> None:
         self._context.add_extra_data(key, value)
+        # unchecked: a value need not be a text here
+        self._added.append(input_types.ExtraDataElement.model_construct(key=key, value=value))
 
     def add_extra_data_items(self, extra_data: Any) -> None:
-        for item in extra_data.items:
-            self._context.add_extra_data(item.key, item.value)
+        if extra_data and extra_data.items:
+            for item in extra_data.items:
+                self.add_extra_data(item.key, item.value)
+
+    def num_items(self) -> int:
+        return len(self._added)
+
+    def is_empty(self) -> bool:
+        return not self._added
+
+    def get_extra_data(self) -> input_types.ExtraData | None:
+        return input_types.ExtraData(items=self._added) if self._added else None
 
 
 class BasePlugin:
@@ -200,18 +217,27 @@ def missing_package(module: str) -> str | None:
     )
 
 
-def _takes_context(kind: type[Any], where: str) -> bool:
-    """Whether the constructor takes the authorization and the collector, or nothing at all."""
+def _constructor(kind: type[Any], where: str) -> Callable[[Any, Any], Any] | None:
+    """Makes an instance of the authorization and the collector: of both in this order, or of those that the
+    constructor names. None: it takes neither."""
     signature = inspect.signature(kind)
-    for given in ((None, None), ()):
-        try:
-            signature.bind(*given)
-        except TypeError:
-            continue
-        return bool(given)
-    raise ToolsetError(
-        f"{where}: the constructor has to take (authorization, extra_data_collector), or nothing."
-    )
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        named = [name for name in _CONTEXT if name in signature.parameters]
+    else:
+        return kind
+    try:
+        signature.bind(**dict.fromkeys(named))
+    except TypeError:
+        raise ToolsetError(
+            f"{where}: the constructor has to take ({', '.join(_CONTEXT)}), one of them by name, or nothing."
+        ) from None
+
+    def by_name(*given: Any) -> Any:
+        return kind(**{name: each for name, each in zip(_CONTEXT, given, strict=True) if name in named})
+
+    return by_name if named else None
 
 
 def _tool(
@@ -221,7 +247,7 @@ def _tool(
     bearer: Any,
     where: str,
     threads: Threads,
-    takes_context: bool,
+    construct: Callable[[Any, Any], Any] | None,
 ) -> KernelFunctionTool:
     function = getattr(kind, attribute)
     check_method(function, where)
@@ -235,7 +261,7 @@ def _tool(
         parameters=signature.schema,
         governance=Governance(),
     )
-    return KernelFunctionTool(spec, kind, attribute, signature, threads, takes_context)
+    return KernelFunctionTool(spec, kind, attribute, signature, threads, construct)
 
 
 def _hidden(function: Any, where: str) -> Iterator[str]:

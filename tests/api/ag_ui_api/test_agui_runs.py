@@ -1,11 +1,17 @@
 """Runs over AG-UI: text, tools, threads, history that comes again, runs that are asked for twice."""
 
+import asyncio
 from pathlib import Path
 
 import httpx
 from agui_talk import Page, call, kinds, refusal, run_input, serving, streamed_text, user
 
+from tealagents.domain.models import User
 from tealagents.llm.offline import OfflineModel
+from tealagents.state import keys
+from tealagents.state.importing import Importing
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores import open_store
 
 
 def lines(file: Path) -> list[str]:
@@ -195,6 +201,23 @@ def test_a_new_thread_without_a_message_has_none(page: Page) -> None:
     page.messages = [{"id": "a", "role": "assistant", "content": "Ask me"}]
     refusal(page.post(), 422, "invalid_request")
     assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_thread_that_is_being_imported_is_not_begun(tmp_path: Path) -> None:
+    """Its id is taken, until the import ends or is made again: it has not expired."""
+    url = f"sqlite:///{tmp_path}/state.db"
+
+    async def begin_import(task_id: str) -> None:
+        async with open_store(url) as store:
+            records, key = RecordStore(store, "Tester", SystemClock()), keys.importing(task_id)
+            partition = records.partition(User("mock", "ada"))
+            await records.commit(partition, marker=key, put={key: Importing("gone")})
+
+    with serving(env={"TA_PERSISTENCE": url}) as (service, _), service.client() as client:
+        page = Page(client)
+        asyncio.run(begin_import(page.thread))
+        page.messages = [user("hello")]
+        refusal(page.post(), 409, "already_exists")
 
 
 def test_any_text_names_a_thread_of_its_owner(ada: httpx.Client, eve: httpx.Client) -> None:

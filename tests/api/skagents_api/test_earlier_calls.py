@@ -162,6 +162,16 @@ def test_multimodal_conversation(tmp_path: Path) -> None:
         assert post(service, body).json()["detail"].startswith("chat_history.0.items.1: must be a data URI")
 
 
+def test_text_alone_is_sent_to_a_multimodal_agent_as_a_content(tmp_path: Path) -> None:
+    """As the assistant orchestrator does, in each of the three ways to call."""
+    with served(write(tmp_path, AGENT)) as (service, model):
+        body = {"chat_history": HISTORY, "user_context": {}}
+        assert post(service, body).raise_for_status().json()["output_raw"] == "Your name is Ada."
+        assert events(service, body)[-1][1]["output_raw"] == "Your name is Ada."
+        assert streamed(service, body) == "Your name is Ada."
+        assert [messages[1:] for messages in sent(model)] == [HISTORY] * 3
+
+
 def test_sequence_over_json(reporter: tuple[ServiceThread, OfflineModel]) -> None:
     """Four tasks in the order of their numbers, over one conversation; the last answer is of a type."""
     service, model = reporter

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
-from tealagents.testing.service import free_port
+from tealagents.testing.servers import free_port
 from tealagents.testing.waits import until
 
 CONFIG = """

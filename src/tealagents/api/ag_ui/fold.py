@@ -157,7 +157,7 @@ class RunFold(EventFold):
             self._emit("RUN_ERROR", message=failure.detail, code=failure.code)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self.frames.append(sse.data({"type": kind, **fields}))
+        self.frames.append(frame(kind, **fields))
 
     def _message(self) -> str:
         """The assistant's message of this round; the first thing in it begins it."""

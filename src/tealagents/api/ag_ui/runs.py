@@ -90,11 +90,8 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], repeats: str 
         message = replace(message, items=items, task_id=thread.task_id, earlier=(), client=client)
     try:
         view = await requests.submitted(exchange, thread.caller, message, key, streamed=True)
-    except AlreadyExists:  # another run of the new thread was quicker
-        thread = await requests.named(exchange, thread.caller, given.body.thread_id)
-        if thread.head is None:
-            raise NotFound("The thread has expired. Begin another.", task_id=thread.task_id) from None
-        return await _send(thread, given, fresh, repeats, key)
+    except AlreadyExists as refusal:  # another run of the new thread was quicker
+        return await _send(await thread.taken(refusal), given, fresh, repeats, key)
     return await _stream(exchange, given, await stretches.cut(exchange, view, 1))
 
 

@@ -77,18 +77,23 @@ def _said(history: Any, most_items: int) -> Iterator[Said]:
         field = f"{_HISTORY}.{n}"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
             raise InvalidRequest(field, "must be a message of the role user or assistant")
-        items = message.get("items", [{"content": message.get("content")}])
+        items = message.get("items")
+        if items is None:
+            items = [{"content": message.get("content")}]
         if not isinstance(items, list) or len(items) > most_items:
             raise InvalidRequest(f"{field}.items", f"must be a list of at most {most_items} items")
-        yield Said(message["role"], tuple(_item(each, f"{field}.items.{i}") for i, each in enumerate(items)))
+        role = message["role"]
+        yield Said(role, tuple(_item(each, f"{field}.items.{i}", role) for i, each in enumerate(items)))
 
 
-def _item(item: Any, field: str) -> Item:
+def _item(item: Any, field: str, role: str) -> Item:
     content = item.get("content") if isinstance(item, dict) else None
     if not isinstance(content, str):
         raise InvalidRequest(field, "must have a content, which is a string")
     if item.get("content_type", "text") == "text":
         return Item("text", content)
+    if role != "user":  # model services take no image in an answer
+        raise InvalidRequest(field, "is an image, which only a user can send")
     return image(content, field)
 
 

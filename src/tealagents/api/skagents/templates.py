@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
@@ -101,14 +101,22 @@ def _counted(context: Context, looped: Iterable[Any]) -> Iterator[Any]:
     return budget.counted(looped)
 
 
-@pass_context
-def _walked(context: Context, value: Any) -> Any:
-    """What a filter goes through: counted at once where its length is known, and else one by one."""
-    budget: _Budget = context[_BUDGET]
-    if isinstance(value, Sized):
-        budget.take(len(value))
-        return value
-    return budget.counted(value) if isinstance(value, Iterable) else value
+def _walking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that counts what it goes through one by one, also where `map` calls it: what it does with each
+    value may take long."""
+    wanted = getattr(function, "jinja_pass_arg", None)
+
+    @pass_context
+    def walk(context: Context, value: Any, *arguments: Any, **named: Any) -> Any:
+        budget: _Budget = context[_BUDGET]
+        if function is FILTERS["dictsort"]:
+            value = dict(budget.counted(value.items()))
+        elif isinstance(value, Iterable):
+            value = budget.counted(value)
+        passed = {"context": context, "environment": context.environment, "eval_context": context.eval_ctx}
+        return function(*([passed[wanted.name]] if wanted else []), value, *arguments, **named)
+
+    return walk
 
 
 def _kept(value: Any) -> Any:
@@ -166,7 +174,8 @@ class _Environment(SandboxedEnvironment):
         self.filters = {name: FILTERS[name] for name in _FILTERS}
         self.filters |= {"join": _joined, "replace": _replaced, "round": _rounded, "tojson": _json}
         self.arguments = {name: _taken(function) for name, function in self.filters.items()}
-        self.filters |= {_COUNTED: _counted, _KEPT: _kept, _WALKED: _walked}
+        self.filters |= {name: _walking(self.filters[name]) for name in _WALKING}
+        self.filters |= {_COUNTED: _counted, _KEPT: _kept}
         self.globals = {"range": self.globals["range"]}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -196,7 +205,7 @@ def _is_number(value: Any) -> bool:
 
 
 #: names that no template can write
-_COUNTED, _KEPT, _WALKED = "counted loop", "kept text", "counted filter"
+_COUNTED, _KEPT = "counted loop", "kept text"
 _environment = _Environment()
 
 
@@ -309,9 +318,6 @@ def _bound(tree: nodes.Template) -> nodes.Template:
     """The template with every loop counted, and every text that is put together measured."""
     for loop in tree.find_all(nodes.For):
         loop.iter = _filtered(loop.iter, _COUNTED)
-    for each in list(tree.find_all(nodes.Filter)):
-        if each.name in _WALKING and each.node is not None:
-            each.node = _filtered(each.node, _WALKED)
     for assignment in tree.find_all(nodes.Assign):
         assignment.node = _filtered(assignment.node, _KEPT)
     return tree

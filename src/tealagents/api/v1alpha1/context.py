@@ -7,6 +7,7 @@ from starlette.requests import Request
 from tealagents.api.exchange import Exchange
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Caller
 from tealagents.state.owner_directory import Kind
 
 _INDEX_CURSOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z/[0-9a-f-]{36}", re.ASCII)
@@ -23,13 +24,18 @@ def exchange_of(request: Request) -> Exchange:
     return exchange
 
 
+async def asked(request: Request, parameter: str) -> tuple[Exchange, Caller, str]:
+    """The exchange, the caller, and the id in the path."""
+    exchange = exchange_of(request)
+    return exchange, await exchange.identify(request), identifier(request, parameter)
+
+
 async def place(
-    exchange: Exchange, request: Request, kind: Kind, parameter: str, *, reading: bool = False
-) -> tuple[str, str]:
-    """The partition and the id of what the path names, once it is known that the caller may use it."""
-    caller = await exchange.identify(request)
-    name = identifier(request, parameter)
-    return await exchange.locate(caller, kind, name, reading=reading), name
+    request: Request, kind: Kind, parameter: str, *, reading: bool = False
+) -> tuple[Exchange, str, str]:
+    """The exchange, the partition and the id of what the path names, which the caller may use."""
+    exchange, caller, name = await asked(request, parameter)
+    return exchange, await exchange.locate(caller, kind, name, reading=reading), name
 
 
 def identifier(request: Request, name: str) -> str:

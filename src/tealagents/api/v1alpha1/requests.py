@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, number_cursor
+from tealagents.api.v1alpha1.context import READ_CODES, asked, identifier, number_cursor
 from tealagents.api.v1alpha1.messages import stream
 from tealagents.api.v1alpha1.parameters import ApprovalId, Limit, OfStep, Position, RequestId
 from tealagents.api.v1alpha1.routing import Routes
@@ -30,9 +30,8 @@ _LAST_EVENT = 10**12 - 1
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_request(request: Request, request_id: RequestId) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    view = await exchange.request(caller, identifier(request, "request_id"))
+    exchange, caller, name = await asked(request, "request_id")
+    view = await exchange.request(caller, name)
     return json_response(documents.request(view.record, exchange.prefix))
 
 
@@ -70,9 +69,7 @@ async def get_request(request: Request, request_id: RequestId) -> Response:
     },
 )
 async def follow_request(request: Request, request_id: RequestId) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    name = identifier(request, "request_id")
+    exchange, caller, name = await asked(request, "request_id")
     view = exchange.replay(await exchange.request(caller, name), after=_position(request))
     return stream(exchange, view, {}) if view is not None else Response(status_code=204)
 
@@ -97,9 +94,7 @@ async def get_prompt(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    name = identifier(request, "request_id")
+    exchange, caller, name = await asked(request, "request_id")
     step = ids.canonical(step_id, "step_id") if step_id is not None else None
     first = number_cursor(cursor)
     prompt = await exchange.prompt(caller, name, step)
@@ -122,10 +117,8 @@ async def get_prompt(
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_approval(request: Request, request_id: RequestId, approval_id: ApprovalId) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    name, approval = identifier(request, "request_id"), identifier(request, "approval_id")
-    shown = await exchange.approval(caller, name, approval)
+    exchange, caller, name = await asked(request, "request_id")
+    shown = await exchange.approval(caller, name, identifier(request, "approval_id"))
     return json_response(documents.approval_with_tools(shown, exchange.prefix, caller.user))
 
 
@@ -141,9 +134,7 @@ async def get_approval(request: Request, request_id: RequestId, approval_id: App
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def cancel_request(request: Request, request_id: RequestId) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    name = identifier(request, "request_id")
+    exchange, caller, name = await asked(request, "request_id")
     record = await exchange.cancel(caller, name)
     return json_response(documents.request(record, exchange.prefix))
 

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, number_cursor, place
+from tealagents.api.v1alpha1.context import READ_CODES, number_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.api.v1alpha1.routing import Routes
@@ -33,7 +33,7 @@ async def list_messages(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange, partition, name = await _read_task(request)
+    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     after = number_cursor(cursor)
     path = await _path(exchange, partition, name, checkpoint_id)
     found, more = await exchange.history.messages(partition, name, path, after=after, limit=limit)
@@ -51,7 +51,7 @@ async def list_messages(
 async def list_steps(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    exchange, partition, name = await _read_task(request)
+    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     after = number_cursor(cursor)
     tail = (await exchange.tasks.head(partition, name)).value.tail_seq
     found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
@@ -69,7 +69,7 @@ async def list_steps(
 async def list_audit(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    exchange, partition, name = await _read_task(request)
+    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     after = number_cursor(cursor)
     tail = (await exchange.tasks.head(partition, name)).value.tail_seq
     found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
@@ -94,7 +94,7 @@ async def list_checkpoints(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange, partition, name = await _read_task(request)
+    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     before = number_cursor(cursor) if cursor is not None else None
     head = (await exchange.tasks.head(partition, name)).value
     below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
@@ -106,12 +106,6 @@ async def list_checkpoints(
         known = await exchange.catalog.parents(partition, name, [end.request_id for end in found])
         items = [{**item, "parent_id": known[item["checkpoint_id"]]} for item in items]
     return json_response(documents.page(items, more))
-
-
-async def _read_task(request: Request) -> tuple[Exchange, str, str]:
-    """Where the task is that a request reads: exchange, partition, id."""
-    exchange = exchange_of(request)
-    return exchange, *await place(exchange, request, keys.task, "task_id", reading=True)
 
 
 async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id: str | None) -> Path:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from tealagents.api import bodies
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, index_cursor, place
+from tealagents.api.v1alpha1.context import READ_CODES, asked, exchange_of, index_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
@@ -64,8 +64,7 @@ async def list_tasks(
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_task(request: Request, task_id: TaskId) -> Response:
-    exchange = exchange_of(request)
-    partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     return json_response(documents.task((await exchange.tasks.head(partition, name)).value))
 
 
@@ -83,9 +82,7 @@ async def get_task(request: Request, task_id: TaskId) -> Response:
     ),
 )
 async def patch_task(request: Request, task_id: TaskId) -> Response:
-    exchange = exchange_of(request)
-    caller = await exchange.identify(request)
-    name = identifier(request, "task_id")
+    exchange, caller, name = await asked(request, "task_id")
     patch = bodies.validated(inputs.TaskPatch, await exchange.body(request))
     partition = await exchange.locate(caller, keys.task, name)
     given = patch.model_fields_set
@@ -106,7 +103,6 @@ async def patch_task(request: Request, task_id: TaskId) -> Response:
     responses=openapi.problem_responses(*READ_CODES, "task_busy"),
 )
 async def delete_task(request: Request, task_id: TaskId) -> Response:
-    exchange = exchange_of(request)
-    partition, name = await place(exchange, request, keys.task, "task_id")
+    exchange, partition, name = await place(request, keys.task, "task_id")
     await exchange.eraser.delete_task(partition, name)
     return Response(status_code=204)
