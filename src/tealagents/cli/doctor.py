@@ -160,10 +160,10 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
 def _unmade(store: "BaseStore") -> Iterator[Ailment]:
     """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
     folder = Path(store.where).parent
-    if store.name not in ("sqlite", "files") or not folder.is_dir():
-        yield Ailment(
-            absent(store), "The first start of the service makes a new store: its folder, table or schema."
-        )
+    if store.name not in ("sqlite", "files"):
+        return
+    if not folder.is_dir():
+        yield Ailment(absent(store), "The first start of the service makes a new store, and its folder.")
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield Ailment(
             f"the store cannot be made: {folder} cannot be written",
