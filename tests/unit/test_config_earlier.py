@@ -172,7 +172,8 @@ def test_redis_is_called_over_tls_unless_it_is_turned_off(tmp_path: Path) -> Non
     """As there: an environment that leaves it out must not begin to send its password in the clear."""
     redis = {"TA_STATE_MANAGEMENT": "redis", "TA_REDIS_HOST": "cache"}
     assert read(tmp_path, OURS, **redis).persistence == "rediss://cache:6379/0"
-    assert read(tmp_path, OURS, **redis, TA_REDIS_SSL="false").persistence == "redis://cache:6379/0"
+    for said, scheme in {"false": "redis", "0": "redis", " TRUE ": "rediss", "required": "rediss"}.items():
+        assert read(tmp_path, OURS, **redis, TA_REDIS_SSL=said).persistence == f"{scheme}://cache:6379/0"
 
 
 def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:

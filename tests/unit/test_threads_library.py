@@ -598,9 +598,10 @@ async def test_without_a_thread_nothing_is_kept(
 ) -> None:
     """Neither in a message store nor at the service. covers: THREAD-3"""
     stores = partial(FileMessages, tmp_path / "kept")
-    client = {"client": "openai-responses"}
+    client = {"client": "openai-responses"} if kind == "local" else {}
     async with make(thread={"kind": kind}, agent=client, message_stores=stores) as agent:
         assert (await agent.run("hello")).text == "Hello! How can I help?"
+        assert service.requests[-1]["path"] == "/v1/responses"
         assert service.requests[-1]["body"]["store"] is False
         with pytest.raises(InvalidRequest, match="store: is True, but the thread is local"):
             await agent.run("hello", store=True)

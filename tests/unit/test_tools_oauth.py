@@ -561,6 +561,23 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
     assert await here.wider(Context(), server, "wider") is None
 
 
+async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_stored(
+    pretender: Pretender,
+) -> None:
+    """Some servers send a refresh token with the first consent alone."""
+    pretender.publish()
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("read",), client_id="me")
+    further = Challenge.of('Bearer error="insufficient_scope", scope="write"')
+    for token, challenge in (("first", None), ("second", further)):
+        pretender.answered = {"access_token": token, "refresh_token": "once" if challenge is None else ""}
+        asked = await consents.ask(Context(), server, challenge)
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert await consents.wider(Context(), server, "second") is None
+    assert await consents.token(Context(), server) == "second"
+
+
 async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 403 asks the user, and forgets no token: without an encrypted store it could not be renewed."""
     provider = Provider()

@@ -270,7 +270,9 @@ def _why_not(consent_url: str | None) -> str:
 def _items(message: object) -> tuple[Item, ...]:
     if isinstance(message, str):
         message = [Item("text", message)]
-    if not isinstance(message, Sequence) or not all(isinstance(each, Item) for each in message):
+    if not isinstance(message, Sequence) or not all(
+        isinstance(each, Item) and isinstance(each.content, str) for each in message
+    ):
         raise InvalidRequest("message", "pass a text or a list of Item")
     if not message:
         raise InvalidRequest("message", "is empty")

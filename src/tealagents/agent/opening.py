@@ -21,8 +21,12 @@ T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
 
 
 def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
-    """The config, as it would be for the other kind of threads."""
-    return dataclasses.replace(config, thread=config.thread.model_copy(update={"kind": kind}))
+    """The config, as it would be for the other kind of threads. Local ones of an agent that is configured for
+    remote ones are answered by the same API."""
+    agent = config.agent
+    if agent.client is None and config.thread.kind == "remote":
+        agent = agent.model_copy(update={"client": "openai-responses"})
+    return dataclasses.replace(config, agent=agent, thread=config.thread.model_copy(update={"kind": kind}))
 
 
 class Shared(Generic[T]):

@@ -138,7 +138,8 @@ class Client:
 
         Raises:
             StillRunning: after `timeout` seconds. The request continues.
-            ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows.
+            ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows;
+                `ProblemError` where a gateway answered in its place.
         """
         return self._run(self._does.wait(request_id, timeout))
 

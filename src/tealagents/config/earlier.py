@@ -77,6 +77,6 @@ def _redis(environment: Environment) -> str:
         return environment.get(_REDIS + name) or default
 
     # as there, TLS is used unless it is turned off
-    scheme = "rediss" if get("SSL", "true").lower() in ("1", "true", "yes", "on") else "redis"
+    scheme = "redis" if get("SSL").strip().lower() in ("0", "false", "no", "off") else "rediss"
     password = f":{quote(get('PWD'), safe='')}@" if get("PWD") else ""
     return f"{scheme}://{password}{get('HOST', 'localhost')}:{get('PORT', '6379')}/{get('DB', '0')}"

@@ -1,5 +1,6 @@
 """Whole threads, local or remote or of workflows, in any store the service can use."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -15,6 +16,8 @@ from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClo
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
+
+log = logging.getLogger(__name__)
 
 #: what the keys of threads begin with
 THREADS = "thread/"
@@ -106,8 +109,13 @@ class ThreadStore:
         """The ids of all threads that are kept."""
         async for key, record in self._records.every(self._partition, THREADS):
             name = keys.last_segment(key)
-            digest = keys.plain(name) != name
-            yield unseal(self._partition, key, record.value, StoredThread).thread_id if digest else name
+            if keys.plain(name) != name:  # a digest
+                try:
+                    name = unseal(self._partition, key, record.value, StoredThread).thread_id
+                except CorruptState as error:
+                    log.error("a thread is not listed: %s", error)
+                    continue
+            yield name
 
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here and wherever else it is kept."""

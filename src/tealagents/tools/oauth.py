@@ -141,8 +141,11 @@ class Consents:
         access = self._access.get(key)
         if access is not None and access.token == token:
             grant = self._usable(await self._stored(key[0], server), server)
-            # a user may grant less than was asked for, and all of it later: the scopes are the same then
             if grant is None or _mark(grant) == access.grant:
+                return None
+            # a user may grant less than was asked for, and all of it later: the scopes are the same then.
+            # Fewer are of an older grant: nothing is stored of one without a refresh token
+            if set(grant.scopes) < set(access.scopes):
                 return None
             await self.refused(context, server, token)
         return await self.token(context, server)
