@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import FrameType
@@ -38,7 +39,17 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
     Unknown,
 )
-from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
+from tealagents.domain.models import (
+    Caller,
+    Head,
+    Item,
+    Json,
+    RequestRecord,
+    Session,
+    ToolCall,
+    ToolOutcome,
+    User,
+)
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.approvals import Command
 from tealagents.state import forking, keys, records
@@ -852,3 +863,51 @@ def test_users_of_different_tenants_never_share_a_partition() -> None:
     assert len({user.key for user in users}) == len(users)
     assert len({keys.user("Tester", user.key) for user in users}) == len(users)
     assert Caller(User("mock", "ada")).user.key == "mock.ada"
+
+
+async def failed_at(here: Process, task_id: str, call_id: str) -> None:
+    """A request that calls a tool and then fails."""
+    here.model.answers = [calls(ToolCall(call_id, "Shell-look", "{}")), fails]
+    assert (await here.ask(call_id, task_id)).status == "Failed"
+
+
+async def test_an_import_says_that_there_were_more_tool_calls_where_its_fork_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a fork knows of calls that it cannot name any more is in its head alone."""
+    monkeypatch.setattr(lifecycle, "MAX_EFFECTS", 2)
+    async with process(None, Scripted(), noting([], "Shell-look")) as here:
+        task_id = (await here.ask("one")).task_id
+        await failed_at(here, task_id, "pay")
+        here.model.answers = [says("three")]
+        await here.ask("three", task_id)
+        task_id = (await fork(here.tasks, here.partition(), task_id, ADA.user)).task_id
+        for call_id in ("look", "look again"):
+            await failed_at(here, task_id, call_id)
+        head = (await here.tasks.head(here.partition(), task_id)).value
+        assert lifecycle.effects_cut(head)
+        document = to_builtins(await export(here.tasks, here.partition(), task_id))
+        await here.eraser.delete_task(here.partition(), task_id)
+        imported = await here.importer.import_(ADA, document)
+        assert lifecycle.effects_on_path(imported) == lifecycle.effects_on_path(head)
+        assert lifecycle.effects_cut(imported)
+
+
+async def test_an_import_looks_at_a_tool_call_a_few_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once more for every request that failed after it."""
+    looked: list[str] = []
+    size = lifecycle._size
+
+    def noted(tool: ToolOutcome) -> int:
+        looked.append(tool.call_id)
+        return size(tool)
+
+    async with process(None, Scripted(), noting([], "Shell-look")) as here:
+        task_id = (await here.ask("one")).task_id
+        for n in range(20):
+            await failed_at(here, task_id, f"call {n}")
+        document = to_builtins(await export(here.tasks, here.partition(), task_id))
+        await here.eraser.delete_task(here.partition(), task_id)
+        monkeypatch.setattr(lifecycle, "_size", noted)
+        await here.importer.import_(ADA, document)
+    assert max(Counter(looked).values()) <= 3

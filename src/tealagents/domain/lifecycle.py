@@ -139,11 +139,13 @@ def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, .
     room = MAX_EFFECTS_BYTES
     every = (*known, latest)
     for effects in reversed(every[-MAX_EFFECTS:]):
-        fits = sum(map(_size, effects.tools)) <= room
-        tools = effects.tools if fits else _newest(effects.tools, room)
+        tools, size = effects.tools, sum(map(_size, effects.tools))
+        if size > room:
+            tools = _newest(tools, room)
+            size = sum(map(_size, tools))
         if tools or not kept:
             kept.append(replace(effects, tools=tools))
-        room -= sum(map(_size, tools))
+        room -= size
         if len(tools) < len(effects.tools):
             break
     oldest = every[0]

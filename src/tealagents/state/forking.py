@@ -117,8 +117,8 @@ async def _path(
 def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:
     """The history up to a request that failed behind a path.
 
-    Where the task was rolled back to before that request, its history is not known: all entries between
-    count, so that no tool call is forgotten.
+    Where the task was rolled back to before that request, or the request was withdrawn, its history is not
+    known: all entries between count, so that no tool call is forgotten.
     """
     end = failed.last_seq
     if any(first <= end <= last for first, last in source.path):

@@ -264,17 +264,15 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
         entry.body for entry in document.entries if isinstance(entry.body, RequestEnd) and entry.body.tools
     ]
     logged = {end.first_seq for end in ends}
-    effects: tuple[Effects, ...] = ()
-    # what a fork knows of its source's tools is in its head alone
+    effects: list[Effects] = []
+    # what a fork knows of its source's tools, and that there were more of them, is in its head alone
     for known in document.task.effects:
-        if known.first_seq not in logged:
+        tools = () if known.first_seq in logged else known.tools
+        if tools or known.cut:
             cut = known.cut and known.cut + SHIFT
-            shifted = replace(known, first_seq=known.first_seq + SHIFT, cut=cut)
-            effects = lifecycle.remembering(effects, shifted)
-    for end in ends:
-        if end.status != "Completed":
-            effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))
-    return effects
+            effects.append(Effects(known.first_seq + SHIFT, tools, cut=cut))
+    effects += [Effects(end.first_seq + SHIFT, end.tools) for end in ends if end.status != "Completed"]
+    return lifecycle.remembering(tuple(effects[:-1]), effects[-1]) if effects else ()
 
 
 def _marked(body: Body) -> Body:
