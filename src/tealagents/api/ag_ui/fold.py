@@ -125,8 +125,8 @@ class RunFold(EventFold):
 
     def called(self, call: ToolCall) -> None:
         self._show(call)
-        name, n = call.tool, 1
-        while name in self._steps.values():
+        name, n, taken = call.tool, 1, set(self._steps.values())
+        while name in taken:
             n += 1
             name = f"{call.tool} #{n}"
         self._steps[call.id] = name
