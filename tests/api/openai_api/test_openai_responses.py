@@ -10,6 +10,9 @@ import pytest
 from openai import OpenAI
 from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
 
+from tealagents.api.exchange import Exchange
+from tealagents.api.openai import responses
+from tealagents.api.stretches import Stretch
 from tealagents.testing.service import ServiceThread
 
 
@@ -149,6 +152,26 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         with pytest.raises(openai.NotFoundError) as unknown:
             client.responses.create(model="Tester", input=history(identifier))
         assert identifier in str(unknown.value)
+
+
+def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(
+    ada: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has no such items, whichever way its id is written."""
+    answered = ada.responses.create(model="Tester", input="hello")
+    reading, read = responses.document, list[str]()
+
+    async def counted(exchange: Exchange, stretch: Stretch) -> Json:
+        read.append(stretch.record.request_id)
+        return await reading(exchange, stretch)
+
+    monkeypatch.setattr(responses, "document", counted)
+    of = answered.id.removeprefix("resp_")
+    named = [f"msg_{each}_{n}" for n in range(900, 910) for each in (of, of.upper())]
+    unknown: Any = [{"type": "item_reference", "id": each} for each in named]
+    with pytest.raises(openai.BadRequestError):
+        ada.responses.create(model="Tester", input=unknown)
+    assert read == [of.partition("_")[0]]
 
 
 def test_a_request_for_approval_can_be_referred_to(ada: OpenAI, file: Path) -> None:
