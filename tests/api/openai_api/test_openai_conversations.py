@@ -136,6 +136,20 @@ def test_a_history_with_calls_is_added_in_words(ada: OpenAI) -> None:
     ]
 
 
+def test_a_message_that_a_conversation_was_filled_with_can_be_referred_to(ada: OpenAI) -> None:
+    """One of the assistant keeps its words, also where it was added to what was there."""
+    turn: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    made = ada.conversations.create(items=turn)
+    ada.conversations.items.create(made.id, items=turn)
+    for item in list(ada.conversations.items.list(made.id, order="asc"))[1::2]:
+        referred: Any = [turn[0], {"type": "item_reference", "id": item.id}, {"role": "user", "content": "?"}]
+        response = ada.responses.create(model="Tester", input=referred)
+        assert response.conversation is not None
+        kept = ada.conversations.items.list(response.conversation.id, order="asc")
+        words = [json.loads(each.to_json())["content"][0]["text"] for each in kept]
+        assert words[:3] == ["hi", "yo", "?"]
+
+
 def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:
     """A conversation that waits for a decision takes no items, and holds what it held."""
     made = ada.conversations.create()

@@ -12,6 +12,7 @@ from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving
 
 from tealagents.api.exchange import Exchange
 from tealagents.api.openai import responses
+from tealagents.api.requests import MOST_REQUESTS
 from tealagents.api.stretches import Stretch
 from tealagents.testing.service import ServiceThread
 
@@ -196,6 +197,18 @@ def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:
     ada.responses.delete(alone.id)
     with pytest.raises(openai.NotFoundError):
         ada.responses.retrieve(alone.id)
+
+
+def test_a_response_among_others_is_not_deleted_however_much_was_added_behind_it(ada: OpenAI) -> None:
+    """What was added counts for nothing, and hides none of the others."""
+    first = ada.responses.create(model="Tester", input="hello")
+    assert first.conversation is not None
+    second = ada.responses.create(model="Tester", input="again", conversation=first.conversation.id)
+    for _ in range(MOST_REQUESTS):
+        ada.conversations.items.create(first.conversation.id, items=[{"role": "user", "content": "hi"}])
+    with pytest.raises(openai.ConflictError):
+        ada.responses.delete(second.id)
+    assert ada.responses.retrieve(first.id).output_text == first.output_text
 
 
 def test_what_a_response_began_with_goes_with_it(ada: OpenAI) -> None:
