@@ -106,7 +106,7 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
 
 async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await find(exchange, caller, response_id)
-    return json_response(documents.page(await inputs_of(exchange, stretch), request))
+    return json_response(await documents.page(query.backwards(await inputs_of(exchange, stretch)), request))
 
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
