@@ -119,6 +119,16 @@ def test_the_same_events_give_the_same_bytes(run: list[Event], before: Approval 
     assert folded(run, before) == folded(run, before)
 
 
+@pytest.mark.parametrize(("total", "shown"), [(15, (10, 5, 15)), (40, (10, 30, 40)), (0, (10, 5, 15))])
+def test_the_tokens_of_a_run_are_what_went_in_and_what_came_out(
+    total: int, shown: tuple[int, int, int]
+) -> None:
+    """The total is their sum, also where the service counts reasoning in the total alone, or counts none."""
+    run: list[Event] = [Started(), Completed(Outcome("hi", TokenUsage(10, 5, total)))]
+    (usage,) = events(folded(run, None).decode())[-1]["usage"]
+    assert (usage["inputTokens"], usage["outputTokens"], usage["totalTokens"]) == shown
+
+
 ROLES: list[Role] = ["user", "assistant", "tool", "tool", "assistant"]
 HISTORY = [
     Message(
