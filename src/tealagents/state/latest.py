@@ -52,7 +52,7 @@ def changed_at(record: RequestRecord) -> datetime:
     """When a request came into the status that it has."""
     if record.pause is not None:
         return record.pause.created_at
-    return record.ended_at or record.started_at or record.created_at
+    return record.ended_at or record.resumed_at or record.started_at or record.created_at
 
 
 async def page(
