@@ -983,7 +983,7 @@ def test_definitions_beyond_the_bound_are_not_written_out(monkeypatch: pytest.Mo
         return json.dumps(value, **options)
 
     monkeypatch.setattr(openapi_schema, "json", SimpleNamespace(dumps=noted))
-    schemas = {f"S{number}": {"type": "string", "description": "d" * 20_000} for number in range(50)}
+    schemas: Json = {f"S{number}": {"type": "string", "description": "d" * 20_000} for number in range(50)}
     choices = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
     body = {"content": {"application/json": {"schema": {"anyOf": choices}}}}
     [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
