@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from datetime import datetime
+from functools import partial
 
 from msgspec import Struct
 
@@ -131,10 +132,14 @@ class Departure:
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
-        while page := await self._records.store.scan(self._partition, "", limit=MOST_RECORDS):
+        after: str | None = None
+        scan = partial(self._records.store.scan, self._partition, "", limit=MOST_RECORDS)
+        # on from the last page, as each may first have to get past all that has expired before it
+        while page := await scan(after=after) or (await scan() if after else []):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
             report(wiped)
+            after = page[-1][0]
         await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
         await self._wipe_mentions(keys.erasing(self._records.agent), "")
         await self._directory.forget(self._user)
