@@ -18,6 +18,7 @@
 `catalogue`           what the operator says of each tool, and what follows
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
+`schema_form`         the schemas of tools as model services take them
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
