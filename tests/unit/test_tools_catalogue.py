@@ -79,6 +79,10 @@ def entry(tool_id: str, **governance: Any) -> Json:
     return {"tool_id": tool_id, "name": tool_id, "description": "", "governance": governance, "auth": None}
 
 
+#: a scope that would not be asked for, and a secret in the file
+MISSPELT = {"auth_type": "oauth2", "auth_server": "https://x", "oauth_client_secret": "s3cret", "scope": []}
+
+
 def catalogue(*entries: Json) -> Catalogue:
     return Catalogue.model_validate({"plugins": [{"plugin_id": "P", "tools": list(entries)}]})
 
@@ -183,7 +187,7 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
     }
     file = tmp_path / "catalogue.json"
     file.write_text(json.dumps(document))
-    [tool] = Catalogue.load(file).entries()
+    [tool] = Catalogue.load(file, {}).entries()
     assert tool.governance.governance() == Governance(
         requires_hitl=True, cost="high", data_sensitivity="proprietary"
     )
@@ -206,6 +210,10 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
             r"governance\.require_hitl: Extra inputs are not permitted",
         ),
         (
+            json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b") | {"auth": MISSPELT}]}]}),
+            r"auth\.oauth_client_secret: String should match pattern.*auth\.scope: Extra inputs",
+        ),
+        (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b"), entry("A-b")]}]}),
             "names the tool 'A-b' twice",
         ),
@@ -216,13 +224,13 @@ def test_flaws_are_reported_with_their_key(tmp_path: Path, text: str, reported: 
     file = tmp_path / "catalogue.json"
     file.write_text(text)
     with pytest.raises(ToolsetError, match=f"(?s)catalogue.json.*{reported}"):
-        Catalogue.load(file)
+        Catalogue.load(file, {})
 
 
 def test_missing_catalogue_is_reported(tmp_path: Path) -> None:
     """A catalogue that is configured and not there is an error, not no catalogue."""
     with pytest.raises(ToolsetError, match=r"nowhere\.json cannot be read"):
-        Catalogue.load(tmp_path / "nowhere.json")
+        Catalogue.load(tmp_path / "nowhere.json", {})
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -369,14 +377,24 @@ async def test_mistakes_are_reported_at_start(options: Json, reported: str) -> N
         ({"url": "http://127.0.0.1:1/mcp"}, False),
         ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://other.example", "scopes": ["r"]}, False),
         ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://login.example"}, False),
-        ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://login.example/", "scopes": ["r"]}, True),
+        ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://login.example", "scopes": ["r"]}, False),
+        (
+            {
+                "url": "http://127.0.0.1:1/mcp",
+                "auth_server": "https://login.example/",
+                "scopes": ["r"],
+                "oauth_client_id": "me",
+            },
+            True,
+        ),
     ],
 )
 async def test_an_auth_that_an_mcp_server_does_not_ask_for_is_refused(
     tmp_path: Path, server: Json, fits: bool
 ) -> None:
     """The catalogue cannot have a tool run without the authorization that it names for it."""
-    auth = {"auth_type": "oauth2", "auth_server": "https://login.example", "scopes": ["r"]}
+    auth: Json = {"auth_type": "oauth2", "auth_server": "https://login.example", "scopes": ["r"]}
+    auth["oauth_client_id"] = "me"
     tools = [{"tool_id": "Kitchen-recipe", "governance": {"requires_hitl": False}, "auth": auth}]
     file = tmp_path / "catalogue.json"
     file.write_text(json.dumps({"plugins": [{"plugin_id": "Kitchen", "tools": tools}]}))

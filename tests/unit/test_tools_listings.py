@@ -1,20 +1,26 @@
 """What a server lists for one user is that user's alone."""
 
 import logging
+from collections.abc import Callable, Sequence
 
 import mcp_types as types
 import pytest
 from engine_setup import Scripted, Tools, noting
+from mcp.shared.exceptions import MCPError
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
+from pydantic import ValidationError
 from tools_setup import Context, by_name
 
-from tealagents.domain.errors import NeedsAuthorization
-from tealagents.domain.models import User
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
+from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.engine.toolbox import Toolbox
+from tealagents.testing.waits import eventually
+from tealagents.tools import mcp as adapter
 from tealagents.tools.catalogue import Catalogue, GovernedToolset
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.mcp_listing import Lister
+from tealagents.tools.mcp_transport import BearerToken
 from tealagents.tools.oauth import Consents
 from tealagents.tools.options import MCPServerOptions
 
@@ -135,6 +141,138 @@ def listed(name: str, *, read_only: bool) -> types.Tool:
 def asks(tool: Tool | None) -> bool:
     assert tool is not None
     return tool.spec.governance.requires_hitl
+
+
+def parameters_of(schema: Json) -> Json:
+    [tool] = lister().listing([types.Tool(name="x", input_schema=schema)], None).tools
+    return tool.spec.parameters
+
+
+def test_what_model_services_refuse_at_the_root_of_a_schema_is_left_out() -> None:
+    """One such tool would fail every request of all users. What can be chosen are optional fields."""
+    text, number = {"type": "string"}, {"type": "number"}
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"id": text},
+        "required": ["id"],
+        "oneOf": [
+            {"properties": {"id": number, "name": text}, "required": ["name"]},
+            {"$ref": "#/$defs/Size"},
+        ],
+        "allOf": [{"if": {}, "then": {"properties": {"hidden": text}}}, {"properties": {"limit": number}}],
+        "$defs": {"Size": {"type": "object", "properties": {"size": number}}},
+        "anyOf": 5,
+        "enum": [{}],
+        "const": {},
+        "not": {},
+        "if": {},
+        "then": {},
+        "else": {},
+    }
+    assert parameters_of(schema) == {
+        "type": "object",
+        "properties": {"limit": number, "id": text, "name": text, "size": number},
+        "required": ["id"],
+        "$defs": {"Size": {"type": "object", "properties": {"size": number}}},
+    }
+    assert parameters_of({"oneOf": [True, {"$ref": "#/$defs/None"}, {"properties": 5}]}) == {
+        "type": "object",
+        "properties": {},
+    }
+
+
+def test_an_array_of_a_schema_says_what_its_items_are() -> None:
+    """Wherever it stands; model services refuse one that does not. What only looks like an array stays."""
+    bare, described = {"type": "array"}, {"type": "array", "items": {}}
+    fields = {
+        "type": bare,
+        "list": {"type": ["array", "null"]},
+        "nested": {"type": "array", "items": {"anyOf": [bare, {"type": "string"}]}},
+        "pair": {"type": "array", "prefixItems": [bare]},
+        "value": {"type": "object", "default": bare, "properties": {"array": {}}},
+    }
+    made = parameters_of({"properties": fields, "$defs": {"one": {"additionalProperties": bare}}})
+    assert made["properties"] == {
+        "type": described,
+        "list": {"type": ["array", "null"], "items": {}},
+        "nested": {"type": "array", "items": {"anyOf": [described, {"type": "string"}]}},
+        "pair": {"type": "array", "prefixItems": [described]},
+        "value": {"type": "object", "default": bare, "properties": {"array": {}}},
+    }
+    assert made["$defs"] == {"one": {"additionalProperties": described}}
+
+
+class Connected:
+    """A connection whose server lists one tool, or fails to."""
+
+    fault: Exception | None = None
+
+    def __init__(
+        self, options: MCPServerOptions, listed: Callable[[Sequence[types.Tool]], None], bearer: BearerToken
+    ) -> None:
+        self.listed = listed
+        self.bearer = bearer
+        self.busy, self.idle_since, self.is_open = 0, 0.0, True
+
+    async def start(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.listed([types.Tool(name="list", input_schema={})])
+
+    async def call(self, name: str, arguments: Json) -> types.CallToolResult:
+        return types.CallToolResult(content=[types.TextContent(text=f"{name} is done")])
+
+    async def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def issues(monkeypatch: pytest.MonkeyPatch) -> MCPServer:
+    """A server with connections of users, of which none is real."""
+    monkeypatch.setattr(adapter, "MCPConnection", Connected)
+    return MCPServer(MCPServerOptions(name="issues", url="https://x.example/mcp", on_behalf_of_scopes=["a"]))
+
+
+async def test_who_uses_a_server_keeps_its_tools(issues: MCPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others are listed meanwhile."""
+    monkeypatch.setattr(adapter, "MAX_LISTINGS", 2)
+    for other in ("bob", "eve", "mallory"):
+        assert await issues.call(Context("ada"), "issues-list", {}) == "list is done"
+        await issues.call(Context(other), "issues-list", {})
+    assert "issues-list" in await issues.connect(Context("ada"))
+    await issues.__aexit__()
+
+
+async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(
+    issues: MCPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on asking its server for changes with the user's token; one with a call under way stays."""
+    monkeypatch.setattr(adapter, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(adapter, "SWEEP_SECONDS", 0.01)
+    busy = await issues._users.of("ada", "token")
+    busy.busy = 1
+    idle = await issues._users.of("bob", "token")
+    assert isinstance(idle, Connected)
+    await eventually(lambda: not idle.is_open)
+    assert isinstance(busy, Connected)
+    assert busy.is_open
+    await issues.__aexit__()
+
+
+@pytest.mark.parametrize("fault", ["a listing that breaks the rules", "an answer that cannot be read"])
+async def test_what_was_not_called_was_not_done(
+    issues: MCPServer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A user's connection that cannot be made is reported as that, whatever is wrong with the server."""
+    with pytest.raises(ValidationError) as broken:
+        types.ListToolsResult.model_validate({"tools": [{"name": "x"}]})
+    unread = MCPError(-32600, "Unexpected content type: text/html")
+    monkeypatch.setattr(Connected, "fault", broken.value if fault.startswith("a listing") else unread)
+    with pytest.raises(ToolFailed, match=r"issues cannot be reached: .*(?s:.*) Nothing was done") as called:
+        await issues.call(Context("ada"), "issues-list", {})
+    assert not called.value.unknown
+    with pytest.raises(ToolFailed, match="issues cannot be reached: "):
+        await issues.connect(Context("ada"))
 
 
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,13 +13,17 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import mcp_types as types
 import pytest
+from mcp.client import Client
+from mcp.client.streamable_http import StreamableHTTPTransport
 from mcp.server.mcpserver import Context as SDKContext
 from mcp.server.mcpserver import MCPServer as SDKServer
+from mcp.shared._context_streams import create_context_streams
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
@@ -30,7 +34,9 @@ from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_connection import FIRST_PAUSE, MCPConnection
 from tealagents.tools.mcp_results import result_text
+from tealagents.tools.mcp_transport import GET_PAUSE, BearerToken, ReportingClient
 from tealagents.tools.options import MCPServerOptions
 
 #: seconds that something outside of this process is given to happen
@@ -229,6 +235,34 @@ async def test_nulls_are_left_out_of_a_schema(tmp_path: Path) -> None:
         assert by_name(server)["odd-nulls"].spec.parameters == {"type": "object", "properties": {}}
 
 
+async def test_a_tool_that_is_listed_on_two_pages_is_one(tmp_path: Path) -> None:
+    """A listing that shifts between its pages does this; two tools of one name would fail the start."""
+    async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
+        assert [tool.spec.name for tool in server.tools()].count("odd-echo") == 1
+
+
+async def test_a_server_that_announces_a_change_with_each_listing_is_not_listed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pause comes before each listing, so that it is listed a few times a second at most."""
+    seen: list[object] = []
+    connection = MCPConnection(MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp"), lambda tools: None)
+
+    async def pause(seconds: float) -> None:
+        seen.append(seconds)
+
+    async def listing(client: object) -> list[types.Tool]:
+        seen.append("listing")
+        connection._list_again() if len(seen) < 6 else connection._lose()
+        return []
+
+    monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
+    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    connection._list_again()
+    await connection._watch(Client(SDKServer("web")))
+    assert seen == [FIRST_PAUSE, "listing"] * 3
+
+
 async def test_modern_server_reports_changes_to_those_who_listen() -> None:
     """At the newest protocol version, where changes have to be asked for, a new listing is taken over."""
     sdk = counting([])
@@ -285,7 +319,8 @@ async def test_calls_run_at_the_same_time() -> None:
 async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     """Past `request_timeout` the outcome is unknown, and the server is notified that the call is canceled."""
     async with opened(**odd(tmp_path), **TRUSTED, request_timeout=0.3) as server:
-        assert by_name(server)["odd-slow"].spec.timeout == 0.3
+        # with the wait for a session: the limit from outside comes last, or what is known would be lost
+        assert by_name(server)["odd-slow"].spec.timeout == 0.3 + 30 + 1
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
             await call(server, "slow")
         await eventually(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
@@ -304,6 +339,12 @@ async def test_what_was_done_by_a_call_with_an_unreadable_answer_is_unknown(tmp_
         with pytest.raises(ToolFailed, match="accepted the call, but its answer violates MCP") as raised:
             await call(server, "nonsense")
     assert raised.value.unknown
+
+
+async def test_a_result_is_not_held_against_the_servers_schema(tmp_path: Path) -> None:
+    """Its patterns could hold up all other work for hours; the model reads what the tool has answered."""
+    async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
+        assert json.loads(await call(server, "patterned")) == {"x": "a" * 20 + "!"}
 
 
 async def test_tool_that_is_gone_is_reported(tmp_path: Path) -> None:
@@ -565,6 +606,112 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
     assert calls == ["wait"]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response("<p>done</p>", media_type="text/html"),
+        Response("{", media_type="application/json"),
+        Response("data: {\n\n", media_type="text/event-stream"),
+        Response('{"jsonrpc": "2.0"', media_type="application/json", status_code=403),
+        Response(status_code=202),
+    ],
+    ids=["another type", "no JSON", "no event", "no error", "accepted"],
+)
+async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(answer: Response) -> None:
+    """Over HTTP: the server has carried the call out, and a gateway says something else."""
+    calls: list[str] = []
+    app = counting(calls).streamable_http_app()
+
+    async def garbling(scope: Any, receive: Any, send: Any) -> None:
+        if dict(scope.get("headers", ())).get(b"mcp-method") != b"tools/call":
+            await app(scope, receive, send)
+            return
+
+        async def drop(message: Any) -> None:
+            pass
+
+        await app(scope, receive, drop)
+        await answer(scope, receive, send)
+
+    with served(garbling) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            with pytest.raises(ToolFailed, match="Whether the call was carried out is unknown") as raised:
+                await call(server, "count", text="a")
+    assert raised.value.unknown
+    assert calls == ["a"]
+
+
+class Broken(httpx2.AsyncByteStream):
+    """A body that breaks behind an event."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"id: 1\n\n"
+        raise httpx2.ReadTimeout("silence")
+
+
+class Ending(httpx2.AsyncByteStream):
+    """A body that ends at once, and asks to be read again at once."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"retry: 0\n\n"
+
+
+@asynccontextmanager
+async def streaming(body: httpx2.AsyncByteStream, streams: list[str]) -> AsyncIterator[ReportingClient]:
+    """A client of a server each of whose streams has this body; what happens is noted in `streams`."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        streams.append(request.method)
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=body)
+
+    options = MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp")
+    async with ReportingClient(options, BearerToken(), lambda: streams.append("list")) as client:
+        client._transport, client._mounts = httpx2.MockTransport(answer), {}
+        yield client
+
+
+@pytest.mark.parametrize("body", [Broken(), Ending()])
+async def test_a_stream_of_notifications_is_opened_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, body: httpx2.AsyncByteStream
+) -> None:
+    """However often it breaks; and the tools are listed, since no one reported what changed in between. How
+    soon it ends is up to the server, how often it is asked for is not."""
+    seen: list[str] = []
+    transport = StreamableHTTPTransport("http://127.0.0.1:1/mcp")
+    transport.session_id = "x"
+
+    async def pause(seconds: float) -> None:
+        if seconds == GET_PAUSE:
+            seen.append("pause")
+        if seen.count("GET") == 4:
+            transport.session_id = None
+
+    monkeypatch.setattr("tealagents.tools.mcp_transport.anyio.sleep", pause)
+    monkeypatch.setattr("mcp.client.streamable_http.DEFAULT_RECONNECTION_DELAY_MS", 0)
+    writing, reading = create_context_streams[Any](10)
+    async with streaming(body, seen) as client, writing, reading:
+        await transport.handle_get_stream(client, writing)
+    assert seen == ["pause", "GET", "list"] * 4
+
+
+async def test_a_stream_with_the_answer_of_a_call_breaks_for_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is opened again a few times only: a call that hangs on it has to end."""
+
+    async def pause(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr("tealagents.tools.mcp_transport.anyio.sleep", pause)
+    seen: list[str] = []
+    async with streaming(Broken(), seen) as client:
+        for method in ("POST", "GET"):
+            with pytest.raises(httpx2.ReadTimeout):
+                async with client.stream(method, "http://127.0.0.1:1/mcp") as response:
+                    await response.aread()
+    assert seen == ["POST", "GET"]
+
+
 async def test_http_errors_are_reported_with_their_status() -> None:
     """A refusal by a proxy in front of a server is reported with its status and words."""
 
@@ -660,6 +807,13 @@ def test_structured_content_is_returned_once(text: str, structured: Any) -> None
     """Whether the server wrapped it, or returned an object with this one field."""
     block = types.TextContent(text=text)
     assert result_text(types.CallToolResult(content=[block], structured_content=structured)) == text
+
+
+def test_a_text_that_is_nested_too_deeply_is_a_text() -> None:
+    """The call was done: what it answered is not lost because it reads like endless JSON."""
+    content: list[types.ContentBlock] = [types.TextContent(text="[" * 100_000)]
+    text = result_text(types.CallToolResult(content=content, structured_content={"a": 1}))
+    assert text == "[" * 100_000 + '\n{"a": 1}'
 
 
 def test_users_are_shown_where_a_server_sends_them() -> None:

@@ -1,10 +1,12 @@
 """A user's own authorization: the SDK's authorization server, a browser that agrees, servers that lie."""
 
 import asyncio
+import json
 import logging
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -737,4 +739,27 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
         await tool.call(Context(), {})
     assert (asked.value.server, asked.value.scopes) == (pretender.url, ("a",))
     await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
+    assert await tool.call(Context(), {}) == "granted token-of-alice-for-other"
+
+
+async def test_catalogue_can_name_the_client_of_a_server_that_registers_none(
+    pretender: Pretender, tmp_path: Path
+) -> None:
+    """Its secret comes from the environment, is sent to that server, and is no part of what is approved."""
+    pretender.publish(token_endpoint_auth_methods_supported=["client_secret_post"])
+    client = {"oauth_client_id": "me", "oauth_client_secret": "${CATALOGUE_SECRET}"}
+    auth = {"auth_type": "oauth2", "auth_server": pretender.url, "scopes": ["a"]}
+    entry = {"tool_id": "A-b", "governance": {}, "auth": auth | client}
+    file = tmp_path / "catalogue.json"
+    file.write_text(json.dumps({"plugins": [{"plugin_id": "A", "tools": [entry]}]}))
+    with pytest.raises(ToolsetError, match=r"catalogue\.json: A-b: .* 'CATALOGUE_SECRET' is not set"):
+        Catalogue.load(file, {})
+    catalogue = Catalogue.load(file, {"CATALOGUE_SECRET": "s3cret"})
+    consents = Consents(CALLBACK)
+    tool: Tool = govern([Asking()], catalogue, consents)[0]
+    assert tool.spec.auth == auth | {"oauth_client_id": "me"}
+    with pytest.raises(NeedsAuthorization) as asked:
+        await tool.call(Context(), {})
+    await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
+    assert (pretender.forms[-1]["client_id"], pretender.forms[-1]["client_secret"]) == ("me", "s3cret")
     assert await tool.call(Context(), {}) == "granted token-of-alice-for-other"

@@ -14,19 +14,23 @@ from urllib.parse import unquote
 import jsonschema
 import pytest
 import yaml
+from engine_setup import ADA, Scripted, Tools
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsOwner, ToolFailed
+from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Checking, Tool
+from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.tools import openapi_schema
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.openapi_document import operations
 from tealagents.tools.openapi_parsing import parsed
+from tealagents.tools.openapi_request import request_of
 from tealagents.tools.openapi_schema import MAX_DEFINITIONS
 from tealagents.tools.options import RemotePluginOptions, remote_plugins
 
@@ -675,6 +679,24 @@ async def test_lost_answers_are_reported_honestly(tmp_path: Path, server: str) -
         with pytest.raises(ToolFailed, match=r"no answer within 0\.2 s\.$") as raised:
             await sent(tools, "answer", kind="slow")
         assert not raised.value.unknown
+        # the limit of the engine, which knows nothing of methods, comes later
+        box = Toolbox(Scripted(), 30)
+        context = CallContext(
+            session_id="session",
+            task_id="task",
+            request_id="request",
+            owner=ADA.user,
+            actor=ADA.user,
+            token="",
+            headers=None,
+            delegation=None,
+            extra_data={},
+        )
+        box.load([Tools(*tools.values())])
+        slow = ToolCall(id="1", tool="Library-answer", arguments='{"kind": "slow"}')
+        output = await box.call(slow, context)
+        assert isinstance(output, ToolOutput)
+        assert (output.output[-25:], output.unknown) == (": no answer within 0.2 s.", False)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         closed = f"http://127.0.0.1:{listening.getsockname()[1]}"
     async with opened(tmp_path, library.document(), closed) as tools:
@@ -881,6 +903,31 @@ def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
     [operation] = operations(one_operation({"requestBody": body}), "it")
     assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
     assert "required" not in operation.schema
+
+
+def test_an_array_without_items_has_any() -> None:
+    """Model services refuse a schema that does not say so."""
+    parameters = [
+        {"name": "tags", "in": "query", "schema": {"type": "array"}},
+        {"name": "ids", "in": "query", "schema": {"type": "array", "nullable": True}},
+    ]
+    [operation] = operations(one_operation({"parameters": parameters}), "it")
+    assert operation.schema["properties"] == {
+        "tags": {"type": "array", "items": {}},
+        "ids": {"type": ["array", "null"], "items": {}},
+    }
+
+
+def test_a_part_of_the_path_that_is_not_declared_is_an_argument() -> None:
+    """It has to be given: the braces would be called instead, which is another resource at worst."""
+    document = one_operation({"operationId": "echo"}, path="/{shelf}/books/{book}")
+    document["paths"]["/{shelf}/books/{book}"]["parameters"] = [
+        {"name": "shelf", "in": "path", "required": True, "schema": {"type": "integer"}}
+    ]
+    [operation] = operations(document, "it")
+    assert operation.schema["properties"] == {"shelf": {"type": "integer"}, "book": {"type": "string"}}
+    assert operation.schema["required"] == ["shelf", "book"]
+    assert request_of(operation, {"shelf": 1, "book": "a b"}).target == "/1/books/a%20b"
 
 
 def test_a_null_without_quotes_is_the_type_of_that_name() -> None:

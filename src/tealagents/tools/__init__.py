@@ -18,6 +18,7 @@
 `catalogue`           what the operator says of each tool, and what follows
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
+`schema_form`         the schemas of tools as model services take them
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
@@ -79,7 +80,7 @@ class Sources:
     #: entries of the file `remote_plugin_file` (`spec.agent.remote_plugins`)
     remote: Sequence[str] = ()
     remote_plugin_file: Path | None = None
-    #: what `${NAME}` in that file is replaced from
+    #: what `${NAME}` in that file and in the catalogue is replaced from
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
     servers: Sequence[MCPServerOptions] = ()
@@ -93,7 +94,7 @@ class Sources:
 
     @cached_property
     def catalogue(self) -> Catalogue | None:
-        return Catalogue.load(self.catalogue_file) if self.catalogue_file else None
+        return Catalogue.load(self.catalogue_file, self.environment) if self.catalogue_file else None
 
     def code(self) -> list[Toolset]:
         """The plugin file's classes, made."""
@@ -172,8 +173,8 @@ class Sources:
                 if its_own and entry.auth is not None and not _asks_for(server, entry.auth):
                     raise ToolsetError(
                         f"The catalogue has an 'auth' for {entry.tool_id!r}, a tool of an MCP server. Set "
-                        f"auth_server and scopes in the mcp_servers entry {server.name!r} instead (only with "
-                        "transport http: a child process asks no user)."
+                        f"auth_server, scopes and oauth_client_id in the mcp_servers entry {server.name!r} "
+                        "instead (only with transport http: a child process asks no user)."
                     )
 
 
@@ -234,6 +235,7 @@ def _asks_for(server: MCPServerOptions, auth: OAuthEntry) -> bool:
         server.transport == "http"
         and same_issuer(server.auth_server or "", auth.auth_server)
         and set(auth.scopes) <= set(server.scopes)
+        and auth.oauth_client_id in (None, server.oauth_client_id)
     )
 
 

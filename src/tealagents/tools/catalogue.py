@@ -6,7 +6,7 @@ what no one has reviewed is not trusted. Without one, the toolsets' own rules ho
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -29,7 +29,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
-from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity
+from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 
 
 class GovernanceEntry(BaseModel):
@@ -48,11 +48,17 @@ class GovernanceEntry(BaseModel):
 
 
 class OAuthEntry(BaseModel):
-    """A tool that needs the user's own authorization at `auth_server`."""
+    """A tool that needs the user's own authorization at `auth_server`. Unknown keys are an error, too."""
+
+    model_config = ConfigDict(extra="forbid")
 
     auth_type: Literal["oauth2"]
     auth_server: str
     scopes: list[str] = []
+    #: this service at `auth_server`; None: it registers itself
+    oauth_client_id: str | None = None
+    #: `${NAME}` in the file, which is no place for secrets; replaced when it is loaded
+    oauth_client_secret: str | None = Field(None, pattern=r"^\$\{\w+\}$", repr=False)
 
 
 class ToolEntry(BaseModel):
@@ -89,7 +95,7 @@ class Catalogue(BaseModel):
     plugins: list[PluginEntry]
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, environment: Mapping[str, str]) -> Self:
         """Raises `ToolsetError` that names the file, the key and the reason."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -106,6 +112,10 @@ class Catalogue(BaseModel):
         except ValidationError as error:
             raise ToolsetError(f"The catalogue {path} is not as it should be:\n{_places(error)}") from error
         catalogue._check_unique(path)
+        for entry in catalogue.entries():
+            if entry.auth and entry.auth.oauth_client_secret:
+                where = f"The catalogue {path}: {entry.tool_id}"
+                entry.auth.oauth_client_secret = expanded(entry.auth.oauth_client_secret, environment, where)
         return catalogue
 
     def entries(self) -> Iterator[ToolEntry]:
@@ -145,10 +155,13 @@ class GovernedTool:
     `context.user_token(scopes)`, and for an OpenAPI tool in the request. (An MCP server asks by itself.)
     """
 
-    def __init__(self, tool: Tool, spec: ToolSpec, consents: Consents | None) -> None:
+    def __init__(
+        self, tool: Tool, spec: ToolSpec, consents: Consents | None, client_secret: str | None
+    ) -> None:
         self.spec = spec
         self.inner = tool
         self._consents = consents
+        self._client_secret = client_secret
 
     def check(self, arguments: Json) -> None:
         if isinstance(self.inner, Checking):
@@ -160,7 +173,7 @@ class GovernedTool:
             and self._consents is not None
             and not isinstance(self.inner, Overridden)
         ):
-            context = await authorized(context, self._consents, self.spec.auth)
+            context = await authorized(context, self._consents, self.spec.auth, self._client_secret)
         return await self.inner.call(context, arguments)
 
 
@@ -172,9 +185,11 @@ class GovernedUnlistedTool(GovernedTool):
         await self.inner.list_for(context)
 
 
-def _under(tool: Tool, spec: ToolSpec, consents: Consents | None) -> Tool:
+def _under(tool: Tool, entries: dict[str, ToolEntry] | None, consents: Consents | None) -> Tool:
     kind = GovernedUnlistedTool if isinstance(tool, Unlisted) else GovernedTool
-    return kind(tool, spec, consents)
+    entry = entries.get(tool.spec.name) if entries is not None else None
+    secret = entry.auth.oauth_client_secret if entry and entry.auth else None
+    return kind(tool, _governed(tool, entries), consents, secret)
 
 
 def govern(
@@ -188,13 +203,14 @@ def govern(
     3. Without a catalogue: what the toolset says (an MCP server's trust level, `@tool(requires_hitl=…)`).
     """
     entries = {entry.tool_id: entry for entry in catalogue.entries()} if catalogue else None
-    return [_under(tool, _governed(tool, entries), consents) for tool in tools]
+    return [_under(tool, entries, consents) for tool in tools]
 
 
 def _governed(tool: Tool, entries: dict[str, ToolEntry] | None) -> ToolSpec:
     entry = entries.get(tool.spec.name) if entries is not None else None
     if entry is not None:
-        auth = entry.auth.model_dump() if entry.auth else tool.spec.auth
+        said = entry.auth and entry.auth.model_dump(exclude={"oauth_client_secret"}, exclude_none=True)
+        auth = said or tool.spec.auth
         return replace(tool.spec, governance=entry.governance.governance(), auth=auth)
     if entries is not None and not _is_cleared(tool):
         return replace(tool.spec, governance=replace(tool.spec.governance, requires_hitl=True))

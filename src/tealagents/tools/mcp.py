@@ -14,6 +14,7 @@ the model is sent that. A call that surely never reached the server is reported 
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import OrderedDict
@@ -43,10 +44,18 @@ from tealagents.tools.results import bounded
 
 logger = logging.getLogger(__name__)
 
-#: users whose connections to one server are kept open, and seconds one is kept unused
-MAX_USERS, IDLE_SECONDS = 200, 600.0
+#: users whose connections to one server are kept open, seconds one is kept unused, and between two sweeps
+MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 #: users whose listings are remembered
 MAX_LISTINGS = 2_000
+#: how the SDK begins its errors for answers over HTTP that it cannot read
+_UNREADABLE = (
+    "Failed to parse JSON response",
+    "Failed to parse SSE message",
+    "Unexpected content type",
+    "server answered a request with 202",
+    "Server returned an error response",
+)
 
 
 class MCPServer:
@@ -69,7 +78,7 @@ class MCPServer:
         #: the anonymous listing; None while the server lists its tools for users only
         self._listed: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
-        #: what one user was listed: that user's alone, least recently listed first
+        #: what one user was listed: that user's alone, least recently used first
         self._own: OrderedDict[str, Listing] = OrderedDict()
         self._wants_user = options.transport == "http" and bool(
             options.auth_server or options.scopes or options.on_behalf_of_scopes
@@ -208,6 +217,8 @@ class MCPServer:
     ) -> types.CallToolResult | None:
         user_key = owner_key(context)
         connection = await self._users.of(user_key, token)
+        if user_key in self._own:
+            self._own.move_to_end(user_key)
         if name is None:
             return None
         return await connection.call(self._function(name, self._own.get(user_key)), arguments)
@@ -289,30 +300,55 @@ class _UserConnections:
         self._open: dict[str, MCPConnection] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
+        #: when those that are unused are closed next
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def of(self, user_key: str, token: str) -> MCPConnection:
         async with self._locks.setdefault(user_key, asyncio.Lock()):
             connection = self._open.pop(user_key, None)
             if connection is None:
-                connection = MCPConnection(self._options, partial(self._listed, user_key), BearerToken(token))
-                await connection.start()
+                connection = await self._started(user_key, token)
             connection.bearer.token = token
             connection.idle_since = time.monotonic()
             self._open[user_key] = connection
-            self._close_unused()
+            self._close_unused(taken=connection)
             return connection
 
-    def _close_unused(self) -> None:
+    async def _started(self, user_key: str, token: str) -> MCPConnection:
+        """`Unreachable` where there is none, whatever the reason; `MCPError` where the server refuses."""
+        connection = MCPConnection(self._options, partial(self._listed, user_key), BearerToken(token))
+        try:
+            await connection.start()
+        except ToolFailed:
+            raise
+        except Exception as error:
+            if isinstance(error, MCPError) and not _is_without_answer(error):
+                raise
+            raise Unreachable(bounded(described(error), 1_000)) from error
+        return connection
+
+    def _close_unused(self, taken: MCPConnection | None = None) -> None:
+        """Repeats itself while any is open: each asks its server for changes, with the user's token."""
         now = time.monotonic()
-        for user_key, connection in list(self._open.items())[:-1]:
-            old = now - connection.idle_since > IDLE_SECONDS
-            if connection.busy == 0 and (old or len(self._open) > MAX_USERS):
+        for user_key, connection in list(self._open.items()):
+            old = now - connection.idle_since > IDLE_SECONDS or len(self._open) > MAX_USERS
+            if old and connection.busy == 0 and connection is not taken:
                 del self._open[user_key]
                 task = asyncio.create_task(connection.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+        self._cancel_sweep()
+        if self._open:
+            self._sweep = asyncio.get_running_loop().call_later(
+                SWEEP_SECONDS, self._close_unused, context=contextvars.Context()
+            )
+
+    def _cancel_sweep(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
 
     async def close(self) -> None:
+        self._cancel_sweep()
         connections, self._open = list(self._open.values()), {}
         await asyncio.gather(*(connection.close() for connection in connections), *self._closing)
 
@@ -323,7 +359,7 @@ def _is_without_answer(error: MCPError) -> bool:
         return error.message.startswith(("Connection closed", "SSE stream"))
     if error.code == REQUEST_TIMEOUT:
         return error.message.startswith("Request ") and error.message.endswith("timed out")
-    return error.code == OUTCOME_UNKNOWN
+    return error.code == OUTCOME_UNKNOWN or error.message.startswith(_UNREADABLE)
 
 
 def _elicited(error: MCPError) -> str | None:

@@ -185,6 +185,8 @@ class MCPConnection:
             cache=None,
         )
         async with client:
+            # the schema is the server's, too: a pattern or references in it could hold the loop for hours
+            client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
             self._check_version(client)
             self._listed(await _listing(client))
             self._client = client
@@ -212,10 +214,12 @@ class MCPConnection:
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
         if self._options.transport == "stdio":
             return stdio_transport(self._options, self._last_words)
-        return http_transport(self._options, self.bearer)
+        return http_transport(self._options, self.bearer, self._list_again)
 
     async def _watch(self, client: Client) -> None:
         while await self._news.of_change():
+            # a server may announce a change with each listing
+            await anyio.sleep(FIRST_PAUSE)
             await self._list(client)
 
     async def _list(self, client: Client) -> None:
@@ -331,6 +335,10 @@ def _mode(version: str | None) -> str:
     return "auto"
 
 
+async def _unchecked(name: str, result: types.CallToolResult) -> None:
+    """Stands for the SDK's check of a result against its tool's `outputSchema`."""
+
+
 def _announces(client: Client) -> bool:
     tools = client.server_capabilities.tools
     return (
@@ -340,19 +348,22 @@ def _announces(client: Client) -> bool:
 
 async def _listing(client: Client) -> list[types.Tool]:
     """All pages of the server's tools."""
-    tools: list[types.Tool] = []
     if client.server_capabilities.tools is None:
-        return tools
+        return []
+    # one that is listed twice, on pages that shifted in between, counts once
+    tools: dict[str, types.Tool] = {}
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
-        tools += [tool for tool in page.tools if not _needs_a_task(tool)]
+        for tool in page.tools:
+            if not _needs_a_task(tool):
+                tools.setdefault(tool.name, tool)
         cursor = page.next_cursor
         if cursor is None or len(tools) >= MAX_TOOLS:
             break
     if cursor is not None or len(tools) > MAX_TOOLS:
         logger.warning("an MCP server lists more than %d tools; the rest is left out", MAX_TOOLS)
-    return tools[:MAX_TOOLS]
+    return list(tools.values())[:MAX_TOOLS]
 
 
 def _needs_a_task(tool: types.Tool) -> bool:

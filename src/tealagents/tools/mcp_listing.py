@@ -11,6 +11,7 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.results import bounded
+from tealagents.tools.schema_form import as_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Lister:
         spec = self._spec(
             name,
             bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
-            _parameters(tool.input_schema),
+            as_parameters(tool.input_schema),
             override.over(governance) if override else governance,
         )
         return MCPTool(spec, override, self._call)
@@ -144,9 +145,14 @@ class Lister:
             parameters=parameters,
             governance=governance,
             auth=self._auth(),
-            timeout=self._options.request_timeout,
+            timeout=self._timeout(),
             plugin=plugin_of(self._options.name),
         )
+
+    def _timeout(self) -> float | None:
+        """Longer than a call with the wait for a session: a call that was not made is reported as such."""
+        seconds = self._options.request_timeout
+        return None if seconds is None else seconds + self._options.timeout + 1
 
     def _auth(self) -> Json | None:
         if not self._options.auth_server:
@@ -165,10 +171,3 @@ def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) ->
         and annotations.destructive_hint is not True
     )
     return Governance(requires_hitl=not (trust == "sandboxed" and harmless))
-
-
-def _parameters(schema: Json) -> Json:
-    """The server's schema as model services take it: an object with properties, without its dialect, and
-    without nulls, which some servers write for what they leave out."""
-    parameters = {key: value for key, value in schema.items() if key != "$schema" and value is not None}
-    return {"type": "object", "properties": {}, **parameters}

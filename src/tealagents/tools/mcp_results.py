@@ -60,5 +60,5 @@ def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -1,15 +1,17 @@
 """The two ways to reach an MCP server: a guarded child process, and HTTP that reports what went wrong."""
 
+import asyncio
 import logging
 import os
 import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import anyio
 import httpx2
@@ -44,6 +46,8 @@ MAX_MARKS = 500_000
 MAX_REASON = 2_000
 #: seconds for which what a process that has ended wrote last is waited for
 LAST_WORDS_SECONDS = 1.0
+#: seconds before a GET opens a stream, besides those that the server asks for: it may end each at once
+GET_PAUSE = 1.0
 _GUARD = Path(__file__).with_name("process_guard.py")
 
 
@@ -58,10 +62,13 @@ class BearerToken:
 
 
 @asynccontextmanager
-async def http_transport(options: MCPServerOptions, bearer: BearerToken) -> AsyncGenerator[TransportStreams]:
+async def http_transport(
+    options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]
+) -> AsyncGenerator[TransportStreams]:
+    """`listening` is called each time the stream of the server's notifications has been opened."""
     url = options.url or ""
     async with (
-        ReportingClient(options, bearer) as client,
+        ReportingClient(options, bearer, listening) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER) as streams,
     ):
         yield streams
@@ -74,7 +81,7 @@ class ReportingClient(BoundedClient):
     would be lost on the way.
     """
 
-    def __init__(self, options: MCPServerOptions, bearer: BearerToken) -> None:
+    def __init__(self, options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]) -> None:
         read = max(options.sse_read_timeout, options.request_timeout or 0)
         super().__init__(
             options.url or "",
@@ -86,14 +93,23 @@ class ReportingClient(BoundedClient):
             verify=options.verify_ssl,
         )
         self._bearer = bearer
+        self._listening = listening
+        #: the SDK's tasks that have sent a message; a GET of theirs goes on with its answer
+        self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        listens = self._listens(request)
+        if request.method == "GET":
+            await anyio.sleep(GET_PAUSE)
         if self._bearer.token is not None:
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
         try:
             response = await super().send(request, stream=True, **options)
             if _is_stream(response):
-                response.stream = _Sparse(response.stream)
+                # the SDK gives notifications up after two streams that broke, however far apart
+                response.stream = _Sparse(response.stream, break_is_end=listens)
+                if listens:
+                    self._listening()
             else:
                 # read here, so that an answer that is refused midway is reported as well
                 _check_marks(_marks(await response.aread()))
@@ -102,6 +118,14 @@ class ReportingClient(BoundedClient):
         except (httpx2.TransportError, httpx2.StreamError) as error:
             return _reported(request, OUTCOME_UNKNOWN, _reason(error))
         return _refused(request, response) if response.status_code >= 400 else response
+
+    def _listens(self, request: httpx2.Request) -> bool:
+        """Whether the request is for the server's notifications: the task that reads them sends nothing."""
+        task = asyncio.current_task()
+        assert task is not None
+        if request.method != "GET":
+            self._calling.add(task)
+        return task not in self._calling
 
 
 def _marks(content: bytes) -> int:
@@ -117,18 +141,27 @@ def _check_marks(marks: int) -> None:
 class _Sparse(httpx2.AsyncByteStream):
     """The body of a stream none of whose events holds too many values."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, *, break_is_end: bool) -> None:
         self._body: httpx2.AsyncByteStream = body
+        self._break_is_end = break_is_end
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         marks = 0
-        async for chunk in self._body:
+        async for chunk in self._chunks():
             # an event ends in an empty line; one that ends elsewhere is counted together with the next
             ended, _, rest = chunk.replace(b"\r\n", b"\n").rpartition(b"\n\n")
             _check_marks(marks + _marks(ended))
             marks = _marks(rest) if ended else marks + _marks(rest)
             _check_marks(marks)
             yield chunk
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._body:
+                yield chunk
+        except httpx2.TransportError:
+            if not self._break_is_end:
+                raise
 
     async def aclose(self) -> None:
         await self._body.aclose()

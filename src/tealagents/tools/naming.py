@@ -17,7 +17,7 @@ VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 def tool_names(plugin: str, functions: Sequence[str]) -> list[str]:
-    """One name for each of `functions`, in order, each different from all others.
+    """One name for each of `functions`, which differ, in order, each different from all others.
 
     Characters that are not allowed become `_`. A name that had to be cut, or that only so became
     equal to another's, ends in a digest of the original, so that it does not depend on the order.

@@ -50,10 +50,16 @@ class AuthorizedContext:
         self.granted_token = token
 
 
-async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
+async def authorized(
+    context: ToolContext, consents: Consents, auth: Json, client_secret: str | None
+) -> AuthorizedContext:
     """The context with the owner's token for a catalogue's `auth`; `NeedsAuthorization` without one."""
     server = ProtectedServer(
-        name=str(auth["auth_server"]), issuer=str(auth["auth_server"]), scopes=tuple(auth.get("scopes", ()))
+        name=str(auth["auth_server"]),
+        issuer=str(auth["auth_server"]),
+        scopes=tuple(auth.get("scopes", ())),
+        client_id=auth.get("oauth_client_id"),
+        client_secret=client_secret,
     )
     token = await consents.token(context, server)
     if token is None:

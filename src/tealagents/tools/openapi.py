@@ -40,6 +40,8 @@ MAX_REASON, MAX_DESCRIPTION = 4_000, 4_000
 MAX_REDIRECTS = 5
 #: seconds that fetching a document may take
 DOCUMENT_TIMEOUT = 30.0
+#: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
+TOKEN_SECONDS = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
@@ -100,7 +102,7 @@ class OpenAPITool:
             description=bounded(description, MAX_DESCRIPTION),
             parameters=operation.schema,
             governance=Governance(),
-            timeout=service.options.timeout,
+            timeout=service.options.timeout + TOKEN_SECONDS,
             plugin=plugin_of(service.options.plugin_name),
         )
 

@@ -270,6 +270,7 @@ def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> A
     except ValidationError as error:
         raise ToolsetError(f"{where}: {explained(error)}") from error
     arguments = _ArgumentList(document, schemas, where)
+    parameters += _undeclared(place.path, parameters)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
         arguments.add_parameter(parameter, place.path)
@@ -284,6 +285,14 @@ def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> A
         body=arguments.body,
         schema=arguments.schema(),
     )
+
+
+def _undeclared(path: str, parameters: Sequence[_DocumentParameter]) -> list[_DocumentParameter]:
+    """The parts of the path that no parameter fills, as texts: the braces themselves must not be called."""
+    declared = {one.name for one in parameters if one.location == "path"}
+    names = [name for name in re.findall(r"\{([^{}]+)\}", path) if name not in declared]
+    described = {"in": "path", "schema": {"type": "string"}}
+    return [_DocumentParameter.model_validate({"name": name, **described}) for name in names]
 
 
 def _named(method: str, path: str) -> str:

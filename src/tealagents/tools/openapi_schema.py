@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.schema_form import LISTS, MAPS, SINGLE, with_items
 
 #: characters of the definitions that one tool may bring along; those beyond it become "any value"
 MAX_DEFINITIONS = 60_000
@@ -19,13 +20,10 @@ MAX_REFERENCES = 32
 #: characters of an example that is shown
 MAX_EXAMPLE = 200
 
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "dependentSchemas")
-_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 #: what the value of a keyword is; one that is something else says nothing, and model services refuse it
 _SHAPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys((*_LISTS, "enum", "required"), list),
-    **dict.fromkeys(_MAPS, dict),
+    **dict.fromkeys((*LISTS, "enum", "required"), list),
+    **dict.fromkeys(MAPS, dict),
     "type": (str, list),
 }
 _DROPPED = frozenset(
@@ -98,6 +96,7 @@ class Schemas:
             if key in _DROPPED or key.startswith("x-"):
                 continue
             result[key] = self._member(key, value)
+        result = with_items(result)
         self._leave_out_read_only(schema, result)
         _without_booleans(result)
         example = json.dumps(schema["example"], default=str) if "example" in schema else ""
@@ -108,11 +107,11 @@ class Schemas:
     def _member(self, key: str, value: Any) -> Any:
         if key == "$ref":
             return f"#/$defs/{self._name(str(value))}"
-        if key in _LISTS:
+        if key in LISTS:
             return [self.converted(one) for one in value]
-        if key in _MAPS:
+        if key in MAPS:
             return {name: self.converted(one) for name, one in value.items()}
-        if key in _SINGLE:
+        if key in SINGLE:
             return value if isinstance(value, bool) else self.converted(value)
         return value
 

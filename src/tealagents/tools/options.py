@@ -56,7 +56,7 @@ class MCPServerOptions(Options):
     headers: Headers = Field({}, repr=False)
     """Headers of every call (`http`). Credentials as `${NAME}`."""
     timeout: Seconds = 30
-    """Seconds to start or connect, and until the server begins to answer one HTTP request."""
+    """Seconds to start or connect, to list the tools, and for a call to wait for a session."""
     sse_read_timeout: Seconds = 300
     """Seconds of silence within an answer after which the call fails."""
     request_timeout: Seconds | None = None

@@ -1,0 +1,69 @@
+"""JSON Schema as model services take it: one tool's schema that they refuse fails every request."""
+
+from typing import Any
+
+from tealagents.domain.models import Json
+
+#: keywords whose values are lists of schemas, schemas by name, and schemas
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+MAPS = ("properties", "patternProperties", "dependentSchemas")
+SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_DEFINITIONS = ("$defs", "definitions")
+_COMPOSITIONS = ("allOf", "anyOf", "oneOf")
+#: what the root of a tool's schema must not have
+_REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
+
+
+def as_parameters(schema: Json) -> Json:
+    """The schema of an MCP tool as an object with properties, which lets more through than the server does.
+
+    The fields of what may be chosen at the root become optional ones. Nulls, which some servers write for
+    what they leave out, are left out.
+    """
+    fields: Json = {}
+    for key in _COMPOSITIONS:
+        for branch in _listed(schema.get(key)):
+            fields |= _object(_object(_target(schema, branch)).get("properties"))
+    kept = {key: value for key, value in schema.items() if key not in _REFUSED and value is not None}
+    properties = fields | _object(schema.get("properties"))
+    parameters: Json = _with_items_throughout(kept | {"type": "object", "properties": properties})
+    return parameters
+
+
+def with_items(schema: Json) -> Json:
+    """An array whose items are not described has any, and says so."""
+    kinds = schema.get("type")
+    is_array = kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
+    return {**schema, "items": {}} if is_array and not {"items", "prefixItems"} & schema.keys() else schema
+
+
+def _with_items_throughout(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    return with_items({key: _member(key, value) for key, value in schema.items()})
+
+
+def _member(key: str, value: Any) -> Any:
+    if key in LISTS and isinstance(value, list):
+        return [_with_items_throughout(one) for one in value]
+    if key in (*MAPS, *_DEFINITIONS) and isinstance(value, dict):
+        return {name: _with_items_throughout(one) for name, one in value.items()}
+    return _with_items_throughout(value) if key in SINGLE else value
+
+
+def _target(schema: Json, branch: Any) -> Any:
+    """The branch, or the definition that it refers to."""
+    reference = str(_object(branch).get("$ref", ""))
+    for key in _DEFINITIONS:
+        name = reference.removeprefix(f"#/{key}/")
+        if name in _object(schema.get(key)):
+            return schema[key][name]
+    return branch
+
+
+def _object(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
