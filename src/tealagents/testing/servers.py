@@ -13,6 +13,7 @@ what to install. Nothing is synced to disk unless `durable=True` asks for what a
 
 import atexit
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -633,12 +634,17 @@ _watchdog = _Watchdog()
 # --- small things -----------------------------------------------------------------------------------
 
 
+#: below those that systems give out by themselves: before it is bound, such a one is easily another's
+_PORTS = range(10_000, 32_000)
+
+
 def free_port() -> int:
     """A port of loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _program(name: str, hint: str) -> str:
