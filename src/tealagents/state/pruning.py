@@ -12,7 +12,7 @@ from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, is_alive
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
 
 #: hears how many users are done, of how many
 Progress = Callable[[int, int], None]
@@ -131,7 +131,7 @@ class Departure:
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
-        while page := await self._records.store.scan(self._partition, "", limit=MOST_RECORDS):
+        while page := await self._records.store.scan(self._partition, "", limit=ERASED_AT_ONCE):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
             report(wiped)
