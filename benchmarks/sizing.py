@@ -10,6 +10,7 @@ from math import ceil
 from msgspec import Struct
 
 from benchmarks.operations import Asked, count
+from tealagents.state.tasks import TaskRules
 
 
 class Assumed(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class Assumed(Struct, frozen=True, kw_only=True):
     fewest: int = 2
     #: days that a task is kept
     kept_days: int = 90
+    #: days that an event is stored
+    event_days: float = TaskRules().event_seconds / 86_400
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -62,7 +65,7 @@ class Size(Struct, frozen=True, kw_only=True):
     server_cores: float
     log_megabytes_a_second: float
     stored_gigabytes: float
-    day_gigabytes: float
+    events_gigabytes: float
     connections: int
 
 
@@ -110,7 +113,7 @@ def size(users: int, cost: Cost, assumed: Assumed) -> Size:
         server_cores=server,
         log_megabytes_a_second=written / 1e6,
         stored_gigabytes=a_day * assumed.kept_days * cost.turn_stored / 1e9,
-        day_gigabytes=a_day * assumed.deltas * cost.delta_written / 1e9,
+        events_gigabytes=a_day * assumed.event_days * assumed.deltas * cost.delta_written / 1e9,
         connections=replicas * cost.connections,
     )
 
@@ -165,7 +168,7 @@ def sizes_table(cost: Cost, assumed: Assumed) -> str:
             row("commits a second", "commits_a_second"),
             row("cores of the store's servers", "server_cores"),
             row("log of the store, MB a second", "log_megabytes_a_second"),
-            row("event logs of the last day, GB", "day_gigabytes"),
+            row("event logs, GB", "events_gigabytes"),
             row("turns of 90 days, GB", "stored_gigabytes"),
         ],
     )

@@ -206,6 +206,22 @@ def test_one_conversation_over_five_protocols_is_one_history(
     assert entries == [(of, *each) for of in requests for each in AUDITED]
 
 
+def test_a_history_that_a_conversation_began_with_is_no_task_of_a_list(
+    running: tuple[ServiceThread, OfflineModel],
+) -> None:
+    """Nor are items that were added later: A2A's lists have what the agent was asked."""
+    turn: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    with sdk(running[0]) as openai, a2a_talk.Wire(running[0], a2a_talk.RPC) as rpc:
+        made = openai.conversations.create(items=turn)
+        openai.conversations.items.create(made.id, items=turn)
+        context = made.id.removeprefix("conv_")
+        assert rpc.result("ListTasks", {"contextId": context})["totalSize"] == 0
+        sent = rpc.send(contextId=context)
+        listed = rpc.result("ListTasks", {"contextId": context})
+    assert [task["id"] for task in listed["tasks"]] == [sent["id"]]
+    assert listed["totalSize"] == 1
+
+
 def test_each_protocol_reads_what_was_said_over_the_others(
     speakers: list[Speaker], running: tuple[ServiceThread, OfflineModel], ada: httpx.Client, tmp_path: Path
 ) -> None:

@@ -222,6 +222,26 @@ def test_the_named_document_says_where_tokens_come_from(guarded: Guarded) -> Non
         problem(answer, 404, "not_found")
 
 
+def test_a_page_of_a_named_origin_may_read_where_tokens_come_from() -> None:
+    """Over every further protocol, and A2A's card; also with a header that needs a preflight."""
+    origin = {"origin": "https://host.example"}
+    config = agent_config(protocols=list(PROTOCOLS), cors_origins=[origin["origin"]])
+    asked = {"access-control-request-method": "GET", "access-control-request-headers": "mcp-protocol-version"}
+    with (
+        LocalAuthority() as authority,
+        ServiceThread(config, authority.environment(TA_API_KEY="none")) as service,
+        service.client(None) as client,
+    ):
+        card = f"{service.root}/.well-known/agent-card.json"
+        for url in (card, *(metadata_url(service, protocol=path) for path in PATHS if path)):
+            for answer in (
+                client.get(url, headers=origin),
+                client.options(url, headers={**origin, **asked}),
+            ):
+                assert answer.status_code == 200, url
+                assert answer.headers["access-control-allow-origin"] == origin["origin"], url
+
+
 def test_the_challenge_names_the_address_that_was_called(guarded: Guarded) -> None:
     """Behind a proxy that passes host and scheme on; a host that is none is not repeated."""
     with guarded.service.client(None) as client:

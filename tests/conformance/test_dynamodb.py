@@ -17,7 +17,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.dynamodb_service import ServiceClock
+from tealagents.stores.dynamodb_service import DynamoService, ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
 from tealagents.testing.store_steps import OpenStore, lost_reply
@@ -233,6 +233,33 @@ async def test_what_expires_is_absent_before_it_is_erased(dynamodb_url: str, cli
         assert await store.scan("p", "") == []
         await store.commit("p", put("key", b"2", expect={"key": None}))
         assert await items_of(client, dynamodb_url) == ["key"]
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_scan_passes_over_hundreds_of_expired_records_in_a_few_calls(
+    dynamodb_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few are wanted, and no more than these are returned."""
+    async with store_of(dynamodb_url) as store:
+        for first in range(0, 500, 25):
+            items = [
+                {"p": {"S": "p"}, "k": {"S": f"events/{n:03}"}, "v": {"S": ""}, "e": {"N": "1"}}
+                for n in range(first, first + 25)
+            ]
+            written = [{"PutRequest": {"Item": item}} for item in items]
+            await client.batch_write_item(RequestItems={table_of(dynamodb_url): written})
+        for n in range(4):
+            await store.commit("p", put(f"log/{n}", b"1"))
+        asked, ask = 0, DynamoService.ask
+
+        async def counting(*arguments: Any, **options: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await ask(*arguments, **options)
+
+        monkeypatch.setattr(DynamoService, "ask", counting)
+        assert [key for key, _ in await store.scan("p", "", limit=3)] == ["log/0", "log/1", "log/2"]
+        assert asked < 20
 
 
 def test_the_services_clock() -> None:

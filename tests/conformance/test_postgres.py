@@ -9,10 +9,11 @@ import pytest
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
-from tealagents.domain.ports import Commit, Put
+from tealagents.domain.ports import Commit, Put, Store
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.postgres import PostgresStore
+from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
+from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
@@ -238,8 +239,50 @@ async def test_expired_records_are_erased(
         await store.commit("p", gone)
         await asyncio.sleep(0.01)
         await store.commit("q", put("d", b""))
-    rows = await sql.fetch(f"SELECT key FROM {schema_of(postgres_url)}.records ORDER BY key")
-    assert [row["key"] for row in rows] == ["b", "c", "d"]
+        stored = f"SELECT string_agg(key, '' ORDER BY key) FROM {schema_of(postgres_url)}.records"
+
+        async def is_erased() -> bool:
+            return bool(await sql.fetchval(stored) == "bcd")
+
+        await eventually(is_erased)
+
+
+async def expire(sql: "asyncpg.Connection", url: str, records: int, seconds: int) -> None:
+    """Writes records that expire in so many seconds, or have expired."""
+    await sql.execute(
+        f"INSERT INTO {schema_of(url)}.records"
+        " SELECT 'p', 'expiring/' || n, '', '', now() + $2 * interval '1 second'"
+        " FROM generate_series(1, $1) AS n",
+        records,
+        seconds,
+    )
+
+
+async def test_the_sweep_finds_what_has_expired_by_the_index_alone(
+    postgres_url: str, sql: "asyncpg.Connection"
+) -> None:
+    """What will expire some day is not even looked at, however much it is."""
+    async with store_of(postgres_url):
+        pass  # its tables are made
+    schema = schema_of(postgres_url)
+    await expire(sql, postgres_url, 20_000, 86_400)
+    await sql.execute(f"ANALYZE {schema}.records")
+    sweep = statements("postgres.sql")["sweep"].replace("{schema}", schema)
+    plan = "\n".join(row[0] for row in await sql.fetch(f"EXPLAIN {sweep}", SWEEP_RECORDS))
+    assert "Index Cond: (expires_at <= " in plan, plan
+
+
+async def test_closing_does_not_wait_until_all_that_has_expired_is_erased(
+    postgres_url: str, sql: "asyncpg.Connection", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep with much to do is broken off; the next one goes on with it."""
+    monkeypatch.setattr("tealagents.stores.postgres.SWEEP_SECONDS", 0)
+    monkeypatch.setattr("tealagents.stores.postgres.SWEEP_RECORDS", 1)
+    left = f"SELECT count(*) FROM {schema_of(postgres_url)}.records WHERE key LIKE 'expiring/%'"
+    async with store_of(postgres_url) as store:
+        await expire(sql, postgres_url, 1_000, -1)
+        await store.commit("p", put("key", b""))
+    assert await sql.fetchval(left) > 0
 
 
 # --- when the server is away ----------------------------------------------------------------------
@@ -329,6 +372,42 @@ async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres
     """Where the answer to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
     proxy = FaultProxy(postgres_server.host, postgres_server.port)
     await lost_reply(proxy, store_of, postgres_url, Faults(drop_replies=True))
+
+
+async def three_connections(proxy: FaultProxy, store: Store) -> None:
+    """Leaves three connections idle, each of which brings nothing from now on."""
+    await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
+    assert len(proxy.connections) == 3
+    for connection in proxy.connections:
+        connection.faults = Faults(blackhole=True)
+
+
+async def test_of_idle_connections_that_have_gone_mute_only_the_first_costs_a_timeout(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """What was idle beside the one that did not answer is not tried."""
+    async with (
+        FaultProxy(postgres_server.host, postgres_server.port) as proxy,
+        store_of(proxy.url_for(postgres_url) + "&command_timeout=3") as store,
+    ):
+        await three_connections(proxy, store)
+        with pytest.raises(PersistenceUnavailable, match="no answer in time"):
+            await store.read("p", ["key"])
+        assert await store.read("p", ["key"]) == [None]
+
+
+async def test_a_connection_that_was_idle_for_minutes_is_not_tried(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall may have forgotten it and told no one."""
+    async with (
+        FaultProxy(postgres_server.host, postgres_server.port) as proxy,
+        store_of(proxy.url_for(postgres_url) + "&command_timeout=600") as store,
+    ):
+        await three_connections(proxy, store)
+        monkeypatch.setattr("tealagents.stores.pool.IDLE_SECONDS", 0)
+        async with asyncio.timeout(60):
+            assert await store.read("p", ["key"]) == [None]
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_away(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -14,16 +15,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
+from tealagents.stores.redis_nodes import Nodes
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore, lost_reply
+from tealagents.testing.store_watches import MISSING
 from tealagents.testing.stores import StoreContract
 
 
@@ -225,6 +228,42 @@ async def test_prefixes_are_apart(server: RedisServer) -> None:
         store_of(f"{server.url}?prefix={{}}")
 
 
+async def test_a_prefix_may_have_any_letters(server: RedisServer) -> None:
+    """What is written under one that is not ASCII is listed and removed, and conflicts name their keys."""
+    async with store_of(f"{server.url}?prefix=für:") as store:
+        await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b""), "b": Put(b"")}))
+        assert [key for key, _ in await store.scan("p", "")] == ["a", "b"]
+        with pytest.raises(Conflict) as conflict:
+            await store.commit("p", put("a", b"", expect={"a": None}))
+        assert conflict.value.keys == ("a",)
+        await store.commit("p", Commit(operation=operation_id(), delete=["a"]))
+        assert [key for key, _ in await store.scan("p", "")] == ["b"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_passes_over_a_thousand_expired_records_in_a_few_trips(
+    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """However few are wanted, and no more than these are returned."""
+    there = [f"{'a' if reverse else 'z'}/{n:02}" for n in range(20)]
+    for first in (0, 10):
+        puts = {key: Put(b"") for key in there[first : first + 10]}
+        await store.commit("p", Commit(operation=operation_id(), put=puts))
+    expired = (part for n in range(1000) for part in ("0", f"events/{n:04}"))
+    server.ask("ZADD", "tealagents:{p}#index", *expired)
+    trips, run = 0, Nodes.run
+
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        return await run(*arguments, **options)
+
+    monkeypatch.setattr(Nodes, "run", counting)
+    found = await store.scan("p", "", limit=3, reverse=reverse)
+    assert [key for key, _ in found] == (there[::-1] if reverse else there)[:3]
+    assert trips < 20
+
+
 # --- when the server is away, or refuses ----------------------------------------------------------
 
 
@@ -248,6 +287,33 @@ async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -
     server.ask("CLIENT", "KILL", "TYPE", "normal")
     await asyncio.sleep(0.05)
     await store.commit("p", put("key", b"2"))
+
+
+async def test_of_idle_connections_that_have_gone_mute_only_the_first_costs_a_timeout(
+    server: RedisServer,
+) -> None:
+    """What was idle beside the one that did not answer is not tried."""
+    async with (
+        FaultProxy(server.host, server.port) as proxy,
+        store_of(proxy.url_for(server.url) + "?command_timeout=3") as store,
+    ):
+        await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
+        assert len(proxy.connections) == 3
+        for connection in proxy.connections:
+            connection.faults = Faults(blackhole=True)
+        with pytest.raises(PersistenceUnavailable, match="no answer in time"):
+            await store.read("p", ["key"])
+        assert await store.read("p", ["key"]) == [None]
+
+
+@pytest.mark.parametrize("forbidden", ["publish", "subscribe"])
+async def test_a_user_who_may_not_publish_or_subscribe_polls(server: RedisServer, forbidden: str) -> None:
+    """Commits work, and what they notify is seen, though later."""
+    server.ask("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", f"-{forbidden}")
+    url = server.url.replace("//", "//ann:pw@")
+    async with store_of(url) as store, store_of(url) as other, store.watch("p", "topic") as watch:
+        await other.commit("p", Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"}))
+        assert await watch.wait(MISSING)
 
 
 async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -397,3 +397,45 @@ async def test_what_a_service_deletes_leaves_its_files(tmp_path: Path) -> None:
         reader.close()
         await eventually(lambda: not holding(tmp_path, b"the planted secret"))
         assert await values(service, "p", ["key", "other"]) == [None, b"written meanwhile"]
+
+
+async def test_an_erasure_that_is_under_way_when_the_store_is_closed_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a command deletes beside a service is in no file when it ends, whatever the service was reading.
+
+    covers: STATE-2
+    """
+    monkeypatch.setattr("tealagents.stores.sqlite.ERASE_SECONDS", 0)
+    attempts, empty_log = [], SqliteStore._empty_log
+
+    def noted(*arguments: Any) -> None:
+        attempts.append(1)
+        empty_log(*arguments)
+
+    monkeypatch.setattr(SqliteStore, "_empty_log", noted)
+    url = f"sqlite:///{tmp_path}/state.db?busy_seconds=60"
+    async with plain_store(url) as service:
+        command = await plain_store(url).__aenter__()
+        await put(service, "p", {"key": b"the planted secret"})
+        reader = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchall()
+        await command.commit("p", commit(delete=["key"]))
+        await eventually(lambda: attempts)
+        asyncio.get_running_loop().call_later(0.3, reader.close)
+        await command.close()
+        assert holding(tmp_path, b"the planted secret") == []
+
+
+async def test_a_closed_store_erases_what_a_canceled_caller_has_deleted_and_then_rests(file: Path) -> None:
+    """What is queued is done before the log is emptied, and nothing is to be erased any more."""
+    async with plain_store(f"sqlite:///{file}") as service:
+        async with SqliteStore(SqliteOptions(path=file)) as store:
+            await put(store, "p", {"key": b"the planted secret"})
+            deleting = asyncio.create_task(store.commit("p", commit(delete=["key"])))
+            await asyncio.sleep(0)
+            deleting.cancel()
+        assert store._erasing is None
+        assert holding(file.parent, b"the planted secret") == []
+        assert await values(service, "p", ["key"]) == [None]

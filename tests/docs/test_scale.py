@@ -8,6 +8,8 @@ from benchmarks import operations, sizing
 from benchmarks.operations import Asked
 from benchmarks.simulation import FIRST, FOLLOW_ON, NEXT, Simulated, simulate
 
+from tealagents.state.tasks import TaskRules
+
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
 
@@ -28,6 +30,14 @@ def test_the_tables_of_costs_and_sizes() -> None:
     assert sizing.costs_table() in PAGE
     for cost in sizing.COSTS.values():
         assert sizing.sizes_table(cost, sizing.Assumed()) in PAGE
+
+
+def test_the_space_planned_for_event_logs_is_that_of_their_whole_lifetime() -> None:
+    """As long as the store keeps them, which is longer than they can be replayed."""
+    cost, assumed = sizing.COSTS["Redis"], sizing.Assumed()
+    lasting = TaskRules().event_seconds / 86_400
+    a_day = 100_000 * assumed.active * assumed.turns * assumed.deltas * cost.delta_written / 1e9
+    assert sizing.size(100_000, cost, assumed).events_gigabytes == pytest.approx(a_day * lasting)
 
 
 def agrees(found: Simulated) -> None:

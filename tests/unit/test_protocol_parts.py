@@ -41,21 +41,22 @@ def test_what_is_another_users_is_as_unknown_as_what_is_not_there(error: Excepti
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.sampled_from(["asc", "desc"]))
-def test_pages_make_up_the_list(size: int, limit: int, order: str) -> None:
+async def test_pages_make_up_the_list(size: int, limit: int, order: str) -> None:
     """Each begins behind the last of the one before; only the last has nothing behind it."""
     listed, found, after, more = [f"n{n}" for n in range(size)], list[str](), "", True
     while more:
-        places, more = query.window(asked(f"limit={limit}&order={order}{after}"), listed)
-        found += [listed[n] for n in places]
-        assert not more or len(places) == limit
+        newest_first = query.backwards([{"id": each} for each in listed])
+        page, more = await query.window(asked(f"limit={limit}&order={order}{after}"), newest_first)
+        found += [each["id"] for each in page]
+        assert not more or len(page) == limit
         after = f"&after={found[-1]}" if found else ""
     assert found == (listed if order == "asc" else listed[::-1])
 
 
 @pytest.mark.parametrize(("text", "error"), [("order=up", InvalidRequest), ("after=other", NotFound)])
-def test_a_page_that_there_is_not_is_refused(text: str, error: type[Exception]) -> None:
+async def test_a_page_that_there_is_not_is_refused(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        query.window(asked(text), ["one"])
+        await query.window(asked(text), query.backwards([{"id": "one"}]))
 
 
 def test_what_is_new_in_a_history_stands_behind_the_assistants_last_words() -> None:

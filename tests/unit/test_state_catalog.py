@@ -10,7 +10,7 @@ from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Approval, Head, RequestRecord, Session, ToolCall
 from tealagents.domain.ports import Record, Store
 from tealagents.engine.approvals import Command
-from tealagents.state import keys
+from tealagents.state import keys, latest
 from tealagents.state.catalog import Damaged
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
@@ -116,3 +116,24 @@ async def test_a_look_for_what_waits_reads_no_task_of_a_decided_pause() -> None:
         page = await here.catalog.inbox("mock", status="pending", cursor=None, limit=50)
         assert [item.request_id for item in page.items if isinstance(item, Approval)] == [waiting.request_id]
         assert {key for key in reads if key.startswith(keys.task(""))} == {keys.task(waiting.task_id)}
+
+
+async def test_the_last_changed_requests_are_found_without_reading_each_task_alone() -> None:
+    """Those of tasks that are gone are left out; a damaged task stands for itself alone."""
+    operations = 0
+
+    class Counting(MemoryStore):
+        async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+            nonlocal operations
+            operations += 1
+            return await super().read(partition, keys)
+
+    async with process(Counting(), Scripted()) as here:
+        requests = [await here.ask() for _ in range(20)]
+        await here.eraser.delete_task(here.partition(), requests[3].task_id)
+        await damage(here.store, here.partition(), keys.task(requests[4].task_id))
+        operations = 0
+        page = await latest.page(here.tasks, here.partition(), lambda record: True, limit=1)
+        assert [each.request_id for each in page.records] == [requests[-1].request_id]
+        assert page.total == 19
+        assert operations < 10

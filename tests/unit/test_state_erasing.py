@@ -24,14 +24,14 @@ from engine_setup import (
 
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Recorded, TextDelta
-from tealagents.domain.ids import random_id
+from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.models import RequestRecord, Session, ToolCall
-from tealagents.domain.ports import Commit, Record
+from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
-from tealagents.state.pruning import Pruning
+from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.stores.memory import MemoryStore
 
@@ -409,3 +409,34 @@ async def test_a_log_is_erased_many_records_at_a_time() -> None:
         assert store.lists <= batches // ERASED_AT_ONCE + 2
         assert await names(store, here.partition(), keys.logs(request.task_id)) == []
         assert all(len(commit.delete) + len(commit.expect) <= MOST_RECORDS for _, commit in store.commits)
+
+
+class WrittenTo(MemoryStore):
+    """Notes where each look at a partition begins, and is written to before the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str | None] = []
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        if "/user/" in partition and not prefix:
+            self.begun.append(page.get("after"))
+            if len(self.begun) == 3:
+                await self.commit(partition, Commit(operation=operation_id(), put={"a": Put(b"")}))
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_a_user_is_erased_page_after_page() -> None:
+    """A page begins behind the last, not before all that has expired; what comes meanwhile goes, too.
+
+    covers: STATE-2
+    """
+    store = WrittenTo()
+    async with process(store) as here:
+        partition = here.partition()
+        for n in range(35):
+            await store.commit(partition, Commit(operation=operation_id(), put={f"x/{n:02}": Put(b"")}))
+        departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
+        assert await departure.erase() == 36
+        assert store.begun == [None, "x/09", "x/19", "x/29", "x/34", None, "a", None]
+        assert await names(store, partition) == []

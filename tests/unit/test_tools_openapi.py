@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsOwner, ToolFailed
 from tealagents.domain.ports import Checking, Tool
+from tealagents.tools import openapi_schema
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
@@ -970,6 +972,23 @@ def test_recursive_and_huge_schemas_are_bounded() -> None:
     jsonschema.Draft202012Validator.check_schema(operation.schema)
     last = list(definitions)[-1]
     assert definitions[last] == {"description": "any value; its schema is too large to be shown"}
+
+
+def test_definitions_beyond_the_bound_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be done again for each of a thousand operations."""
+    written: list[object] = []
+
+    def noted(value: object, **options: Any) -> str:
+        written.append(value)
+        return json.dumps(value, **options)
+
+    monkeypatch.setattr(openapi_schema, "json", SimpleNamespace(dumps=noted))
+    schemas: Json = {f"S{number}": {"type": "string", "description": "d" * 20_000} for number in range(50)}
+    choices = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
+    body = {"content": {"application/json": {"schema": {"anyOf": choices}}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert len(operation.schema["$defs"]) == 50
+    assert len(written) <= 4
 
 
 # --- the file of remote plugins ------------------------------------------------------------------

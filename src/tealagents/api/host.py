@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
+from tealagents.api.gate import with_cors
 from tealagents.api.http import ending_connection, json_response
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound
@@ -32,8 +33,9 @@ class Host:
         self.base = protocols[0]
         #: the longest path first, so that one below another is found
         self._others = sorted(protocols[1:], key=lambda served: -len(served.path))
-        routes = [route for served in self._others for route in served.discovery]
-        self._discovery = Starlette(routes=routes, exception_handlers={NotFound: _no_document})
+        self._documents = [route for served in self._others for route in served.discovery]
+        discovery = Starlette(routes=self._documents, exception_handlers={NotFound: _no_document})
+        self._discovery = with_cors(discovery, exchange)
         self.lifespan = lifespan
         self._starlette = Starlette(lifespan=self._opened)
         self._app = observed(self._answer)
@@ -80,7 +82,7 @@ class Host:
         for served in self._others:
             if path == served.path or path.startswith(served.path + "/"):
                 return served.app
-        if any(route.matches(scope)[0] is not Match.NONE for route in self._discovery.routes):
+        if any(route.matches(scope)[0] is not Match.NONE for route in self._documents):
             return self._discovery
         return self.base.app
 

@@ -41,7 +41,7 @@ class KnownOrigins:
         server, _ = request.scope.get("server") or ("", None)
         local = server in _LOOPBACK
         for origin in request.headers.getlist("origin"):
-            if origin not in self._origins and not (local and _host(origin) in _LOOPBACK):
+            if not self._origins & {origin, "*"} and not (local and _host(origin) in _LOOPBACK):
                 return self._respond(403, _FOREIGN)
         if local and _host(f"//{request.headers.get('host', '')}") not in self._names:
             return self._respond(421, _UNKNOWN)

@@ -1,12 +1,14 @@
 """What stands in the query of a request."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from starlette.requests import Request
 
 from tealagents.api.names import unknown
 from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Json
 
 _INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 
@@ -26,22 +28,51 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
-def window(request: Request, names: Sequence[str]) -> tuple[range, bool]:
-    """The places in a list, oldest first, that `limit`, `after` and `order` ask for; and whether more follow.
+async def window(request: Request, newest_first: AsyncGenerator[Json]) -> tuple[list[Json], bool]:
+    """The documents of a list that `limit`, `after` and `order` ask for; and whether more follow.
 
-    The newest come first, unless `order` says otherwise. `NotFound` for an `after` that is none of the names.
+    The newest come first, unless `order` says otherwise. Nothing is read beyond those. `NotFound` for an
+    `after` that is none of the ids.
     """
     limit = number(request, "limit", 20, lowest=1, highest=100)
     after, order = once(request, "after"), once(request, "order") or "desc"
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", "must be asc or desc")
-    places = range(len(names)) if order == "asc" else range(len(names))[::-1]
-    if after is not None:
-        start = next((n for n, place in enumerate(places, 1) if names[place] == after), None)
-        if start is None:
-            raise unknown("item", after)
-        places = places[start:]
-    return places[:limit], len(places) > limit
+    oldest_first, met, found = order == "asc", after is None, list[Json]()
+    async with aclosing(newest_first):
+        async for each in newest_first:
+            if each["id"] == after:
+                met = True
+                if oldest_first:
+                    break
+            elif oldest_first or met:
+                found.append(each)
+                if not oldest_first and len(found) > limit:
+                    break
+    if not met:
+        raise unknown("item", after or "")
+    return (found[::-1] if oldest_first else found)[:limit], len(found) > limit
+
+
+async def newest(count: int, newest_first: AsyncGenerator[Json]) -> list[Json]:
+    """The first documents of a list that has so many."""
+    async with aclosing(newest_first):
+        return [await anext(newest_first) for _ in range(count)]
+
+
+async def named(name: str, newest_first: AsyncGenerator[Json]) -> Json:
+    """The document of a list that has this id. `NotFound`."""
+    async with aclosing(newest_first):
+        async for each in newest_first:
+            if each["id"] == name:
+                return each
+    raise unknown("item", name)
+
+
+async def backwards(items: Sequence[Json]) -> AsyncGenerator[Json]:
+    """A list that is there already, newest first, for `window`."""
+    for each in reversed(items):
+        yield each
 
 
 def number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:

@@ -224,13 +224,15 @@ async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | N
     return await exchange.request(caller, used.value.request_id) if used is not None else None
 
 
-async def of_task(exchange: Exchange, partition: str, head: Head) -> AsyncGenerator[RequestRecord]:
+async def of_task(
+    exchange: Exchange, partition: str, head: Head, most: int = MOST_REQUESTS
+) -> AsyncGenerator[RequestRecord]:
     """The last requests of a task, newest first: those that wait, the one under way, and those that ended."""
     names = [each.request_id for each in reversed(head.queue)]
     names += [each.request_id for each in (head.running, head.pending) if each]
-    for name in names[:MOST_REQUESTS]:
+    for name in names[:most]:
         yield (await exchange.tasks.request(partition, name)).value
-    left, path = MOST_REQUESTS - len(names), ((1, head.tail_seq),)
+    left, path = most - len(names), ((1, head.tail_seq),)
     entries = exchange.history.backwards(partition, head.task_id, path, request_start)
     async with aclosing(entries):
         async for logged in entries:

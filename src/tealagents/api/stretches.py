@@ -4,8 +4,9 @@ For protocols in which a pause ends what was asked for. What is sent live, and r
 recorded events; what is read later is made of the history as events of the same kinds, and never expires.
 """
 
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -186,9 +187,12 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
     """Erases the task of a stretch. `AlreadyExists`, which names the `whole`, where that holds more."""
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
-    others = [each async for each in requests.of_task(exchange, partition, head)]
-    if any(each.request_id != record.request_id and not each.resent for each in others):
-        raise AlreadyExists(f"It is part of {whole}, which holds others. Delete that to erase them all.")
+    async with aclosing(requests.of_task(exchange, partition, head, sys.maxsize)) as newest_first:
+        async for each in newest_first:
+            if each.request_id != record.request_id and not each.resent:
+                raise AlreadyExists(
+                    f"It is part of {whole}, which holds others. Delete that to erase them all."
+                )
     await exchange.eraser.delete_task(partition, record.task_id)
 
 
@@ -290,8 +294,10 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
     if record.status == "Queued":
         return [Started("Queued")]
     events: list[Event] = [Started()]
-    # without an event between the first and the last there was no tool call, and the record says it all
-    if record.status != "Completed" or record.approvals or record.last_event > 2 or record.copied:
+    # without an event between the first and the last there was no tool call, and the record says it all,
+    # unless nothing was recorded
+    unrecorded = record.copied or record.resent
+    if record.status != "Completed" or record.approvals or record.last_event > 2 or unrecorded:
         events += [event async for event in _logged(exchange, stretch)]
     if stretch.pause is not None:
         return [*events, Paused(stretch.pause)]

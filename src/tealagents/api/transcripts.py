@@ -1,7 +1,7 @@
 """The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -93,27 +93,29 @@ def _outputs(decided: Approval) -> list[Message]:
 
 async def parts(
     exchange: Exchange, caller: Caller, partition: str, head: Head
-) -> AsyncIterator[Round | Stretch]:
-    """A task on its current path, oldest first, and what runs or waits: requests that only spoke, to the end
-    of their answers, as rounds, the others as their stretches.
+) -> AsyncGenerator[Round | Stretch]:
+    """A task on its current path, newest first, and before that what runs or waits: requests that only spoke,
+    to the end of their answers, as rounds, the others as their stretches.
     """
-    occupant = head.running or head.pending
-    newest_first: list[Round | str] = [occupant.request_id] if occupant is not None else []
+    if (occupant := head.running or head.pending) is not None:
+        for stretch in await _stretches(exchange, caller, partition, occupant.request_id):
+            yield stretch
     async with aclosing(exchange.history.rounds(partition, head.task_id, head.path)) as rounds:
         async for each in rounds:
             did = any(message.tool_calls or message.role == "tool" for message in each.messages)
-            whole = each.messages and each.finish_reason is None
-            newest_first.append(each if whole and not did else each.request_id)
-    for part in reversed(newest_first):
-        if isinstance(part, Round):
-            yield part
-            continue
-        record = (await exchange.tasks.request(partition, part)).value
-        view = RequestView(record=record, partition=partition, caller=caller, own=True)
-        last = await stretches.cut(exchange, view)
-        for number in range(1, last.number):
-            yield await stretches.cut(exchange, view, number)
-        yield last
+            if each.messages and each.finish_reason is None and not did:
+                yield each
+                continue
+            for stretch in await _stretches(exchange, caller, partition, each.request_id):
+                yield stretch
+
+
+async def _stretches(exchange: Exchange, caller: Caller, partition: str, request_id: str) -> list[Stretch]:
+    """The stretches of a request, the last one first."""
+    record = (await exchange.tasks.request(partition, request_id)).value
+    view = RequestView(record=record, partition=partition, caller=caller, own=True)
+    last = await stretches.cut(exchange, view)
+    return [last, *[await stretches.cut(exchange, view, n) for n in range(last.number - 1, 0, -1)]]
 
 
 async def _newest(exchange: Exchange, partition: str, task_id: str, path: Path) -> list[Message]:

@@ -249,6 +249,7 @@ def ended(
     return replace(
         request,
         status=status,
+        resumed_at=None,
         ended_at=now,
         worker_id=None,
         last_event=last_event,

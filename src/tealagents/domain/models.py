@@ -444,6 +444,8 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     status: Status
     created_at: datetime
     started_at: datetime | None = None
+    #: when its last pause was decided, until it ends
+    resumed_at: datetime | None = None
     ended_at: datetime | None = None
     worker_id: str | None = None
     #: the checkpoint this request continues

@@ -50,14 +50,22 @@ class Catalog:
         prefix = keys.tasks_of_session(session_id) if session_id else "tasks/"
         names, after = await self._index(partition, prefix, cursor, limit)
         found: list[object] = []
-        # in one read, so that of a session which is being deleted all tasks are seen, or none
-        read = await self._read(partition, [keys.DELETING, *map(keys.task, names)])
-        deleting = self._records.open(partition, keys.DELETING, _readable(read[0]), Deleting)
-        for name, record in zip(names, read[1:], strict=True):
-            head = await self._head(partition, name, record, deleting)
+        for head in await self.heads(partition, names):
             if head is not None and (status is None or (isinstance(head, Head) and head.status == status)):
                 found.append(head)
         return CatalogPage(found, after)
+
+    async def heads(self, partition: str, names: Sequence[str]) -> list[Head | Damaged | None]:
+        """The tasks with these ids, as they stand; None for those that are gone.
+
+        They are read at once, so that of a session which is being deleted all are seen, or none.
+        """
+        read = await self._read(partition, [keys.DELETING, *map(keys.task, names)])
+        deleting = self._records.open(partition, keys.DELETING, _readable(read[0]), Deleting)
+        return [
+            await self._head(partition, name, record, deleting)
+            for name, record in zip(names, read[1:], strict=True)
+        ]
 
     async def _head(
         self, partition: str, task_id: str, record: Found, deleting: Stored[Deleting] | None

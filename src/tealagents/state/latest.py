@@ -3,7 +3,7 @@
 No index has that order, since it would be written with every change; the list is made when it is asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from datetime import UTC, datetime
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import RequestRecord
 from tealagents.state import keys
+from tealagents.state.catalog import Catalog
 from tealagents.state.tasks import Tasks
 
 #: records read at a time
@@ -51,7 +52,7 @@ def changed_at(record: RequestRecord) -> datetime:
     """When a request came into the status that it has."""
     if record.pause is not None:
         return record.pause.created_at
-    return record.ended_at or record.started_at or record.created_at
+    return record.ended_at or record.resumed_at or record.started_at or record.created_at
 
 
 async def page(
@@ -80,28 +81,24 @@ async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord 
 
 async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord], bool]) -> list[Changed]:
     """All requests that are wanted, but those of tasks that are gone. A damaged one hides no other."""
-    found: list[Changed] = []
-    there: dict[str, bool] = {}
+    found: list[tuple[Changed, str]] = []
     async for key, stored in tasks.records.every(partition, keys.request(""), page=PAGE):
         try:
             opened = await tasks.records.whole(partition, key, stored, RequestRecord)
         except CorruptState:
             continue  # reading it by its id reports it
-        record = opened.value if opened else None
-        if record is None or not wanted(record):
-            continue
-        if record.task_id not in there:
-            there[record.task_id] = await _is_there(tasks, partition, record.task_id)
-        if there[record.task_id]:
-            found.append(Changed(changed_at(record), record.request_id))
-    return sorted(found, reverse=True)
+        if opened is not None and wanted(record := opened.value):
+            found.append((Changed(changed_at(record), record.request_id), record.task_id))
+    there = await _there(tasks, partition, list(dict.fromkeys(task_id for _, task_id in found)))
+    return sorted((each for each, task_id in found if task_id in there), reverse=True)
 
 
-async def _is_there(tasks: Tasks, partition: str, task_id: str) -> bool:
-    try:
-        await tasks.head(partition, task_id)
-    except NotFound:
-        return False
-    except CorruptState:
-        pass  # it is there, in whatever state
-    return True
+async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> Set[str]:
+    """Those of the tasks that are not gone, in whatever state."""
+    catalog = Catalog(tasks.records, tasks)
+    there: set[str] = set()
+    for start in range(0, len(task_ids), PAGE):
+        some = task_ids[start : start + PAGE]
+        heads = await catalog.heads(partition, some)
+        there |= {task_id for task_id, head in zip(some, heads, strict=True) if head is not None}
+    return there

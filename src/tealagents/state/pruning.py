@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from datetime import datetime
+from functools import partial
 
 from msgspec import Struct
 
@@ -12,7 +13,7 @@ from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, is_alive
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
+from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
 
 #: hears how many users are done, of how many
 Progress = Callable[[int, int], None]
@@ -131,10 +132,14 @@ class Departure:
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
-        while page := await self._records.store.scan(self._partition, "", limit=ERASED_AT_ONCE):
+        after: str | None = None
+        scan = partial(self._records.store.scan, self._partition, "", limit=MOST_RECORDS)
+        # on from the last page, as each may first have to get past all that has expired before it
+        while page := await scan(after=after) or (await scan() if after else []):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
             report(wiped)
+            after = page[-1][0]
         await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
         await self._wipe_mentions(keys.erasing(self._records.agent), "")
         await self._directory.forget(self._user)

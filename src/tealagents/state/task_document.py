@@ -151,7 +151,7 @@ def _check_request(where: str, request: RequestRecord, task: Head) -> None:
         raise InvalidRequest(where, "belongs to another task")
     if request.status not in ENDED or request.ended_at is None:
         raise InvalidRequest(f"{where}.status", "must be Completed, Failed or Canceled")
-    for name in ("created_at", "started_at", "ended_at"):
+    for name in ("created_at", "started_at", "resumed_at", "ended_at"):
         _check_time(getattr(request, name), f"{where}.{name}")
     _check_path(request.path, task.tail_seq, f"{where}.path")
     for name in ("first_seq", "last_seq"):

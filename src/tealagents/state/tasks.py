@@ -68,6 +68,11 @@ class TaskRules(Struct, frozen=True, kw_only=True):
     request_timeout_seconds: float = 600
     approval_expiry_seconds: float = 86400
 
+    @property
+    def event_seconds(self) -> float:
+        """For which an event is stored: a day behind the latest possible end of its request."""
+        return KEPT_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
+
 
 class Ending(Struct, frozen=True):
     """What a request ends with from outside: its status, and the code and text of its failure."""
@@ -136,9 +141,8 @@ class Tasks:
         self.ended_early: set[str] = set()
         #: what ends requests that no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
-        lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
-        self.key_life = KeyLife(running=lifetime, ended=KEPT_SECONDS)
-        self.streams = StreamLog(records, lifetime)
+        self.key_life = KeyLife(running=rules.event_seconds, ended=KEPT_SECONDS)
+        self.streams = StreamLog(records, rules.event_seconds)
 
     # --- finding ---------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ def resumed(
             request,
             status="Running",
             worker_id=worker_id,
+            resumed_at=now,
             pause=None,
             setup=held,
         ),

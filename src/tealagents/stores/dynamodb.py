@@ -205,6 +205,8 @@ class DynamoStore(BaseStore):
                 yield item
             if "LastEvaluatedKey" not in page:
                 return
+            # where many have expired and are not deleted yet, the next page is to get past more of them
+            request["Limit"] += sum(map(self._expired, page["Items"]))
             request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def _record(self, partition: str, key: str, item: Item | None) -> Record | None:

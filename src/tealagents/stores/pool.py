@@ -13,6 +13,9 @@ __all__ = ["Pool"]
 
 C = TypeVar("C")
 
+#: seconds after which an idle connection is not lent any more: firewalls forget those that are idle for some
+#: minutes, and tell neither end
+IDLE_SECONDS = 60.0
 #: for so long no other connection is tried where the server had none left
 SECONDS_WITHOUT = 30.0
 
@@ -36,7 +39,8 @@ class Pool(Generic[C]):
         self._discard = discard
         self._full = full
         self._timeout = timeout
-        self._idle: list[C] = []
+        #: each since when, by the event loop's clock
+        self._idle: list[tuple[C, float]] = []
         self._lent = 0
         self._places = asyncio.Semaphore(size)
 
@@ -60,8 +64,8 @@ class Pool(Generic[C]):
             await self._places.acquire()  # at once
         try:
             while self._idle:
-                connection = self._idle.pop()
-                if await self._usable(connection):
+                connection, since = self._idle.pop()
+                if _now() - since < IDLE_SECONDS and await self._usable(connection):
                     return connection
                 await self._discard(connection)
             async with asyncio.timeout(self._timeout):
@@ -76,7 +80,7 @@ class Pool(Generic[C]):
     def give_back(self, connection: C) -> None:
         """For a connection that has nothing under way."""
         self._lent -= 1
-        self._idle.append(connection)
+        self._idle.append((connection, _now()))
         self._places.release()
 
     async def drop(self, connection: C) -> None:
@@ -90,4 +94,8 @@ class Pool(Generic[C]):
     async def clear(self) -> None:
         """Drops what is idle: the server has gone, or another one has taken its place."""
         while self._idle:
-            await self._discard(self._idle.pop())
+            await self._discard(self._idle.pop()[0])
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

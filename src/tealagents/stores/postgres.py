@@ -137,6 +137,7 @@ class PostgresStore(BaseStore):
             options.watch_seconds, schema=options.schema_name, arguments=self._arguments, send=self._notify
         )
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
+        self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def where(self) -> str:
@@ -230,6 +231,9 @@ class PostgresStore(BaseStore):
             raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
 
     async def close(self) -> None:
+        if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._pushed.close()
         await self._pool.clear()
 
@@ -276,10 +280,10 @@ class PostgresStore(BaseStore):
             await self._pool.drop(connection)
             raise self.unavailable(_reason(error)) from None
         except _LOST as error:
-            await self._give_up(connection)
+            await self._give_up(connection, error)
             raise Unknown(_reason(error)) from None
-        except BaseException:  # a canceled caller: the server completes it or does not
-            await self._give_up(connection)
+        except BaseException as error:  # a canceled caller: the server completes it or does not
+            await self._give_up(connection, error)
             raise
         self._pool.give_back(connection)
 
@@ -289,16 +293,15 @@ class PostgresStore(BaseStore):
         try:
             rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
         except (PostgresError, *_LOST) as error:
-            await self._give_up(connection)
-            if not again or not _session_ended(error):
+            await self._give_up(connection, error)
+            if not again or isinstance(error, TimeoutError) or not _session_ended(error):
                 raise self.unavailable(_reason(error)) from None
-        except BaseException:
-            await self._give_up(connection)
+        except BaseException as error:
+            await self._give_up(connection, error)
             raise
         else:
             self._pool.give_back(connection)
             return rows
-        await self._pool.clear()
         return await self._ask(name, *arguments, again=False)
 
     @asynccontextmanager
@@ -308,10 +311,10 @@ class PostgresStore(BaseStore):
         try:
             yield connection
         except (PostgresError, *_LOST) as error:
-            await self._give_up(connection)
+            await self._give_up(connection, error)
             raise self.unavailable(_reason(error)) from None
-        except BaseException:
-            await self._give_up(connection)
+        except BaseException as error:
+            await self._give_up(connection, error)
             raise
         self._pool.give_back(connection)
 
@@ -321,13 +324,15 @@ class PostgresStore(BaseStore):
         except (PostgresError, *_LOST) as error:
             raise self.unavailable(_reason(error)) from None
 
-    async def _give_up(self, connection: "asyncpg.Connection[Any]") -> None:
-        """Drops a connection, and cancels what it still runs.
+    async def _give_up(self, connection: "asyncpg.Connection[Any]", error: BaseException) -> None:
+        """Drops a connection, and cancels what it still runs; with one that was lost, those that are idle.
 
         A server does not notice that the client has gone while a statement waits for a lock: its processes
         would be more with each attempt, until it takes no connection of anyone.
         """
         try:
+            if _session_ended(error):  # the others may be dead, too: each would cost another timeout
+                await self._pool.clear()
             with suppress(PostgresError, *_LOST):
                 await connection.close(timeout=CANCEL_SECONDS)
         finally:
@@ -345,15 +350,14 @@ class PostgresStore(BaseStore):
     def _start_sweep(self) -> None:
         """Once a minute, beside the commits: a process that commits nothing makes nothing expire either."""
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
-        sweep = asyncio.create_task(self._sweep(), name="postgres-sweep")
-        self._under_way.add(sweep)
-        sweep.add_done_callback(self._under_way.discard)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep(), name="postgres-sweep")
 
     async def _sweep(self) -> None:
         try:
             async with self._session() as connection:
-                erased = "DELETE -1"
-                while erased != "DELETE 0":
+                full = erased = f"DELETE {SWEEP_RECORDS}"
+                while erased == full:
                     erased = await connection.execute(self._sql["sweep"], SWEEP_RECORDS)
         except PersistenceUnavailable as error:
             log.warning("expired records were not erased; the next sweep will: %s", error)
@@ -373,10 +377,10 @@ _LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, Runt
 
 
 def _session_ended(error: BaseException) -> bool:
-    """Whether the connection broke or the server ended it; an error ends a statement, and its transaction."""
+    """Whether the connection was lost or ended; an error ends a statement, and its transaction."""
     if isinstance(error, PostgresError):
         return bool(error.severity_en != "ERROR")
-    return not isinstance(error, TimeoutError)
+    return isinstance(error, _LOST)
 
 
 _THROUGH_PGBOUNCER: Final = "a pgbouncer before it keeps no prepared statements; set ?statement_cache_size=0"

@@ -31,13 +31,14 @@ SELECT pg_notify($1 || left(payload, 2), payload) FROM unnest($2::text[]) AS sen
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
 
--- Erases some of what has expired. Skips what a commit holds right now; it will be met again.
+-- Erases some of what has expired. Skips what a commit holds right now; it will be met again. Not by
+-- clock_timestamp(): the index cannot be searched for what is volatile, and would be read to its end.
 -- name: sweep
 DELETE FROM {schema}.records
 WHERE (partition, key) IN (
     SELECT partition, key
     FROM {schema}.records
-    WHERE expires_at <= clock_timestamp()
+    WHERE expires_at <= statement_timestamp()
     ORDER BY expires_at
     LIMIT $1
     FOR UPDATE SKIP LOCKED

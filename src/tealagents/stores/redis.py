@@ -135,15 +135,16 @@ class RedisStore(BaseStore):
         check_scan(partition, prefix, after, limit)
         low, high = scan_bounds(prefix, after, reverse)
         found: list[tuple[str, Record]] = []
+        expired = 0  # in the last page: such a record may still be in the index, often among many others
         while len(found) < limit and low < high:
-            page = min(limit - len(found), PAGE)
+            page = min(limit - len(found) + 2 * expired, PAGE)
             keys, values = await self._page(self._base(partition), low, high, page, reverse)
-            # a record that has expired may still be in the index
+            expired = values.count(None)
             found += [(key, _listed(key, v)) for key, v in zip(keys, values, strict=True) if v is not None]
             if len(keys) < page:
                 break
             low, high = (low, keys[-1]) if reverse else (keys[-1] + " ", high)
-        return found
+        return found[:limit]
 
     async def _page(
         self, base: str, low: str, high: str, limit: int, reverse: bool
@@ -187,7 +188,7 @@ class RedisStore(BaseStore):
             "commit",
             (f"{base}#index", f"{base}#expiring", *names),
             (
-                *(len(expect), len(put), len(base) + 2, publish),
+                *(len(expect), len(put), len(base.encode()) + 2, publish),
                 *(v or "" for v in expect.values()),
                 *values,
                 *(channel_of(base, topic) for topic in commit.notify),

@@ -14,7 +14,7 @@ from redis.asyncio.connection import Connection
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.links import ANSWER_SECONDS, LinkedWatches, LinkLost, LinkSession, Listener
 from tealagents.stores.redis_nodes import Address, Nodes, NodeUnreachable, pack, reason, send_packed
 from tealagents.stores.watches import Topic
@@ -23,6 +23,8 @@ __all__ = ["RedisWatches", "channel_of"]
 
 #: channels in one command
 BATCH: Final = 500
+
+_LOST: Final = (RedisError, OSError, TimeoutError, NodeUnreachable, PersistenceUnavailable, Unknown)
 
 
 def channel_of(base: str, topic: str) -> str:
@@ -51,11 +53,19 @@ class RedisWatches(LinkedWatches):
         self._again = True
         session = _SubscribedNodes(self._nodes, listener)
         try:
+            await self._check_publishing()
             yield session
-        except (RedisError, OSError, TimeoutError, NodeUnreachable, PersistenceUnavailable) as error:
+        except _LOST as error:
             raise LinkLost(reason(error)) from None
         finally:
             await session.close()
+
+    async def _check_publishing(self) -> None:
+        """A commit does not say that an access list kept it from publishing."""
+        channel = self._channel_of(("clock", ""))
+        command = ("SPUBLISH" if self._nodes.clustered else "PUBLISH", channel, "")
+        async with asyncio.timeout(4 * ANSWER_SECONDS):  # it may have to connect
+            await self._nodes.run(key_slot(channel.encode()), command, settled=True)
 
 
 class _SubscribedNodes:

@@ -99,8 +99,10 @@ class SqliteStore(BaseStore):
         self._watches = self._pushed = LocalWatches(
             options.watch_seconds, self._path.with_name(self._path.name + "-notify")
         )
-        #: runs soon after something was deleted
-        self._erasing: asyncio.TimerHandle | None = None
+        #: there while the log may hold what was deleted
+        self._erasing: asyncio.Task[None] | None = None
+        #: something was deleted since the log was last about to be emptied
+        self._deleted = False
         self._next_sweep = 0.0
         #: a sync has failed: what the log holds may not be on the disk, though the next sync succeeds
         self._doubtful = False
@@ -120,10 +122,10 @@ class SqliteStore(BaseStore):
 
     async def close(self) -> None:
         self._pushed.close()
+        await self._writer.close()  # first: what canceled callers have deleted is to be erased, too
         await self._erase_before_closing()
         self._at_hand.close()
         await self._scanner.close()
-        await self._writer.close()
 
     async def migrate(self) -> list[str]:
         """Brings the schema up to this version; the names of what was applied. Needs no `open`."""
@@ -194,24 +196,28 @@ class SqliteStore(BaseStore):
 
     def _erase_soon(self) -> None:
         """The log still holds what was deleted, until it is copied into the database and begun anew."""
+        self._deleted = True
         if self._erasing is None:
-            loop = asyncio.get_running_loop()
-            self._erasing = loop.call_later(ERASE_SECONDS, lambda: loop.create_task(self._erase()))
+            self._erasing = asyncio.create_task(self._erase(), name="sqlite-erase")
 
     async def _erase(self) -> None:
         """Again after a while where a reader has kept the log from being emptied."""
+        while self._deleted:
+            await asyncio.sleep(ERASE_SECONDS)
+            self._deleted = False
+            try:
+                await self._scanner.do(self._empty_log)
+            except sqlite3.Error as error:
+                log.debug("deleted records are still in the log: %s", error)
+                self._deleted = True
         self._erasing = None
-        try:
-            await self._scanner.do(self._empty_log)
-        except sqlite3.Error as error:
-            log.debug("deleted records are still in the log: %s", error)
-            self._erase_soon()
 
     async def _erase_before_closing(self) -> None:
         """So that what `state delete-user` deletes is gone when it returns, also beside a running service."""
-        if self._erasing is None:
+        erasing, self._erasing = self._erasing, None
+        if erasing is None:
             return
-        self._erasing.cancel()
+        erasing.cancel()
         try:
             async with asyncio.timeout(self.options.busy_seconds):
                 await self._empty_log_at_last()

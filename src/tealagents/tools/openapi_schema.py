@@ -133,10 +133,13 @@ class Schemas:
             # an example may hold a `$ref` that is none of the schema's
             if name in found or name not in self._references:
                 continue
-            definition = self._definition(name)
-            size += len(json.dumps(definition, default=str))
-            found[name] = definition if size <= MAX_DEFINITIONS else dict(OMITTED)
-            waiting += _references(found[name])
+            found[name] = dict(OMITTED)
+            if size <= MAX_DEFINITIONS:
+                definition = self._definition(name)
+                size += len(json.dumps(definition, default=str))
+                if size <= MAX_DEFINITIONS:
+                    found[name] = definition
+                    waiting += _references(definition)
         return found
 
     def object_fields(self, schema: Any) -> Fields | None:

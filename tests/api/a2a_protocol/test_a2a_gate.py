@@ -46,6 +46,35 @@ def test_without_a_token_a_client_learns_where_to_get_one(guarded: ServiceThread
     assert required[0].endswith(f"/{SCOPE}")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "scheme", "scopes"),
+    [
+        ({"authorization_servers": ["https://a.example", "https://b.example"]}, "openIdConnect", []),
+        ({"authorization_servers": ["https://a.example"], "scopes_supported": ["x"]}, "openIdConnect", ["x"]),
+        ({"authorization_servers": []}, "bearer", []),
+        ({"scopes_supported": ["x"]}, "bearer", []),
+    ],
+)
+def test_the_card_is_made_of_whatever_a_provider_says_of_tokens(
+    guarded: ServiceThread,
+    monkeypatch: pytest.MonkeyPatch,
+    metadata: dict[str, list[str]],
+    scheme: str,
+    scopes: list[str],
+) -> None:
+    """The first of several authorities, any bearer token where there is none; RFC 9728 requires neither."""
+    provider = guarded.app.exchange.authenticator
+    monkeypatch.setattr(provider, "resource_metadata", lambda url: {"resource": url, **metadata})
+    with guarded.client(None) as client:
+        card = client.get("/a2a/.well-known/agent-card.json").raise_for_status().json()
+    (named,) = card["securitySchemes"]
+    assert named == scheme
+    if scheme == "openIdConnect":
+        found = card["securitySchemes"][named]["openIdConnectSecurityScheme"]["openIdConnectUrl"]
+        assert found == "https://a.example/.well-known/openid-configuration"
+    assert card["securityRequirements"][0]["schemes"][named].get("list", []) == scopes
+
+
 # --- bodies ------------------------------------------------------------------------------------------
 
 

@@ -207,6 +207,23 @@ def test_a_second_pause_is_named_by_its_decision(wire: Wire, file: Path) -> None
     assert state(wire.result("SendMessage", {"message": approved})["task"]) == "COMPLETED"
 
 
+def test_a_task_whose_pause_was_decided_has_changed_since(wire: Wire, file: Path) -> None:
+    """It is listed before what ended meanwhile, and its time is not before that of its pause."""
+    task = wire.send(call("Work-linger", file=str(file), line="one", seconds=600))
+    assert state(task) == "INPUT_REQUIRED"
+    other = wire.send()
+    sent = {"message": decision(task), "configuration": {"returnImmediately": True}}
+    working = wire.result("SendMessage", sent)["task"]
+    try:
+        assert state(working) == "WORKING"
+        assert working["status"]["timestamp"] >= other["status"]["timestamp"]
+        since = {"statusTimestampAfter": task["status"]["timestamp"]}
+        listed = [each["id"] for each in wire.result("ListTasks", since)["tasks"]]
+        assert [each for each in listed if each in (task["id"], other["id"])] == [task["id"], other["id"]]
+    finally:
+        wire.result("CancelTask", {"id": task["id"]})
+
+
 def test_a_subscription_goes_through_the_pause_to_the_end(wire: Wire, file: Path) -> None:
     """The sender's stream ends at the pause; a follower's waits for the decision, wherever it is made."""
     events = list(

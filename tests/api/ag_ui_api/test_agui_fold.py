@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tealagents.api import sse
 from tealagents.api.ag_ui import inputs
 from tealagents.api.ag_ui.fold import RunFold, started
 from tealagents.api.transcripts import Kept, as_kept
@@ -118,6 +119,16 @@ def test_the_same_events_give_the_same_bytes(run: list[Event], before: Approval 
     assert folded(run, before) == folded(run, before)
 
 
+@pytest.mark.parametrize(("total", "shown"), [(15, (10, 5, 15)), (40, (10, 30, 40)), (0, (10, 5, 15))])
+def test_the_tokens_of_a_run_are_what_went_in_and_what_came_out(
+    total: int, shown: tuple[int, int, int]
+) -> None:
+    """The total is their sum, also where the service counts reasoning in the total alone, or counts none."""
+    run: list[Event] = [Started(), Completed(Outcome("hi", TokenUsage(10, 5, total)))]
+    (usage,) = events(folded(run, None).decode())[-1]["usage"]
+    assert (usage["inputTokens"], usage["outputTokens"], usage["totalTokens"]) == shown
+
+
 ROLES: list[Role] = ["user", "assistant", "tool", "tool", "assistant"]
 HISTORY = [
     Message(
@@ -194,6 +205,31 @@ def test_a_message_of_many_parts_is_compared_once_with_each_of_a_pages() -> None
     kept = [Kept(f"m{n}", "user", (Item("text", "a"),)) for n in range(500)]
     assert [name for name, _ in as_kept([said], kept, lambda message, n: "ours")] == ["ours"]
     assert compared <= 500 * 52
+
+
+def test_the_name_of_a_step_is_found_without_comparing_it_with_each_of_those_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model may call one tool a thousand times at once; each step has a name of its own."""
+    compared = 0
+
+    class Counted(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    # msgspec encodes no subclass of str
+    monkeypatch.setattr(sse, "data", lambda document: f"data: {json.dumps(document)}\n\n".encode())
+    fold, count = RunFold(GIVEN, IDS, None, None), 100
+    run: list[Event] = [ToolCalled(ToolCall(f"c{n}", Counted("note"), "{}")) for n in range(count)]
+    run.append(Completed(Outcome("", TokenUsage(1, 2, 3))))
+    found = events(b"".join(fold(Recorded(n, event)) for n, event in enumerate(run, 1)).decode())
+    shown = [event["stepName"] for event in found if event["type"] == "STEP_STARTED"]
+    assert shown == ["note", *(f"note #{n}" for n in range(2, count + 1))]
+    assert compared <= 2 * count
 
 
 def test_results_keep_their_ids_in_the_order_in_which_they_came() -> None:

@@ -1,8 +1,11 @@
 """What is no run on AG-UI's route."""
 
+import sys
+
 import httpx
 from agui_talk import Page, refusal, run_input, serving, user
 
+from tealagents.api.ag_ui import inputs
 from tealagents.llm.offline import OfflineModel
 
 
@@ -52,3 +55,26 @@ def test_a_message_whose_id_has_endless_digits_is_one_that_is_not_ours(page: Pag
     answer = page.messages[-1]
     answer["id"] = "_".join(answer["id"].split("_")[:2]) + "_" + "1" * 5000
     assert page.run(runId="r")[-1]["type"] == "RUN_FINISHED"
+
+
+def test_values_under_one_description_are_joined_once() -> None:
+    """Each is not added to a copy of those before it, which would cost the square of their number."""
+
+    def joins(count: int) -> int:
+        made = 0
+        context = [{"description": "page", "value": str(n)} for n in range(count)]
+        sent = run_input("t", user("hi"), context=[*context, {"description": "page", "value": ""}])
+
+        def noted(frame: object, event: str, of: object) -> None:
+            nonlocal made
+            made += event == "c_call" and getattr(of, "__name__", "") == "join"
+
+        sys.setprofile(noted)
+        try:
+            read = inputs.read(sent)
+        finally:
+            sys.setprofile(None)
+        assert read.message.user_context == {"page": "\n".join(map(str, range(count)))}
+        return made
+
+    assert joins(100) == joins(10)

@@ -99,6 +99,14 @@ def test_only_known_pages_and_names_lead_here(headers: dict[str, str], status: i
             assert answer.json()["error"]["message"]
 
 
+def test_where_every_origin_is_named_a_page_of_any_may_call() -> None:
+    """As over the other protocols; the name under which the service is called is checked as ever."""
+    with serving(cors_origins=["*"]) as (service, _), service.client() as client:
+        page = {"origin": "https://any.example"}
+        assert post(client, modern("server/discover"), **page).status_code == 200
+        assert post(client, modern("server/discover"), **page, host="evil.example").status_code == 421
+
+
 def test_a_page_of_a_named_origin_may_see_what_it_needs() -> None:
     """Preflights are answered; the session and the challenge can be read."""
     with serving(cors_origins=["https://host.example"]) as (service, _), service.client(None) as client:

@@ -10,6 +10,9 @@ from openai import OpenAI
 from openai.types.conversations import ConversationItem
 from openai_talk import call, sdk, serving
 from pydantic import TypeAdapter
+from threads_setup import CountedStore
+
+from tealagents.testing.service import ServiceThread
 
 ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
 
@@ -134,6 +137,48 @@ def test_a_history_with_calls_is_added_in_words(ada: OpenAI) -> None:
         "Is it sunny?",
         "weather({}) returned: sunny",
     ]
+
+
+def test_a_message_that_a_conversation_was_filled_with_can_be_referred_to(ada: OpenAI) -> None:
+    """One of the assistant keeps its words, also where it was added to what was there."""
+    turn: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    made = ada.conversations.create(items=turn)
+    ada.conversations.items.create(made.id, items=turn)
+    for item in list(ada.conversations.items.list(made.id, order="asc"))[1::2]:
+        referred: Any = [turn[0], {"type": "item_reference", "id": item.id}, {"role": "user", "content": "?"}]
+        response = ada.responses.create(model="Tester", input=referred)
+        assert response.conversation is not None
+        kept = ada.conversations.items.list(response.conversation.id, order="asc")
+        words = [json.loads(each.to_json())["content"][0]["text"] for each in kept]
+        assert words[:3] == ["hi", "yo", "?"]
+
+
+def test_the_newest_items_are_read_without_the_others(
+    service: ServiceThread, ada: OpenAI, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To list, read and add them costs the same however long the conversation is."""
+    records = service.app.exchange.service.records
+    store = CountedStore(records.store)
+    monkeypatch.setattr(records, "store", store)
+    made = ada.conversations.create()
+    words = call("Work-note", file=str(file), line="one")
+
+    def read() -> list[int]:
+        """How much of the log the newest response costs, and an addition behind it."""
+        for _ in range(4):
+            ada.responses.create(model="Tester", input=words, conversation=made.id)
+        found = []
+        store.log_batches = 0
+        (newest,) = ada.conversations.items.list(made.id, limit=1).data
+        found.append(store.log_batches)
+        ada.conversations.items.retrieve(newest.id or "", conversation_id=made.id)
+        found.append(store.log_batches)
+        ada.conversations.items.create(made.id, items=[{"role": "user", "content": "hi"}])
+        return [*found, store.log_batches]
+
+    first = read()
+    assert first[0] > 0
+    assert [read(), read()] == [first, first]
 
 
 def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:

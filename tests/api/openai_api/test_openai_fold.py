@@ -4,12 +4,15 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 from openai_talk import EVENT, Json
 
+from tealagents.api import sse
 from tealagents.api.exchange import RequestView
+from tealagents.api.openai.chat import Chunks
 from tealagents.api.openai.fold import DONE, UNSEEN, ResponseFold
 from tealagents.api.stretches import Stretch
 from tealagents.domain.events import (
@@ -139,3 +142,26 @@ def test_what_is_read_is_what_was_streamed(run: list[Event]) -> None:
     for event in run:
         fold.take(event)
     assert fold.response == parsed(frames(run))[-1]["response"]
+
+
+def test_a_completion_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No delta is added to a copy of the answer so far, which would cost the square of its length."""
+    copied = 0
+
+    class Counted(str):
+        def __add__(self, other: str) -> "Counted":
+            nonlocal copied
+            copied += len(self) + len(other)
+            return Counted(str(self) + str(other))
+
+        def __radd__(self, other: str) -> "Counted":
+            return Counted(other) + self
+
+    # msgspec encodes no subclass of str
+    monkeypatch.setattr(sse, "data", lambda document: json.dumps(document).encode())
+    fold, call = Chunks(STRETCH, "Tester"), ToolCall("c", "note", "{}")
+    deltas: list[Event] = [TextDelta(Counted("word ")) for _ in range(100)]
+    for event in (*deltas, ToolCalled(call), *deltas, Completed(Outcome("", TokenUsage(1, 2, 3)))):
+        fold.take(event)
+    assert fold.completion["choices"][0]["message"]["content"] == "word " * 100 + "\n\n" + "word " * 100
+    assert copied <= 2 * 100 * len("word ")

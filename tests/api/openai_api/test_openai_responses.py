@@ -10,6 +10,10 @@ import pytest
 from openai import OpenAI
 from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
 
+from tealagents.api.exchange import Exchange
+from tealagents.api.openai import responses
+from tealagents.api.requests import MOST_REQUESTS
+from tealagents.api.stretches import Stretch
 from tealagents.testing.service import ServiceThread
 
 
@@ -151,6 +155,26 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         assert identifier in str(unknown.value)
 
 
+def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(
+    ada: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has no such items, whichever way its id is written."""
+    answered = ada.responses.create(model="Tester", input="hello")
+    reading, read = responses.document, list[str]()
+
+    async def counted(exchange: Exchange, stretch: Stretch) -> Json:
+        read.append(stretch.record.request_id)
+        return await reading(exchange, stretch)
+
+    monkeypatch.setattr(responses, "document", counted)
+    of = answered.id.removeprefix("resp_")
+    named = [f"msg_{each}_{n}" for n in range(900, 910) for each in (of, of.upper())]
+    unknown: Any = [{"type": "item_reference", "id": each} for each in named]
+    with pytest.raises(openai.BadRequestError):
+        ada.responses.create(model="Tester", input=unknown)
+    assert read == [of.partition("_")[0]]
+
+
 def test_a_request_for_approval_can_be_referred_to(ada: OpenAI, file: Path) -> None:
     """With its answer behind it, as clients send it that resend the history."""
     asked: Any = {"role": "user", "content": call("Work-write", file=str(file), line="one")}
@@ -173,6 +197,18 @@ def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:
     ada.responses.delete(alone.id)
     with pytest.raises(openai.NotFoundError):
         ada.responses.retrieve(alone.id)
+
+
+def test_a_response_among_others_is_not_deleted_however_much_was_added_behind_it(ada: OpenAI) -> None:
+    """What was added counts for nothing, and hides none of the others."""
+    first = ada.responses.create(model="Tester", input="hello")
+    assert first.conversation is not None
+    second = ada.responses.create(model="Tester", input="again", conversation=first.conversation.id)
+    for _ in range(MOST_REQUESTS):
+        ada.conversations.items.create(first.conversation.id, items=[{"role": "user", "content": "hi"}])
+    with pytest.raises(openai.ConflictError):
+        ada.responses.delete(second.id)
+    assert ada.responses.retrieve(first.id).output_text == first.output_text
 
 
 def test_what_a_response_began_with_goes_with_it(ada: OpenAI) -> None:

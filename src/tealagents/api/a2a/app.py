@@ -67,7 +67,7 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     skill = {**said, "id": exchange.agent.name, "tags": [exchange.agent.name]}
     given = exchange.settings.metadata.get("skills") or [{}]
     skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
-    name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url))
+    name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url) or {})
     document: Json = {
         **said,
         "version": exchange.agent.version,
@@ -83,10 +83,9 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     return ParseDict(document, pb.AgentCard())
 
 
-def _security(metadata: Json | None) -> tuple[str, Json, list[str]]:
-    """Whose tokens are taken, by OpenID Connect, and with which scopes; any, where nothing checks them."""
-    if metadata is None:
+def _security(metadata: Json) -> tuple[str, Json, list[str]]:
+    """Whose tokens are taken, by OpenID Connect, and with which scopes; any, where no issuer is named."""
+    if not (issuers := metadata.get("authorization_servers")):
         return "bearer", {"httpAuthSecurityScheme": {"scheme": "Bearer"}}, []
-    [issuer] = metadata["authorization_servers"]
-    found = {"openIdConnectUrl": f"{issuer}/.well-known/openid-configuration"}
-    return "openIdConnect", {"openIdConnectSecurityScheme": found}, metadata["scopes_supported"]
+    found = {"openIdConnectUrl": f"{issuers[0]}/.well-known/openid-configuration"}
+    return "openIdConnect", {"openIdConnectSecurityScheme": found}, metadata.get("scopes_supported") or []

@@ -122,9 +122,9 @@ class Handler(RequestHandler):
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
 
         def wanted(record: RequestRecord) -> bool:
-            found = params.context_id in ("", record.task_id) and changed_at(record).timestamp() >= since
-            state = documents.task(record)["status"]["state"]
-            return found and params.status in (0, pb.TaskState.Value(state))
+            sent = params.context_id in ("", record.task_id) and not record.resent  # a history is no task
+            state = pb.TaskState.Value(documents.task(record)["status"]["state"])
+            return sent and params.status in (0, state) and changed_at(record).timestamp() >= since
 
         views, token, total = await requests.page(self._exchange, call.user, wanted, params.page_token, size)
         tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in views]

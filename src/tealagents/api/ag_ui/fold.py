@@ -125,8 +125,8 @@ class RunFold(EventFold):
 
     def called(self, call: ToolCall) -> None:
         self._show(call)
-        name, n = call.tool, 1
-        while name in self._steps.values():
+        name, n, taken = call.tool, 1, set(self._steps.values())
+        while name in taken:
             n += 1
             name = f"{call.tool} #{n}"
         self._steps[call.id] = name
@@ -184,7 +184,9 @@ class RunFold(EventFold):
         self.end_text()
         for name in self._steps.values():
             self._emit("STEP_FINISHED", stepName=name)
-        if total := (spent := used - self._used).total_tokens:
-            shown = {"inputTokens": spent.prompt_tokens, "outputTokens": spent.completion_tokens}
+        spent = used - self._used
+        # some services count what was reasoned in the total alone; here it is output
+        if total := max(spent.total_tokens, spent.prompt_tokens + spent.completion_tokens):
+            shown = {"inputTokens": spent.prompt_tokens, "outputTokens": total - spent.prompt_tokens}
             fields["usage"] = [{**shown, "totalTokens": total}]
         self.frames.append(finished(self._given, outcome, **fields))

@@ -70,14 +70,14 @@ def read(value: Any) -> Given:
     users = [m for m in end if isinstance(m, core.UserMessage)]
     last = {_mark(m): _items(m) for m in users}
     said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
-    context: dict[str, str] = {}
+    context: dict[str, list[str]] = {}
     for each in body.context or ():
-        context[each.description] = "\n".join(filter(None, (context.get(each.description), each.value)))
+        context.setdefault(each.description, []).extend(filter(None, [each.value]))
     message = NewMessage(
         items=(),
         earlier=tuple(said[-MOST_EARLIER:]),
         setup=setups.setup((m.content for m in instructions), body.tools or ()),
-        user_context=context,
+        user_context={name: "\n".join(values) for name, values in context.items()},
         client={"messages": list(last)},
     )
     return Given(

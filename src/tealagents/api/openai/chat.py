@@ -86,6 +86,7 @@ class Chunks(EventFold):
         head: Json = {"id": identifier, "created": int(stretch.created_at.timestamp()), "model": agent}
         self._chunk_head: Json = {**head, "object": "chat.completion.chunk"}
         self._message: Json = {"role": "assistant", "content": None, "refusal": None}
+        self._texts: dict[str, list[str]] = {}  # joined at the end: to add to a text copies it
         self._choice = {"index": 0, "message": self._message, "finish_reason": "stop", "logprobs": None}
         #: what the chunks add up to
         self.completion = {**head, "object": "chat.completion", "choices": [self._choice], "usage": None}
@@ -96,10 +97,9 @@ class Chunks(EventFold):
     def text(self, text: str, *, refusal: bool) -> None:
         """What is said behind a call of a tool stands apart from what was said before it."""
         where = "refusal" if refusal else "content"
-        before = self._message[where] or ""
-        shown = text if self.said or not before else f"\n\n{text}"
-        self._message[where] = before + shown
-        self._chunk({where: shown})
+        texts = self._texts.setdefault(where, [])
+        texts.append(text if self.said or not any(texts) else f"\n\n{text}")
+        self._chunk({where: texts[-1]})
 
     def paused(self, approval: Approval) -> None:
         """Calls of the client's tools are its to make; what waits for human approval is reported."""
@@ -116,8 +116,7 @@ class Chunks(EventFold):
         self._end("tool_calls" if calls else "stop", approval.usage)
 
     def completed(self, outcome: Outcome) -> None:
-        if self._message["refusal"] is None and self._message["content"] is None:
-            self._message["content"] = ""
+        self._texts = self._texts or {"content": [""]}
         reason = outcome.finish_reason
         self._end(reason if reason in ("length", "content_filter") else "stop", outcome.usage)
 
@@ -125,6 +124,7 @@ class Chunks(EventFold):
         self.frames += [sse.data(errors.of_failure(failure)), DONE]
 
     def _end(self, finish: str, total: TokenUsage) -> None:
+        self._message |= {where: "".join(texts) for where, texts in self._texts.items()}
         self._choice["finish_reason"] = finish
         self.completion["usage"] = spent = asdict(self._stretch.spent(total))
         self._chunk({}, finish)

@@ -1,12 +1,15 @@
 """Conversations: tasks, and what was said and done in them as items."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, transcripts
+from tealagents.api import bodies, query, transcripts
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.names import made, unknown
+from tealagents.api.names import made
 from tealagents.api.openai import documents, inputs, responses
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
@@ -38,38 +41,35 @@ async def delete(exchange: Exchange, caller: Caller, request: Request, conversat
 
 
 async def list_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    partition, head = await responses.conversation(exchange, caller, conversation_id)
-    return json_response(documents.page(await _items(exchange, caller, partition, head), request))
+    items = _items(exchange, caller, *await responses.conversation(exchange, caller, conversation_id))
+    return json_response(await documents.page(items, request))
 
 
 async def retrieve_item(
     exchange: Exchange, caller: Caller, _: Request, conversation_id: str, item_id: str
 ) -> Response:
-    partition, head = await responses.conversation(exchange, caller, conversation_id)
-    for item in await _items(exchange, caller, partition, head):
-        if item["id"] == item_id:
-            return json_response(item)
-    raise unknown("item", item_id)
+    found = await responses.conversation(exchange, caller, conversation_id)
+    return json_response(await query.named(item_id, _items(exchange, caller, *found)))
 
 
 async def add_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
     partition, head = await responses.conversation(exchange, caller, conversation_id)
     said = inputs.messages(bodies.validated(inputs.MoreItems, await exchange.body(request)).items)
     head = await exchange.changes.add(partition, head.task_id, caller.user, said)
-    items = await _items(exchange, caller, partition, head)
-    return json_response(documents.listed(items[len(items) - len(said) :]))
+    added = await query.newest(len(said), _items(exchange, caller, partition, head))
+    return json_response(documents.listed(added[::-1]))
 
 
-async def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> list[Json]:
-    """What a conversation holds: the input and the output of all its responses."""
-    items: list[Json] = []
-    async for part in transcripts.parts(exchange, caller, partition, head):
-        if isinstance(part, Stretch):
-            items += await responses.inputs_of(exchange, part)
-            items += (await responses.document(exchange, part))["output"]
-            continue
-        spoken = [documents.said(message) for message in part.messages]
-        if [message.role for message in part.messages] == ["user", "assistant"]:
-            spoken[1]["id"] = made("msg", part.request_id, 1, 0)
-        items += spoken
-    return items
+async def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> AsyncGenerator[Json]:
+    """What a conversation holds, newest first: the input and the output of all its responses."""
+    async with aclosing(transcripts.parts(exchange, caller, partition, head)) as parts:
+        async for part in parts:
+            if isinstance(part, Stretch):
+                output = (await responses.document(exchange, part))["output"]
+                items = [*await responses.inputs_of(exchange, part), *output]
+            else:
+                items = list(map(documents.said, part.messages))
+                if [message.role for message in part.messages] == ["user", "assistant"]:
+                    items[1]["id"] = made("msg", part.request_id, 1, 0)
+            for item in reversed(items):
+                yield item

@@ -1,6 +1,6 @@
 """What is said of responses, items and conversations, as plain JSON. Nothing is validated again."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from starlette.requests import Request
 
@@ -133,7 +133,7 @@ def listed(items: Sequence[Json], *, has_more: bool = False) -> Json:
     return {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def page(items: Sequence[Json], request: Request) -> Json:
+async def page(newest_first: AsyncGenerator[Json], request: Request) -> Json:
     """The part of a list that the query asks for."""
-    places, more = query.window(request, [each["id"] for each in items])
-    return listed([items[n] for n in places], has_more=more)
+    items, more = await query.window(request, newest_first)
+    return listed(items, has_more=more)

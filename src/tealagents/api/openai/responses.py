@@ -30,7 +30,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     value = await exchange.body(request)
     body = inputs.create(value)
     if isinstance(body.input, list):
-        known: dict[str, Json] = {}
+        known: dict[str, dict[str, Json]] = {}
         last = [await _item(exchange, caller, each, known) for each in body.input[-MOST_EARLIER:]]
         body.input = [*body.input[:-MOST_EARLIER], *last]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
@@ -46,14 +46,14 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         return json_response(await document(exchange, stretch), headers=headers)
 
 
-async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, Json]) -> Any:
+async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, dict[str, Json]]) -> Any:
     """An item of the input; where it refers to what was said or done in a response, that item. `NotFound`."""
     name = str(given.get("id")) if isinstance(given, dict) and given.get("type") == "item_reference" else ""
-    if name not in known and name.startswith(("msg_", "mcp_")):
+    if (of := f"resp{name[3:]}".rpartition("_")[0].lower()) not in known and name[:4] in ("msg_", "mcp_"):
         with names.unknown_as("item", name):
-            stretch = await find(exchange, caller, f"resp{name[3:]}".rpartition("_")[0])
-        known |= {each["id"]: each for each in (await document(exchange, stretch))["output"]}
-    return known.get(name, given)
+            stretch = await find(exchange, caller, of)
+        known[of] = {each["id"]: each for each in (await document(exchange, stretch))["output"]}
+    return known.get(of, {}).get(name, given)
 
 
 async def send(
@@ -106,7 +106,7 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
 
 async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await find(exchange, caller, response_id)
-    return json_response(documents.page(await inputs_of(exchange, stretch), request))
+    return json_response(await documents.page(query.backwards(await inputs_of(exchange, stretch)), request))
 
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
