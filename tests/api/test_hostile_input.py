@@ -449,6 +449,19 @@ def test_a_body_of_endless_small_values_is_refused_before_they_are_made(
     assert taken.status_code == 200, taken.text
 
 
+@pytest.mark.parametrize("sent", [3, 5000])
+def test_of_very_many_mistakes_not_each_is_reported(sent: int, ada: httpx.Client) -> None:
+    """A small body may hold a million: to describe each of them takes a gigabyte."""
+    items = problem(ada.post("", json={"items": [0] * sent}), 422, "invalid_request", "items.0")
+    unknown = ada.post("", json=dict.fromkeys(map(str, range(sent)), 0))
+    if sent == 3:
+        assert items["detail"].endswith("must be an object (and 2 more: items.1, items.2)")
+        problem(unknown, 422, "invalid_request", "items")
+    else:
+        assert items["detail"].endswith("must be an object")
+        assert "5,001 mistakes" in problem(unknown, 422, "invalid_request", "body")["detail"]
+
+
 @pytest.mark.parametrize("end", [b'"', b"", b"\\"])
 def test_commas_and_brackets_in_a_text_are_no_values(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor behind escaped quotes. A text without an end is what is wrong with its body, however long it is."""

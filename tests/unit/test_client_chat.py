@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ import pytest
 import typer
 from contract_server import ContractServer, Problem
 from rich.console import Console
+from rich.markdown import Markdown
 from starlette.responses import JSONResponse
 from typer.testing import CliRunner
 
-from tealagents.cli.chat import chat, chat_command
+from tealagents.cli.chat import chat, chat_command, showing
 from tealagents.cli.chat.finding import NoAgent, find_agent, joined, login_name_for
 from tealagents.cli.chat.showing import AnswerView, exact, finished_length, printable
 from tealagents.testing.faults import FaultProxy, Faults
@@ -384,3 +386,20 @@ def test_growing_answer() -> None:
         lasting = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", screen.getvalue())
         for word in ("Title", "First paragraph.", "a = 1", "b = 2", "last words"):
             assert word in lasting
+
+
+def test_a_piece_is_drawn_later_with_those_that_come_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To parse all of an unfinished block for each piece would let the terminal fall behind a long one."""
+    parsed = 0
+
+    def counted(text: str) -> Markdown:
+        nonlocal parsed
+        parsed += threading.current_thread() is threading.main_thread()
+        return Markdown(text)
+
+    monkeypatch.setattr(showing, "markdown", counted)
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=40, color_system=None)
+    with AnswerView(console) as view:
+        for n in range(300):
+            view.add(f"- item {n}\n")
+        assert parsed <= 1

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import (
+    Canceled,
     Completed,
     Failed,
     ModelDone,
@@ -21,7 +22,7 @@ from tealagents.domain.events import (
     Started,
     TextDelta,
 )
-from tealagents.domain.models import RequestRecord, ToolCall, User
+from tealagents.domain.models import Failure, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
@@ -218,6 +219,25 @@ async def test_who_joins_behind_a_decided_pause_misses_nothing() -> None:
     buffer.extend([Recorded(n, TextDelta("x")) for n in (6, 7, 9, 10)])
     async with aclosing(buffer.follow(8)) as following:  # type: ignore[type-var]
         assert [each.id for each in await anext(following)] == [9, 10]
+
+
+async def test_who_comes_late_gets_a_long_answer_in_parts() -> None:
+    """Between them other requests get their turn."""
+    buffer, turns = EventBuffer(0), 0
+    buffer.extend(
+        [*(Recorded(n, TextDelta("x")) for n in range(1, 2501)), Recorded(2501, Canceled(Failure("x", "x")))]
+    )
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(other())
+    found = [(len(batch), turns, batch[-1].id) async for batch in buffer.follow(0)]
+    waiting.cancel()
+    assert found == [(1000, 0, 1000), (1000, 1, 2000), (501, 2, 2501)]
 
 
 async def test_the_first_event_of_a_request_that_waited_is_the_same_for_all() -> None:

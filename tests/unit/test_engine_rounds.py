@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from engine_setup import ADA, Faulty, Process, Scripted, calls, noting, process, says
+from executed_lines import lines_of
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
+from tealagents.engine import loop
 from tealagents.engine.approvals import Command
 from tealagents.state.exporting import export
 from tealagents.stores.encrypted import EncryptedStore
@@ -156,3 +158,20 @@ async def test_what_a_round_has_returned_is_stored_before_the_model_is_called_ag
         await here.ask()
     assert stored == ["c2", "c3"]
     assert commits == [3]  # the message, the intents, the results
+
+
+async def test_calls_that_share_an_id_are_renamed_without_trying_each_number_again() -> None:
+    """A model that gives all its calls one id: a later round takes no longer than the first ones."""
+    lines = []
+    for rounds in (5, 10):
+        wanted = calls(*[ToolCall("c", "Shell-look", "{}")] * 30)
+        model = Scripted(*[wanted] * rounds, says("done"))
+        async with process(None, model, noting([], "Shell-look")) as here:
+            with lines_of(loop) as found:
+                request = await here.ask()
+            head = (await here.tasks.head(here.partition(), request.task_id)).value
+            said = await here.tasks.history.messages_of(here.partition(), request, head.tail_seq)
+        made = [call.id for message in said for call in message.tool_calls]
+        assert made == ["c", *(f"c-{n}" for n in range(2, 30 * rounds + 1))]
+        lines.append(found.executed)
+    assert lines[1] < 2.5 * lines[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from executed_lines import lines_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_setup import KEY, chunk, sse
@@ -16,7 +17,9 @@ from llm_setup import KEY, chunk, sse
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import TokenUsage, ToolCall
+from tealagents.llm import chat_reading
 from tealagents.llm.chat_reading import ChatReading
+from tealagents.llm.encoding import is_object
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.responses_reading import ResponsesReading
@@ -198,6 +201,59 @@ def test_a_name_that_is_repeated_begins_no_other_call() -> None:
     ]
     done = ending(chat(*said, chunk(finish_reason="tool_calls")))
     assert [(call.tool, call.arguments) for call in done.tool_calls] == [("A-b", '{"x":1}')]
+
+
+@pytest.mark.parametrize(
+    ("fragments", "calls"),
+    [
+        (['{"x":"', "{}", "{}", '"}', "{}"], ['{"x":"{}{}"}', "{}"]),
+        (['{"x":"\\', '"}', '{"', "}", "{}"], ['{"x":"\\"}{"}', "{}"]),
+        (['{"x":', '{"y":1}', "}", '{"z":2}'], ['{"x":{"y":1}}', '{"z":2}']),
+        (["1", "{}", "{}"], ["1{}{}"]),
+        (["}", "{", "{}"], ["}{{}"]),
+        ([" ", "{} ", " {}"], [" {} ", " {}"]),
+    ],
+)
+def test_more_arguments_behind_a_whole_object_are_another_call(
+    fragments: list[str], calls: list[str]
+) -> None:
+    """Where each fragment repeats the name and none has an id: an object within one begins none."""
+    said = [fragment(0, None, "A-b", each) for each in fragments]
+    done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+    assert [call.arguments for call in done.tool_calls] == calls
+
+
+@pytest.mark.parametrize("begin", ['{"x":"', "1", "", "["])
+def test_fragments_that_repeat_the_name_are_parsed_once_at_most(
+    begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and whatever they look like."""
+    parsed: list[int] = []
+
+    def counted(text: str) -> bool:
+        parsed.append(len(text))
+        return is_object(text)
+
+    monkeypatch.setattr(chat_reading, "is_object", counted)
+    reading = ChatReading()
+    for each in (begin, *["{}", "{"] * 500):
+        reading.take(orjson.dumps(fragment(0, None, "A-b", each)))
+    assert sum(parsed) <= len(begin) + 1500
+
+
+@pytest.mark.parametrize("names", [{"number": 0}, {"call": "call_0"}])
+def test_to_find_the_call_of_a_fragment_takes_as_long_among_many(names: dict[str, Any]) -> None:
+    """By its number, and by its id."""
+    lines = []
+    for count in (10, 500):
+        reading = ChatReading()
+        for n in range(count):
+            reading.take(orjson.dumps(fragment(n, f"call_{n}", "A-b", "")))
+        more = orjson.dumps(fragment(names.get("number"), names.get("call"), None, "x"))
+        with lines_of(chat_reading) as found:
+            reading.take(more)
+        lines.append(found.executed)
+    assert lines[0] == lines[1]
 
 
 def test_fragments_without_an_index_belong_to_the_call_with_their_id() -> None:

@@ -1,7 +1,7 @@
 """Conversations that the model service keeps."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import cycle
 from typing import Any
@@ -10,10 +10,12 @@ import httpx
 import orjson
 import pytest
 from llm_setup import RawConnection, RawService, client, done, events, message, result, text_of
+from msgspec import structs
 
 from tealagents.domain.errors import ModelFailed, RemoteThreadLost
-from tealagents.domain.models import Item
+from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.domain.ports import Model, RemoteConversations
+from tealagents.llm import openai_responses, responses_reading
 from tealagents.llm.offline import OfflineModel
 
 TOOL_SCRIPT = {
@@ -307,6 +309,37 @@ async def test_a_listing_that_does_not_advance_ends(ends: list[str]) -> None:
             await model.list_remote("resp_1")
 
 
+async def test_a_listing_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that always says that there is more, under new ids."""
+    monkeypatch.setattr(openai_responses, "_MOST_ITEMS", 5)
+    pages = ({"data": [said(n, "user", named=True)], "has_more": n < 20} for n in range(21))
+    kept = {"/v1/responses/resp_1": {}, "/v1/responses/resp_1/input_items": pages}
+    async with listing(kept) as model:
+        with pytest.raises(ModelFailed, match="lists more than 5 items"):
+            await model.list_remote("resp_1")
+
+
+async def test_calls_in_a_row_are_added_to_their_message_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message is made anew once, however many calls it has."""
+    made: list[int] = []
+
+    def replace(message: Message, *, tool_calls: tuple[ToolCall, ...]) -> Message:
+        made.append(len(tool_calls))
+        return structs.replace(message, tool_calls=tool_calls)
+
+    monkeypatch.setattr(responses_reading, "replace", replace)
+    calls = [{"type": "function_call", "call_id": f"c{n}", "name": "A-b"} for n in range(7)]
+    items = [said(1, "user", named=True), *calls[:4], said(2, "user", named=True), *calls[4:]]
+    kept = {"/v1/conversations/conv_1": {}, "/v1/conversations/conv_1/items": {"data": items}}
+    async with listing(kept) as model:
+        listed = await model.list_remote("conv_1")
+    assert [[call.id for call in each.tool_calls] for each in listed] == [
+        *([], ["c0", "c1", "c2", "c3"]),
+        *([], ["c4", "c5", "c6"]),
+    ]
+    assert made == [4, 3]
+
+
 async def test_a_chain_that_leads_back_to_itself_is_read_once() -> None:
     """A service without ids of items that names each of two responses as the one before the other."""
     kept: dict[str, Any] = {}
@@ -358,7 +391,7 @@ async def listing(kept: dict[str, Any]) -> AsyncIterator[RemoteConversations]:
         while True:
             head = await connection.request()
             found = kept[head.split()[1].decode().partition("?")[0]]
-            found = next(found) if isinstance(found, cycle) else found
+            found = next(found) if isinstance(found, Iterator) else found
             body = found if isinstance(found, bytes) else orjson.dumps(found)
             await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 

@@ -32,7 +32,7 @@ from tealagents.state.dump import Exporter
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.pruning import Departure, Pruning
-from tealagents.state.records import BLOB_BYTES
+from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.stores.memory import MemoryStore
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
@@ -382,6 +382,33 @@ async def test_what_is_deleted_being_damaged_keeps_no_task_from_an_export() -> N
         exported = b"".join([line async for line in exporter.lines()])
         assert request.task_id.encode() in exported
         assert ["'deleting'" in problem for problem in exporter.problems] == [True]
+
+
+class Listing(Faulty):
+    """Counts how often a log is listed."""
+
+    lists = 0
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        self.lists += prefix.startswith("log/")
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_a_log_is_erased_many_records_at_a_time() -> None:
+    """A store may list all that is left for each scan. A commit still has ten records at most."""
+    store = Listing(MemoryStore())
+    async with process(store) as here:
+        request = await here.ask()
+        for _ in range(29):
+            await here.ask("more", request.task_id)
+        batches = len(await names(store, here.partition(), keys.logs(request.task_id)))
+        assert batches > ERASED_AT_ONCE
+        store.lists = 0
+        store.commits.clear()
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        assert store.lists <= batches // ERASED_AT_ONCE + 2
+        assert await names(store, here.partition(), keys.logs(request.task_id)) == []
+        assert all(len(commit.delete) + len(commit.expect) <= MOST_RECORDS for _, commit in store.commits)
 
 
 class WrittenTo(MemoryStore):

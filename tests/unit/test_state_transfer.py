@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from types import FrameType
 from typing import Any, cast
 from uuid import uuid4
 
@@ -26,6 +24,7 @@ from engine_setup import (
     process,
     says,
 )
+from executed_lines import lines_of
 from msgspec import to_builtins
 
 from tealagents.api.exchange import Exchange
@@ -185,20 +184,11 @@ def crowded(document: Json, n: int) -> Json:
 
 async def lines_of_a_fork(here: Process, document: Json) -> int:
     """How many lines of the module run while the document's task is forked."""
-    task_id, lines, before = (await here.importer.import_(ADA, document)).task_id, 0, sys.gettrace()
-
-    def count(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count if frame.f_code.co_filename == forking.__file__ else None
-
-    sys.settrace(count)
-    try:
+    task_id = (await here.importer.import_(ADA, document)).task_id
+    with lines_of(forking) as lines:
         await fork(here.tasks, here.partition(), task_id, ADA.user)
-    finally:
-        sys.settrace(before)
     await here.eraser.delete_task(here.partition(), task_id)
-    return lines
+    return lines.executed
 
 
 async def test_a_point_in_a_round_lies_where_the_messages_show_it() -> None:
@@ -801,15 +791,18 @@ async def test_a_path_of_more_pairs_than_it_needs_is_refused(path: list[list[int
 
 
 class Counting(Faulty):
-    """Counts how often a log is read from."""
+    """Counts how often a log is read from, and how many batches."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
-        self.scans = 0
+        self.scans = self.batches = 0
 
     async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
-        self.scans += prefix.startswith("log/")
-        return await super().scan(partition, prefix, **page)
+        found = await super().scan(partition, prefix, **page)
+        if prefix.startswith("log/"):
+            self.scans += 1
+            self.batches += len(found)
+        return found
 
 
 async def test_a_path_in_many_pieces_costs_no_more_reads_than_one_in_few() -> None:
@@ -831,6 +824,20 @@ async def test_a_path_in_many_pieces_costs_no_more_reads_than_one_in_few() -> No
             assert (len(messages), len(said)) == (2, 1)
             scans.append(store.scans)
     assert scans[0] == scans[1]
+
+
+@pytest.mark.parametrize("place", [0, 15, 29])
+async def test_to_read_a_request_takes_no_more_batches_than_it_has_entries(place: int) -> None:
+    """However long the task goes on behind it."""
+    store = Counting()
+    async with store, process(store) as here:
+        requests = [await here.ask()]
+        requests += [await here.ask("more", requests[0].task_id) for _ in range(29)]
+        store.scans = store.batches = 0
+        said = await here.tasks.history.messages_of(here.partition(), requests[place], 1_000_000)
+        assert [message.role for message in said] == ["user", "assistant"]
+        assert store.scans == 2
+        assert store.batches <= requests[place].last_seq - requests[place].first_seq + 1
 
 
 async def test_an_import_continues_no_conversation_at_the_model_service() -> None:

@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, FailFast, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypeVar
@@ -20,6 +20,7 @@ from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 
 T = TypeVar("T", bound=BaseModel)
+E = TypeVar("E")
 
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 
@@ -41,6 +42,27 @@ VALUES, BYTES_PER_VALUE = 100_000, 20
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
+#: mistakes that a refusal is made of, and elements of the longest list in which all are looked for: each
+#: takes a kilobyte of memory
+MISTAKES = 1000
+
+
+class _FirstMistake:
+    """Of a list that is longer than `MISTAKES`, only the first wrong element is reported."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        whole = TypeAdapter(Annotated[source, FailFast()])
+
+        def check(value: Any) -> Any:
+            if isinstance(value, list) and len(value) > MISTAKES:
+                whole.validate_python(value)
+            return value
+
+        return core_schema.no_info_before_validator_function(check, handler(source))
+
+
+#: a list in a body
+Several = Annotated[list[E], _FirstMistake()]
 
 
 class BodyBudget:
@@ -278,6 +300,8 @@ def validated(kind: type[T], value: Any) -> T:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
+        if (count := error.error_count()) > MISTAKES:
+            raise InvalidRequest("body", f"has {count:,} mistakes") from None
         raise refusal(error.errors(include_url=False, include_input=False)) from None
 
 

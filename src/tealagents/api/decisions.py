@@ -39,7 +39,7 @@ class DecisionDocument(StrictDocument):
 
     action: Action | None = None
     reason: Annotated[str, Field(max_length=4000)] | None = None
-    decisions: list[_OfCall] = []
+    decisions: bodies.Several[_OfCall] = []
     approval_id: str | None = None
 
 

@@ -304,7 +304,7 @@ class Exchange:
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
     def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
-        """The events behind `view.after`, as many at a time as there are, to the one that ends the stream."""
+        """The events behind `view.after`, some at a time, to the one that ends the stream."""
         events = self.service.events(view.partition, view.record.request_id, view.after)
         if self._owns(view.caller, view.partition):
             return events

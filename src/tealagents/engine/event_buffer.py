@@ -10,6 +10,8 @@ from tealagents.domain.events import Recorded, Terminal
 
 #: looked up rather than asked with `isinstance`, which is slow to say no of a class of msgspec's
 _ENDINGS: Final = frozenset(get_args(Terminal))
+#: events that a follower gets at a time: they are encoded at once, and all other requests wait meanwhile
+MOST_AT_ONCE = 1000
 
 
 class EventBuffer:
@@ -44,7 +46,7 @@ class EventBuffer:
         self._wake()
 
     async def follow(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
-        """The events behind `after`, all that there are at a time, to the one that ends the stream.
+        """The events behind `after`, up to `MOST_AT_ONCE` at a time, to the one that ends the stream.
 
         Those of before a pause, and everything before `base`, are in the log alone.
         """
@@ -52,11 +54,14 @@ class EventBuffer:
         while True:
             if after < self.last_id:
                 # by their numbers: those of decided pauses are left out
-                fresh = self._events[bisect_right(self._events, after, seen, key=attrgetter("id")) :]
-                after, seen = fresh[-1].id, len(self._events)
+                start = bisect_right(self._events, after, seen, key=attrgetter("id"))
+                fresh = self._events[start : start + MOST_AT_ONCE]
+                after, seen = fresh[-1].id, start + len(fresh)
                 yield fresh
                 if type(fresh[-1].event) in _ENDINGS:
                     return
+                if len(fresh) == MOST_AT_ONCE:
+                    await asyncio.sleep(0)
             elif self.closed:
                 if self._error is not None:
                     raise self._error

@@ -163,8 +163,9 @@ class LoopState(Struct, kw_only=True):
     remote_id: str | None = None
     #: tool rounds so far, also those before a pause
     rounds: int = 0
-    #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed
-    call_ids: set[str] | None = None
+    #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed.
+    #: With each the number that the last one renamed has, so that none is tried again
+    call_ids: dict[str, int] | None = None
     #: the calls of the round under way, in the model's order, and their results as far as they are there: the
     #: model is sent them together, in that order
     round: tuple[ToolCall, ...] = ()
@@ -349,16 +350,16 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
     """The calls with ids that are short, and unique within the request, and with their plugins."""
     if not calls:
         return ()
-    known = state.call_ids = state.call_ids or set()
+    known = state.call_ids = state.call_ids or {}
     unique = []
     for call in calls:
         native = storable(call.id)
         given = _short(native)
-        name, n = given, 1
+        name = given
         while name in known:
-            n += 1
-            name = f"{given}-{n}"
-        known.add(name)
+            known[given] += 1
+            name = f"{given}-{known[given]}"
+        known[name] = 1
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
         # of those that it repeats, only a service that keeps the conversation must be sent its own

@@ -285,7 +285,7 @@ class TurnLoop:
             remote=agent.thread_kind == "remote",
             remote_id=remote_id,
             rounds=sum(1 for message in messages if message.tool_calls),
-            call_ids={call.id for message in messages for call in message.tool_calls} or None,
+            call_ids={call.id: 1 for message in messages for call in message.tool_calls} or None,
         )
         self._state.round, self._state.held = open_round(messages)
         self._recorder.noted(turn.reports)

@@ -1,6 +1,7 @@
 """What chat completions send: one answer, whole or in chunks. No I/O."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ _NAMES: dict[FinishReason | Literal["error"], str] = {
     "function_call_filter unexpected_tool_call",
 }
 _REASONS = {name: reason for reason, names in _NAMES.items() for name in names.split()}
+#: what says where an object ends: quotes, braces, and what is escaped, of which the end may be still to come
+_MARKS = re.compile(r'\\.?|["{}]', re.DOTALL)
 
 
 class _Function(Struct, gc=False):
@@ -91,14 +94,36 @@ _read = reader(_Completion)
 class _Assembled:
     """A tool call whose fragments are still coming."""
 
-    __slots__ = ("arguments", "extra", "id", "index", "name")
-
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
         self.name = ""
         self.arguments: list[str] = []
         self.extra: Any = None
+        #: of the arguments, how many `is_whole` has seen, and how they end
+        self._seen = self._depth = 0
+        self._in_string = self._closed = False
+        self._escape = ""
+
+    def is_whole(self) -> bool:
+        """Whether the arguments so far are a JSON object.
+
+        Each fragment is looked through once, and all of them are parsed once at most: this may be asked of
+        every fragment.
+        """
+        marks = _MARKS.findall(self._escape + "".join(self.arguments[self._seen :]))
+        self._seen, self._escape = len(self.arguments), ""
+        for mark in marks:
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif mark == "\\":
+                self._escape = mark
+            elif mark in "{}" and not self._in_string:
+                self._depth += 1 if mark == "{" else -1
+        if self._closed or self._depth or "}" not in marks:
+            return False
+        self._closed = True  # nothing that follows makes an object of what is none now
+        return is_object("".join(self.arguments))
 
 
 class ChatReading:
@@ -113,6 +138,10 @@ class ChatReading:
         self._finish: str | None = None
         self._refused = False
         self._calls: list[_Assembled] = []
+        #: the last one of each index
+        self._last: dict[int, _Assembled] = {}
+        #: the index of the first one with an id and a name, and of the first one with an id
+        self._places: dict[tuple[str, str], int] = {}
         self._usage = TokenUsage()
         self._model = ""
         self._id: str | None = None
@@ -181,6 +210,8 @@ class ChatReading:
             call.name = call.name or function.name or ""
             if function.arguments:
                 call.arguments.append(argument_text(function.arguments))
+        for name in ("", call.name):
+            self._places.setdefault((call.id, name), call.index)
 
     def _call_of(self, fragment: _CallFragment) -> _Assembled:
         """The call a fragment belongs to: the last one with its index, or a new one.
@@ -188,23 +219,20 @@ class ChatReading:
         Some services number no calls, or all of them 0.
         """
         index = fragment.index if fragment.index is not None else self._index_of(fragment)
-        for call in reversed(self._calls):
-            if call.index == index:
-                if _begins_another(fragment, call):
-                    break
-                return call
+        call = self._last.get(index)
+        if call is not None and not _begins_another(fragment, call):
+            return call
         if len(self._calls) > MAX_CALLS:
             raise too_much(f"it calls more than {MAX_CALLS:,} tools")
-        self._calls.append(_Assembled(index))
-        return self._calls[-1]
+        call = self._last[index] = _Assembled(index)
+        self._calls.append(call)
+        return call
 
     def _index_of(self, fragment: _CallFragment) -> int:
         """For a fragment without an index: that of the call with its id, of the last one, or the next."""
         name = (fragment.function and fragment.function.name) or ""
-        if fragment.id:
-            for call in self._calls:
-                if call.id == fragment.id and name in ("", call.name):
-                    return call.index
+        if fragment.id and (place := self._places.get((fragment.id, name))) is not None:
+            return place
         last = self._calls[-1].index if self._calls else -1
         names_one = bool(name)
         return last + 1 if names_one or last < 0 else last
@@ -279,4 +307,4 @@ def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
     if not call.name or function.name != call.name:
         return bool(call.name)
     more = argument_text(function.arguments or "")
-    return more.lstrip().startswith("{") and is_object("".join(call.arguments))
+    return more.lstrip().startswith("{") and call.is_whole()

@@ -60,6 +60,8 @@ _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5(?!.*-chat))", re.IGNORECAS
 
 #: items of one page when a conversation is listed
 _PAGE = 100
+#: items that a conversation may have to be listed: a service can say for ever that there is more
+_MOST_ITEMS = 100_000
 
 
 class OpenAIResponsesOptions(OpenAIOptions):
@@ -207,6 +209,10 @@ class OpenAIResponses:
             items += page.data
             if not (page.has_more and page.data):
                 return items
+            if len(items) > _MOST_ITEMS:
+                raise ModelFailed(
+                    f"The model service lists more than {_MOST_ITEMS:,} items of {quoted(remote_id)}."
+                )
             last = page.data[-1].id
             if last is None or last in seen:
                 raise ModelFailed(

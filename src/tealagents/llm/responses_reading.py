@@ -1,5 +1,6 @@
 """What the Responses API sends: one answer, whole or in events, and the items of a conversation. No I/O."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -220,6 +221,8 @@ def _usage(tokens: _ResponseTokens | None) -> TokenUsage:
 def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> list[Message]:
     """The messages in a conversation's items. Calls join the assistant's message before them."""
     messages: list[Message] = []
+    #: by the places of their messages
+    calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
     tools: dict[str | None, str] = {}
 
     def add(item: StoredItem, role: Role, **parts: Any) -> None:
@@ -239,10 +242,12 @@ def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> l
                 tools[call.id] = call.tool
                 if not messages or messages[-1].role != "assistant":
                     add(item, "assistant")
-                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
+                calls[len(messages) - 1].append(call)
             case "function_call_output":
                 contents = _contents(item.output)
                 add(item, "tool", items=contents, tool_call_id=item.call_id, tool=tools.get(item.call_id))
+    for place, made in calls.items():
+        messages[place] = replace(messages[place], tool_calls=tuple(made))
     return messages
 
 

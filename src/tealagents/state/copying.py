@@ -10,7 +10,7 @@ from tealagents.domain.errors import Conflict
 from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
-from tealagents.state.records import BATCH_BYTES, MOST_RECORDS, RecordStore, Stored
+from tealagents.state.records import BATCH_BYTES, RecordStore, Stored
 
 #: entries of one batch of a copy
 BATCH_ENTRIES = 100
@@ -80,8 +80,7 @@ class Copy:
         if self._finished:
             return
         await self._records.erase_log(self._partition, self.head.task_id)
-        for start in range(0, len(self._written), MOST_RECORDS):
-            await self._records.delete(self._partition, self._written[start : start + MOST_RECORDS])
+        await self._records.delete(self._partition, self._written)
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
         """Makes the copy visible. `Conflict` where its session has changed, its id was taken or it was

@@ -80,7 +80,7 @@ class History:
     ) -> AsyncIterator[Logged]:
         """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`, or
         `NotFound` where the task is deleted meanwhile."""
-        reader = _Reader(self._records, partition, task_id, reverse=False)
+        reader = _Reader(self._records, partition, task_id, up_to=path[-1][1] if path else 0)
         for first, last in path:
             for seq in range(max(first, after + 1), last + 1):
                 yield await reader.entry(seq)
@@ -247,10 +247,14 @@ class History:
 class _Reader:
     """Reads the entries of a log by number, in one direction; the batches at hand are not read again."""
 
-    def __init__(self, records: RecordStore, partition: str, task_id: str, *, reverse: bool) -> None:
+    def __init__(
+        self, records: RecordStore, partition: str, task_id: str, *, up_to: int = 0, reverse: bool = False
+    ) -> None:
+        """`up_to`: the last number that is asked for when reading forwards. What is behind it is not read."""
         self._records = records
         self._partition = partition
         self._task_id = task_id
+        self._up_to = up_to
         self._reverse = reverse
         self._batches: list[Batch] = []
         #: the entries of the batch that was asked for last
@@ -283,10 +287,13 @@ class _Reader:
         """The batches from that one on which can hold the entry."""
         if self._reverse:
             return await self._scan(seq + 1, limit=8, reverse=True)
+        found: list[Batch] = []
         if not self._batches or self._batches[-1].entries[-1].seq + 1 != seq:
             found = await self._scan(seq + 1, limit=1, reverse=True)
-            seq = found[0].entries[0].seq if found else seq
-        return await self._scan(seq - 1, limit=PAGE)
+            seq = found[0].entries[-1].seq + 1 if found else seq
+        if seq > self._up_to:
+            return found
+        return [*found, *await self._scan(seq - 1, limit=min(PAGE, self._up_to - seq + 1))]
 
     async def _scan(self, after: int, *, limit: int, reverse: bool = False) -> list[Batch]:
         prefix = keys.logs(self._task_id)

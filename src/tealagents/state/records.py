@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -36,6 +37,8 @@ BATCH_BYTES = 320 * 1024
 RECORD_BYTES = 64 * 1024
 #: records of one commit, and bytes of chunks put together into one
 MOST_RECORDS = 10
+#: records listed at a time to be deleted; a scan of the file store lists all keys below its prefix
+ERASED_AT_ONCE = 50
 PORTION_BYTES = 900_000
 #: seconds for which a commit whose reply was lost is looked for before the caller is answered
 RESOLVE_SECONDS = 5.0
@@ -222,18 +225,22 @@ class RecordStore:
     ) -> None:
         """Deletes records, whatever they hold now; `Conflict` where what is expected has changed.
 
-        At most ten, with those that are expected.
+        Each commit deletes as many as fit.
 
         Deleting twice is harmless, so where a reply is lost it is done again until one comes.
         """
-        commit = Commit(operation=ids.operation_id(), expect=expect or {}, delete=tuple(names), notify=notify)
-        try:
-            await self.store.commit(partition, commit)
-        except Unknown:
-            await self._repeat(
-                lambda: self.store.commit(partition, commit),
-                "The store did not say whether records were deleted. Delete them again.",
-            )
+        names, expect = list(names), expect or {}
+        room = MOST_RECORDS - len(expect)
+        for start in range(0, len(names), room):
+            some = tuple(names[start : start + room])
+            commit = Commit(operation=ids.operation_id(), expect=expect, delete=some, notify=notify)
+            try:
+                await self.store.commit(partition, commit)
+            except Unknown:
+                await self._repeat(
+                    partial(self.store.commit, partition, commit),
+                    "The store did not say whether records were deleted. Delete them again.",
+                )
 
     async def _resolve(self, partition: str, commit: Commit, marker: str) -> None:
         """Sends an in-doubt commit again, under its own operation id, until its outcome is certain."""
@@ -319,7 +326,7 @@ class RecordStore:
     ) -> None:
         """Removes the entries and bodies of a task that no one can see; `Conflict` as `delete`."""
         for prefix in (keys.logs(task_id), keys.blobs(task_id)):
-            while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS - len(expect or ())):
+            while left := await self.store.scan(partition, prefix, limit=ERASED_AT_ONCE):
                 await self.delete(partition, [name for name, _ in left], expect=expect)
 
     async def put_blob(

@@ -9,15 +9,13 @@ from collections.abc import Collection
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Approval, Batch, Head, RequestRecord
+from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
 
 log = logging.getLogger(__name__)
-
-#: records deleted in one commit, which expects the tombstone besides
-_PAGE = MOST_RECORDS - 1
 
 
 class Removal:
@@ -35,7 +33,7 @@ class Removal:
     async def run(self) -> None:
         """Removes all there is; `Conflict` where the tombstone is gone. May be repeated after a crash."""
         head, task_id = self._head, self._head.task_id
-        while found := await self._records.store.scan(self._partition, keys.logs(task_id), limit=_PAGE):
+        while found := await self._listed(keys.logs(task_id)):
             requests: set[str] = set()
             for key, record in found:
                 requests |= await self._approvals_of(key, record.value)
@@ -57,8 +55,11 @@ class Removal:
     async def _delete(self, names: Collection[str], *, notify: Collection[str] = ()) -> None:
         await self._records.delete(self._partition, names, expect=self._tombstone, notify=notify)
 
+    async def _listed(self, prefix: str) -> list[tuple[str, Record]]:
+        return await self._records.store.scan(self._partition, prefix, limit=ERASED_AT_ONCE)
+
     async def _delete_under(self, prefix: str) -> None:
-        while found := await self._records.store.scan(self._partition, prefix, limit=_PAGE):
+        while found := await self._listed(prefix):
             await self._delete([key for key, _ in found])
 
     async def _release(self, identifier: str) -> None:

@@ -58,7 +58,7 @@ class CreateResponse(StrictDocument):
     metadata: Metadata | None = None
     previous_response_id: str | None = None
     conversation: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: bodies.Several[FunctionTool] | None = None
     text: dict[str, Any] | None = None
     tool_choice: Any = None
     stream: bool | None = None
@@ -67,7 +67,7 @@ class CreateResponse(StrictDocument):
 
 
 class NewConversation(StrictDocument):
-    items: list[Json] | None = None
+    items: bodies.Several[Json] | None = None
     metadata: Metadata | None = None
 
 
@@ -76,7 +76,7 @@ class ChangedConversation(StrictDocument):
 
 
 class MoreItems(StrictDocument):
-    items: list[Json] = Field(min_length=1)
+    items: bodies.Several[Json] = Field(min_length=1)
 
 
 def create(value: Any) -> CreateResponse:

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from tealagents.api.bodies import Several
 from tealagents.api.items import image_problem
 from tealagents.api.v1alpha1.schemas import Accepted, Uuid
 from tealagents.domain.depth import LARGEST_INTEGER, SMALLEST_INTEGER
@@ -123,7 +124,7 @@ class UserMessage(Accepted):
 
     session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
     task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
-    items: list[ItemIn] = Field(min_length=1, description="The message as a list of items")
+    items: Several[ItemIn] = Field(min_length=1, description="The message as a list of items")
     user_context: dict[str, Text] | None = Field(
         None,
         description="Sent to the model in this request only; up to 64 KB of JSON",
@@ -170,7 +171,7 @@ class ResumeCommand(Accepted):
         None, description="The default for calls that `decisions` omits", examples=["approve"]
     )
     reason: Text | None = Field(None, max_length=4000, description="Sent to the model, kept in the trace")
-    decisions: list[CallDecisionIn] | None = Field(None, description="Per call")
+    decisions: Several[CallDecisionIn] | None = Field(None, description="Per call")
 
 
 class TaskPatch(Accepted):

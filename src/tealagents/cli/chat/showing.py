@@ -100,13 +100,18 @@ class AnswerView:
         if not self._console.is_terminal:
             return
         if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=12, transient=True)
+            # parsed when it is drawn: a model's pieces come faster, and each would parse all of the block
+            self._live = Live(
+                console=self._console,
+                refresh_per_second=12,
+                transient=True,
+                get_renderable=lambda: markdown(self._text),
+            )
             self._live.start()
         if "\n" in piece and (end := finished_length(self._text)):
-            self._console.print(markdown(self._text[:end]))
+            finished, self._text = self._text[:end], self._text[end:]
+            self._console.print(markdown(finished))
             self._console.print()
-            self._text = self._text[end:]
-        self._live.update(markdown(self._text))
 
     def finish(self) -> bool:
         """Leave what there is on the screen. True if any text of this answer was shown."""
