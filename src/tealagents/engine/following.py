@@ -40,7 +40,7 @@ class Runner(Protocol):
 async def follow(
     runner: Runner, partition: str, request_id: str, after: int
 ) -> AsyncIterator[Sequence[Recorded]]:
-    """The events behind `after`, as many at a time as there are, to the one that ends the stream.
+    """The events behind `after`, some at a time, to the one that ends the stream.
 
     Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
     such an event only where the process does; the follower then continues in another.

@@ -95,6 +95,20 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
     assert refused.status_code == 400
 
 
+def test_a_call_can_be_referred_to_behind_what_was_said_with_it() -> None:
+    """A history of ids alone keeps its name."""
+    calls = [{"name": "get_weather", "arguments": {}}]
+    script = {"rules": [{"when": "go", "reply": {"text": "I look.", "tool_calls": calls}}]}
+    with serving(script) as (service, model), raw(service) as wire:
+        asked = create(wire, input="go", tools=[WEATHER])
+        assert kinds(asked) == ["message", "function_call"]
+        referred = [{"type": "item_reference", "id": item["id"]} for item in asked["output"]]
+        ask, more = ({"role": "user", "content": text} for text in ("go", "hello again"))
+        create(wire, input=[ask, *referred, output(asked["output"][1]), more])
+        sent = model.requests[-1]["body"]["messages"]
+        assert "get_weather({}) returned: sunny" in str(sent)
+
+
 def test_some_answers_to_calls_that_were_decided_come_too_late(
     service: ServiceThread, wire: httpx.Client
 ) -> None:

@@ -30,7 +30,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     value = await exchange.body(request)
     body = inputs.create(value)
     if isinstance(body.input, list):
-        known: dict[str, dict[str, Json]] = {}
+        known: dict[str, Json | None] = {}
         last = [await _item(exchange, caller, each, known) for each in body.input[-MOST_EARLIER:]]
         body.input = [*body.input[:-MOST_EARLIER], *last]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
@@ -46,14 +46,14 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         return json_response(await document(exchange, stretch), headers=headers)
 
 
-async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, dict[str, Json]]) -> Any:
+async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, Json | None]) -> Any:
     """An item of the input; where it refers to what was said or done in a response, that item. `NotFound`."""
     name = str(given.get("id")) if isinstance(given, dict) and given.get("type") == "item_reference" else ""
     if (of := f"resp{name[3:]}".rpartition("_")[0].lower()) not in known and name[:4] in ("msg_", "mcp_"):
         with names.unknown_as("item", name):
             stretch = await find(exchange, caller, of)
-        known[of] = {each["id"]: each for each in (await document(exchange, stretch))["output"]}
-    return known.get(of, {}).get(name, given)
+        known |= {of: None, **{each["id"]: each for each in (await document(exchange, stretch))["output"]}}
+    return known.get(name) or given
 
 
 async def send(
