@@ -1,5 +1,6 @@
 """What a server lists for one user is that user's alone."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -171,7 +172,7 @@ def test_what_model_services_refuse_at_the_root_of_a_schema_is_left_out() -> Non
     }
     assert parameters_of(schema) == {
         "type": "object",
-        "properties": {"limit": number, "id": text, "name": text, "size": number},
+        "properties": {"id": text, "limit": number, "name": text, "size": number, "hidden": text},
         "required": ["id"],
         "$defs": {"Size": {"type": "object", "properties": {"size": number}}},
     }
@@ -179,6 +180,33 @@ def test_what_model_services_refuse_at_the_root_of_a_schema_is_left_out() -> Non
         "type": "object",
         "properties": {},
     }
+
+
+def test_a_field_that_is_described_in_several_ways_may_be_any_of_them() -> None:
+    """As the action of a tool that does several things."""
+    make, drop, text = {"const": "make"}, {"const": "drop"}, {"type": "string"}
+    choices = [{"properties": {"action": make, "title": text}}, {"properties": {"action": drop, "id": text}}]
+    for key in ("oneOf", "anyOf"):
+        assert parameters_of({key: [*choices, choices[0]]})["properties"] == {
+            "action": {"anyOf": [make, drop]},
+            "title": text,
+            "id": text,
+        }
+    many = [{"properties": {"action": {"const": n}}} for n in range(1000)]
+    assert parameters_of({"oneOf": [{"anyOf": many[n : n + 10]} for n in range(0, 1000, 10)]})
+
+
+def test_what_all_parts_of_a_schema_require_is_required() -> None:
+    """However deep it stands; a schema that refers to itself ends."""
+    base = {"properties": {"id": {}}, "required": ["id"]}
+    schema = {
+        "allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"x": {}}, "required": ["x", "id"]}],
+        "$defs": {"Item": {"allOf": [{"$ref": "#/$defs/Base"}, {"$ref": "#/$defs/Item"}]}, "Base": base},
+    }
+    made = parameters_of(schema)
+    assert (sorted(made["properties"]), made["required"]) == (["id", "x"], ["x", "id"])
+    chosen = parameters_of({"anyOf": [base, {"allOf": [base]}], "then": base})
+    assert (chosen["properties"], "required" in chosen) == ({"id": {}}, False)
 
 
 def test_an_array_of_a_schema_says_what_its_items_are() -> None:
@@ -241,6 +269,29 @@ async def test_who_uses_a_server_keeps_its_tools(issues: MCPServer, monkeypatch:
         await issues.call(Context(other), "issues-list", {})
     assert "issues-list" in await issues.connect(Context("ada"))
     await issues.__aexit__()
+
+
+class Mute(Connected):
+    async def start(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_calls_at_once_to_a_server_that_says_nothing_are_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They wait for one connection together; none of them is left to the limit of a call, and so unknown."""
+    monkeypatch.setattr(adapter, "MCPConnection", Mute)
+    options = MCPServerOptions(
+        name="issues", url="https://x.example/mcp", on_behalf_of_scopes=["a"], timeout=0.2
+    )
+    server = MCPServer(options)
+    calls = [server.call(Context(), "issues-list", {}) for _ in range(8)]
+    async with asyncio.timeout(30):
+        for made in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(made, ToolFailed)
+            assert "Nothing was done" in str(made)
+            assert not made.unknown
+    assert not server._users._open
 
 
 async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(

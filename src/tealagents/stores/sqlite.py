@@ -121,8 +121,8 @@ class SqliteStore(BaseStore):
         self._scanner = Owner(scanning, one_by_one)
 
     async def close(self) -> None:
-        self._pushed.close()
         await self._writer.close()  # first: what canceled callers have deleted is to be erased, too
+        self._pushed.close()
         await self._erase_before_closing()
         self._at_hand.close()
         await self._scanner.close()

@@ -215,8 +215,13 @@ class MCPServer:
     async def _with_token(
         self, context: ToolContext, token: str, name: str | None, arguments: Json
     ) -> types.CallToolResult | None:
-        user_key = owner_key(context)
-        connection = await self._users.of(user_key, token)
+        user_key, seconds = owner_key(context), self.options.timeout
+        try:
+            # calls made at once wait for one another; what is not sent by then is not sent at all
+            async with asyncio.timeout(seconds):
+                connection = await self._users.of(user_key, token)
+        except TimeoutError:
+            raise Unreachable(f"there is no session within {seconds:g} s") from None
         if user_key in self._own:
             self._own.move_to_end(user_key)
         if name is None:

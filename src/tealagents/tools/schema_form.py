@@ -1,5 +1,6 @@
 """JSON Schema as model services take it: one tool's schema that they refuse fails every request."""
 
+from collections import deque
 from typing import Any
 
 from tealagents.domain.models import Json
@@ -12,22 +13,44 @@ _DEFINITIONS = ("$defs", "definitions")
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf")
 #: what the root of a tool's schema must not have
 _REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
+#: parts of a schema that are looked through for fields, and descriptions of one field that are told apart
+_MOST_PARTS, _MOST_DESCRIPTIONS = 100, 32
 
 
 def as_parameters(schema: Json) -> Json:
     """The schema of an MCP tool as an object with properties, which lets more through than the server does.
 
-    The fields of what may be chosen at the root become optional ones. Nulls, which some servers write for
-    what they leave out, are left out.
+    The fields of what may be chosen at the root become optional ones; one that the choices describe in
+    different ways may be any of these. Nulls, which some servers write for what they leave out, are left out.
     """
-    fields: Json = {}
-    for key in _COMPOSITIONS:
-        for branch in _listed(schema.get(key)):
-            fields |= _object(_object(_target(schema, branch)).get("properties"))
+    described: dict[str, list[Any]] = {}
+    needed: list[Any] = []
+    parts = deque([(schema, True)])
+    for _ in range(_MOST_PARTS):
+        if not parts:
+            break
+        part, whole = parts.popleft()
+        for name, one in _object(part.get("properties")).items():
+            ones = described.setdefault(name, [])
+            if len(ones) <= _MOST_DESCRIPTIONS and one not in ones:
+                ones.append(one)
+        if whole:
+            needed += [name for name in _listed(part.get("required")) if name not in needed]
+        for key in (*_COMPOSITIONS, "then", "else"):
+            for branch in _listed(part.get(key)) or [part.get(key)]:
+                # what all of them require is required; what is chosen may be another
+                parts.append((_object(_target(schema, branch)), whole and key == "allOf"))
+    fields = {name: _either(ones) for name, ones in described.items()} | _object(schema.get("properties"))
     kept = {key: value for key, value in schema.items() if key not in _REFUSED and value is not None}
-    properties = fields | _object(schema.get("properties"))
-    parameters: Json = _with_items_throughout(kept | {"type": "object", "properties": properties})
+    required = {"required": needed} if needed else {}
+    parameters: Json = _with_items_throughout(kept | {"type": "object", "properties": fields} | required)
     return parameters
+
+
+def _either(ones: list[Any]) -> Any:
+    if len(ones) > _MOST_DESCRIPTIONS:
+        return {}
+    return ones[0] if len(ones) == 1 else {"anyOf": ones}
 
 
 def with_items(schema: Json) -> Json:
