@@ -36,8 +36,8 @@ PACKAGES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     ("@azure/msal-common", "16.16.1", {}, "LICENSE"),
 )
 
-#: what MSAL is bundled with
-BUNDLERS = ("esbuild@0.28.2", "terser@5.51.2")
+#: what MSAL is bundled with; esbuild would keep every constant of the namespaces that MSAL exports
+BUNDLERS = ("rollup@4.68.8", "@rollup/plugin-node-resolve@16.0.3", "terser@5.51.2")
 #: what the console uses of it
 MSAL_ENTRY = 'export {CacheLookupPolicy, PublicClientApplication} from "@azure/msal-browser";'
 #: modules for pop-up windows, hidden frames, brokers, bound tokens and storage beyond the tab: with code and
@@ -161,15 +161,9 @@ def msal(scratch: Path) -> str:
     options = {"module": True, "compress": compress, "mangle": True, "format": {"comments": False}}
     (scratch / "terser.json").write_text(json.dumps(options), encoding="utf-8")
     bundle = str(scratch / "bundle.js")
-    esbuild, terser = (str(modules / ".bin" / name) for name in ("esbuild", "terser"))
-    _run(
-        esbuild,
-        str(scratch / "entry.js"),
-        "--bundle",
-        "--format=esm",
-        "--target=es2022",
-        f"--outfile={bundle}",
-    )
+    rollup, terser = (str(modules / ".bin" / name) for name in ("rollup", "terser"))
+    resolve = ("--plugin", "node-resolve", "--failAfterWarnings")
+    _run(rollup, str(scratch / "entry.js"), "--format", "es", "--file", bundle, *resolve)
     made = _run(terser, bundle, "--config-file", str(scratch / "terser.json"))
     names = " and ".join(f"{name} {versions[name]}" for name in ("@azure/msal-browser", "@azure/msal-common"))
     return f"/*! {names}, (c) Microsoft Corporation, MIT; without what the console does not use */\n{made}"

@@ -94,3 +94,10 @@ def test_axe_finds_nothing_serious(
         found[view] = _findings(tab, source)
     assert {view: findings for view, findings in found.items() if findings} == {}
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+
+
+def test_a_pause_is_announced(tabs: Tabs, service: ServiceThread) -> None:
+    """One who does not see it hears that a decision is needed, as that an answer is complete."""
+    ada = tabs.signed_in(f"{service.url}/console/", "ada")
+    ada.say('call Files-delete {"path": "heard.txt"}')
+    expect(ada.page.locator("[data-live] [role=status]")).to_contain_text("A decision is needed.")

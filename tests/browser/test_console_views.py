@@ -599,8 +599,122 @@ def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> Non
     for shown in (2, 4):
         expect(cards).to_have_count(shown)
         gus.button("Show more").click()
-    expect(cards).to_have_count(5)
+    # in the order of time: what is older continues below
+    expect(cards).to_contain_text([f"{n}.txt" for n in (4, 3, 2, 1, 0)])
     expect(gus.button("Show more")).to_have_count(0)
+
+
+def test_a_pause_that_arrives_does_not_move_the_buttons_of_others(tabs: Tabs, service: ServiceThread) -> None:
+    """Else one would approve another call than the one that was read."""
+    talk(service, 'call Files-delete {"path": "first.txt"}', user="ray")
+    ray = tabs.signed_in(f"{service.url}/console/", "ray").open("approvals")
+    button = ray.page.locator(".card", has_text="first.txt").get_by_role("button", name="Approve")
+    expect(button).to_be_visible()
+    before = button.bounding_box()
+    talk(service, 'call Files-delete {"path": "second.txt"}', user="ray")
+    ray.look_again()
+    expect(ray.page.get_by_role("article")).to_contain_text(["first.txt", "second.txt"])
+    assert button.bounding_box() == before
+
+
+def test_the_badge_and_the_inbox_read_what_waits_once(tabs: Tabs, service: ServiceThread) -> None:
+    """And of more than a page only the first one, as long as it holds the same."""
+    for n in range(2):
+        talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="sam")
+    sam = tabs.signed_in(f"{service.url}/console/", "sam").open("approvals")
+    sam.page.route(
+        "**/approvals?**",
+        lambda route: route.continue_(url=re.sub(r"limit=\d+", "limit=1", route.request.url)),
+    )
+    with sam.page.expect_response(lambda answer: "cursor=" in answer.url):
+        sam.look_again()
+    expect(sam.page.get_by_role("article")).to_have_count(2)
+    held: list[Route] = []
+    sam.page.route("**/approvals?**", lambda route: held.append(route))
+    with sam.page.expect_request("**/approvals?**"):
+        sam.look_again()
+    # whatever was asked for with it has been by now
+    sam.page.evaluate("fetch('config.json')")
+    assert len(held) == 1
+    with sam.page.expect_response("**/approvals?**"):
+        held[0].continue_(url=held[0].request.url.replace("limit=200", "limit=1"))
+    sam.page.evaluate("fetch('config.json')")
+    assert not [route for route in held if "cursor=" in route.request.url]
+    sam.page.unroute_all(behavior="ignoreErrors")
+
+
+def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: ServiceThread) -> None:
+    """An inbox that stays open does not grow without end, and looks up what one can see."""
+    talk(service, 'call Files-delete {"path": "one.txt"}', user="tom")
+    with service.client("tom") as client:
+        (pause,) = client.get("/approvals?status=pending").raise_for_status().json()["items"]
+    waiting = [
+        {**pause, "approval_id": str(uuid4()), "created_at": f"2026-01-01T00:00:{n:02}Z"} for n in range(60)
+    ]
+    tom = tabs.signed_in(f"{service.url}/console/", "tom")
+    tom.expected = {404}
+    tom.page.route(
+        "**/approvals?**", lambda route: route.fulfill(json={"items": waiting, "next_cursor": None})
+    )
+    tom.open("approvals")
+    cards = tom.page.get_by_role("article")
+    expect(cards).to_have_count(61)
+    tom.requests.clear()
+    waiting.clear()
+    tom.look_again()
+    expect(cards).to_have_count(50)
+    expect(tom.page.locator("time[datetime$=':00:00Z']")).to_have_count(0)
+    expect(cards.first).to_contain_text("No longer waiting")
+    assert len([url for url in tom.requests if "/approvals/" in url]) < 50
+
+
+def test_entries_of_another_day_name_the_day(ada: Tab, service: ServiceThread) -> None:
+    """And of another year, the year: in the audit and in the trace."""
+    (answer,) = talk(service, "hello")
+
+    def of_another_year(route: Route) -> None:
+        text = re.sub(r'"(at|started_at)":\s*"[^T]*T', r'"\1": "2020-03-05T', route.fetch().text())
+        route.fulfill(body=text, content_type="application/json")
+
+    for view, times in (("audit", "td time"), ("trace", ".waterfall h3")):
+        ada.page.route(f"**/{view}?**", of_another_year)
+        ada.open("tasks", answer["task_id"], view)
+        expect(ada.page.locator(times).first).to_contain_text("2020")
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "**abc* " * 2800,
+        "a_b,c_d,*e\n" * 3000,
+        "def _f(self, *args, **kwargs): ...\n" * 1600,
+        "aaaaaaaaaa." * 1800 + "@",
+        "a" + " " * 19_000 + "b",
+        ("www.a.b?" + ")" * 9000 + "\n\n") * 5,
+    ],
+)
+def test_text_that_is_slow_to_parse_is_shown_as_it_is(ada: Tab, slow: str) -> None:
+    """It would stop the page, once a frame while it comes."""
+    assert _drawn(ada, slow) == "plain"
+
+
+def test_long_text_that_is_fast_to_parse_is_formatted(ada: Tab) -> None:
+    """Paragraphs, lists and blocks of code, as answers have them."""
+    code = "```python\n" + "def a_b(self, *args):\n    return self._c_d(*args)\n\n" * 900 + "```\n\n"
+    assert _drawn(ada, code + "- **one** and *two*\n- `three`\n\n" * 1500) == "markdown"
+
+
+def _drawn(tab: Tab, text: str) -> str:
+    """As what a text of a model is drawn."""
+    drawn = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.createElement("div");
+        render(html`<${Markdown} text=${text} />`, place);
+        return place.firstElementChild.className;
+    }"""
+    kind: str = tab.page.evaluate(drawn, text)
+    return kind
 
 
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:

@@ -86,6 +86,27 @@ def test_signing_out_forgets_the_tokens(tabs: Tabs, protected: ServiceProcess) -
     assert "refreshtoken" not in kept.lower()
 
 
+def test_a_fresh_token_that_is_refused_leads_to_the_sign_in_with_the_reason(
+    tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess
+) -> None:
+    """Such as one of an application that the service does not allow: no renewal would help."""
+    tab = _signed_in(tabs, protected)
+    tab.expected = {401}
+    authority.forms.clear()
+    reason = "The bearer token was issued to an application that may not call this service."
+    tab.page.route(
+        f"{protected.url}/*",
+        lambda route: route.fulfill(
+            status=401,
+            headers={"www-authenticate": 'Bearer error="invalid_token"'},
+            json={"code": "unauthenticated", "detail": reason},
+        ),
+    )
+    tab.look_again()
+    expect(tab.page.get_by_role("alert")).to_contain_text(reason)
+    expect(tab.button("Sign in with Microsoft")).to_be_visible()
+
+
 @pytest.mark.parametrize("refusal", ["invalid_grant", "interaction_required"])
 def test_a_refresh_token_that_is_refused_leads_to_the_sign_in(
     tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess, refusal: str

@@ -304,3 +304,121 @@ def test_an_address_that_changes_while_the_page_is_drawn_is_followed(
     )
     kim.button("Continue").click()
     expect(kim.link("Time travel")).to_be_visible()
+
+
+def test_a_decision_that_has_not_arrived_is_not_called_decided(ada: Tab, service: ServiceThread) -> None:
+    """It is sent until it has, and the page says that it has to stay open for it."""
+    talk(service, 'call Files-delete {"path": "away.txt"}')
+    ada.may_be_cut = True
+    card = ada.open("approvals").page.locator(".card", has_text="away.txt")
+    ada.page.route("**/resume/sse**", lambda route: route.abort())
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    expect(card).not_to_contain_text("Decided")
+    expect(card).not_to_contain_text("Approved")
+    ada.page.unroute("**/resume/sse**")
+    expect(card.get_by_role("status")).to_contain_text("Decided. The request is Completed")
+
+
+#: counts streams of decisions, which bring their first event and nothing more
+_ENDLESS = """({session_id, task_id, request_id}) => {
+    window.served = fetch;
+    window.open_streams = 0;
+    window.fetch = async (url, how) => {
+        if (!url.includes("/resume/sse")) return served(url, how);
+        open_streams += 1;
+        const event = JSON.stringify({session_id, task_id, request_id, status: "Running"});
+        const start = (stream) => {
+            stream.enqueue(new TextEncoder().encode(`event: request\\nid: 1\\ndata: ${event}\\n\\n`));
+            const end = () => ((open_streams -= 1), stream.error(how.signal.reason));
+            how.signal.addEventListener("abort", end);
+        };
+        return new Response(new ReadableStream({start}), {headers: {"content-type": "text/event-stream"}});
+    };
+}"""
+
+
+def test_streams_of_decisions_do_not_use_up_the_connections(tabs: Tabs, service: ServiceThread) -> None:
+    """A browser has six to a host: three are followed at once, and none that is not looked at."""
+    pauses = [talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="uma")[0] for n in range(4)]
+    uma = tabs.signed_in(f"{service.url}/console/", "uma").open("approvals")
+    cards = uma.page.get_by_role("article")
+    expect(cards).to_have_count(4)
+    uma.page.evaluate(_ENDLESS, pauses[0])
+    for card in cards.all():
+        card.get_by_role("button", name="Approve").click()
+        expect(card.get_by_role("status")).to_contain_text("The request continues")
+    uma.page.wait_for_function("() => open_streams === 3")
+    uma.open("new")
+    uma.page.wait_for_function("() => open_streams === 0")
+    uma.page.evaluate("void (window.fetch = served)")
+
+
+def test_a_refusal_of_who_has_signed_out_does_not_sign_the_next_one_out(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """It comes late, and is not of their token."""
+    tab = tabs.signed_in(f"{service.url}/console/", "vic")
+    tab.expected = {401}
+    late: list[Route] = []
+    tab.page.route("**/tasks?**", lambda route: late.append(route), times=1)
+    with tab.page.expect_request("**/tasks?**"):
+        tab.look_again()
+    tab.button("Sign out").click()
+    # in the same page: what was asked for before is on its way still
+    tab.page.get_by_label("Your name").fill("wim")
+    tab.button("Continue").click()
+    expect(tab.link("New conversation")).to_be_visible()
+    tab.user = "wim"
+    refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+    with tab.page.expect_response(lambda seen: seen.status == 401):
+        late[0].fulfill(status=401, headers=refused, json={"code": "unauthenticated"})
+    tab.say("My name is Wim.")
+    expect(tab.text("Nice to meet you, Wim.")).to_be_visible()
+
+
+def test_a_message_that_was_begun_before_a_pause_does_not_cancel_it(ada: Tab, service: ServiceThread) -> None:
+    """What it would do is said, and done once it is sent again."""
+    (pause,) = talk(service, 'call Files-delete {"path": "begun.txt"}')
+    ada.expected = {409}
+    ada.open("tasks", pause["task_id"]).say("My name is Ada.")
+    expect(ada.page.get_by_role("main").get_by_role("alert")).to_contain_text(
+        "cancels the request that waits"
+    )
+    expect(ada.button("Approve")).to_be_visible()
+    ada.button("Send").click()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    expect(ada.button("Approve")).to_have_count(0)
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_a_message_that_ended_a_pause_and_whose_answer_was_lost_is_not_sent_twice(
+    ada: Tab, service: ServiceThread, reloaded: bool
+) -> None:
+    """The service had taken it; sent again, it is the same message although nothing waits any more."""
+    (pause,) = talk(service, 'call Files-delete {"path": "lost.txt"}')
+    ada.expected, ada.may_be_cut = {409}, True
+    alert = ada.page.get_by_role("main").get_by_role("alert")
+    ada.open("tasks", pause["task_id"]).say("My name is Ada.")
+    expect(alert).to_contain_text("cancels the request that waits")
+    ada.page.route(service.url, _lost)
+    ada.button("Send").click()
+    expect(alert).to_contain_text("cannot be reached")
+    ada.page.unroute(service.url)
+    if reloaded:
+        ada.page.reload()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    ada.button("Send").click()
+    expect(ada.page.get_by_role("textbox", name="Message", exact=True)).to_have_value("")
+    expect(ada.text("Nice to meet you, Ada.")).to_have_count(1)
+    expect(alert).to_have_count(0)
+
+
+def test_roles_are_learned_once_the_service_is_back(tabs: Tabs, service: ServiceThread) -> None:
+    """The page was opened while it was away."""
+    dave = tabs.open(f"{service.url}/console/")
+    dave.expected = {503}
+    # a reading tries three times
+    dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}), times=3)
+    dave.sign_in("dave")
+    expect(dave.button("All of the tenant")).to_be_visible()

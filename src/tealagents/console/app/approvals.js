@@ -1,19 +1,20 @@
 /** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
-import {html, useEffect, useMemo, useRef, useState} from "./html.js";
+import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {pending, useDecisions, usePages, useRead} from "./data.js";
+import {useDecisions, useInbox, usePages, useRead} from "./data.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
-import {Back, Empty, Guard, Icon, Loading, Problem, Status, Time} from "./ui.js";
+import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
 
 export function Pause({pause, foreign = false, open, onDecided}) {
-  /** what was sent and not refused: each call's decision, by its id */
-  const [decided, setDecided] = useState(null);
-  if (pause.gone && !decided) return html`<${Gone} item=${pause} open=${open} />`;
+  /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
+  const [outcome, setOutcome] = useState(null);
+  if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} />`;
+  const decided = isTaken(outcome);
   return html`
     <section class="pause" role=${open === undefined ? null : "group"} aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
       <header>
@@ -21,13 +22,16 @@ export function Pause({pause, foreign = false, open, onDecided}) {
         <strong>${decided ? "Decided" : readable(pause.message)}</strong>
         ${!decided && html`<${Countdown} until=${pause.expires_at} />`}
       </header>
-      ${!decided && html`<${Authorizations} of=${pause.authorizations} />`}
+      ${!outcome && html`<${Authorizations} of=${pause.authorizations} />`}
       ${foreign
         ? pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)
-        : html`<${Decision} pause=${pause} decided=${decided} setDecided=${setDecided} onDecided=${onDecided} />`}
+        : html`<${Decision} pause=${pause} outcome=${outcome} setOutcome=${setOutcome} onDecided=${onDecided} />`}
     </section>
   `;
 }
+
+/** Whether the service has the decision. */
+const isTaken = (outcome) => outcome !== null && outcome.status !== "Sending";
 
 /** How long there is to decide, by the clock of the service. */
 function Countdown({until}) {
@@ -62,13 +66,16 @@ function Authorizations({of}) {
 
 const nameOf = (call) => `${call.plugin_name}-${call.function_name}`;
 
-/** A call, and what was decided of it where that is known: `{action, arguments}`, with those that it was changed to. */
-function ShownCall({call, decision}) {
+/**
+ * A call, and its decision where that is known: `{action, arguments}`, with those that it was changed to. One that is
+ * `sent` has not arrived yet.
+ */
+function ShownCall({call, decision, sent}) {
   const changed = decision?.action === "approve" && decision.arguments !== undefined;
   return html`<div class="shown-call">
     <h4>
       <${Icon} name="tool" /> <code>${exact(nameOf(call))}</code>
-      ${decision && html`<span class="status" data-status=${decision.action}>${DECIDED.get(decision.action)}${changed && ", with these arguments"}</span>`}
+      ${decision && !sent && html`<span class="status" data-status=${decision.action}>${DECIDED.get(decision.action)}${changed && ", with these arguments"}</span>`}
     </h4>
     <${Json} value=${changed ? decision.arguments : call.arguments} />
   </div>`;
@@ -77,12 +84,13 @@ function ShownCall({call, decision}) {
 const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
-function Decision({pause, decided, setDecided, onDecided}) {
-  const {client, patient, drafts} = useApp();
+function Decision({pause, outcome, setOutcome, onDecided}) {
+  const {client, patient, drafts, ended, notify} = useApp();
   const draft = `pause:${pause.approval_id}`;
   const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft))}));
-  const [outcome, setOutcome] = useState(null);
   const [error, setError] = useState(null);
+  const left = useRef(new AbortController());
+  useEffect(() => () => left.current.abort(), []);
   const several = pause.tool_calls.length > 1;
   /** Arguments that cannot be sent are of calls that would run. */
   const unfit = (action) => Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
@@ -99,21 +107,27 @@ function Decision({pause, decided, setDecided, onDecided}) {
   const schemas = (shown || unread) && new Map(shown?.tool_calls?.map(({id, parameters}) => [id, parameters]));
 
   const decide = async (action) => {
+    const sent = {decisions: new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)]))};
+    const show = (known) => setOutcome({...sent, ...known});
+    const onTaken = () => {
+      drafts.set(draft);
+      show({status: "Running"});
+    };
+    show({status: "Sending"});
+    const decision = {action, reason: reason || undefined, decisions: decisions(choices, action)};
+    const {signal} = left.current;
     try {
-      setOutcome({status: "Running"});
-      setDecided(new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)])));
-      setOutcome(await outcomeOf(patient, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
-      drafts.set(draft, "");
+      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay: () => show({status: "Sending", delayed: true})}));
     } catch (failure) {
+      if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
       setOutcome(null);
-      setDecided(null);
       setError(failure);
     }
     onDecided?.();
   };
   if (outcome)
     return html`
-      ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decided?.get(call.id)} />`)}
+      ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${outcome.decisions.get(call.id)} sent=${!isTaken(outcome)} />`)}
       <${Outcome} outcome=${outcome} />
     `;
   return html`
@@ -161,18 +175,45 @@ const decisionOf = ({action: own, edited} = {}, action) => ({
   arguments: (own ?? action) === "approve" ? edited : undefined,
 });
 
-/** Follows the request to what came of the decision. */
-async function outcomeOf(client, pause, decision) {
-  let last = {status: "Running"};
-  for await (const {event, data} of client.resumeStream(pause, decision)) {
-    if (event === "final-response" || event === "approval-required") last = data;
-    if (event === "error") last = {status: data.code === "request_canceled" ? "Canceled" : "Failed", problem: data};
+/** outcomes that are followed at once: a browser has six connections to a service of HTTP/1.1, for all its tabs */
+const MOST_FOLLOWED = 3;
+let followed = 0;
+
+/**
+ * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then follows the request to
+ * its outcome as long as it is looked at. `onTaken` is called once the service has the decision, `onDelay` whenever it
+ * has to be sent again.
+ */
+async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay}) {
+  const reading = new AbortController();
+  const stop = () => reading.abort();
+  ended.addEventListener("abort", stop);
+  let last = null;
+  const onReconnect = () => last || onDelay();
+  try {
+    for await (const {event, data} of client.resumeStream(pause, decision, {signal: reading.signal, onReconnect})) {
+      if (!last) {
+        last = {status: "Running"};
+        onTaken();
+        followed += 1;
+        if (left.aborted || followed > MOST_FOLLOWED) return last;
+        left.addEventListener("abort", stop);
+      }
+      if (event === "final-response" || event === "approval-required") last = data;
+      if (event === "error") last = {status: data.code === "request_canceled" ? "Canceled" : "Failed", problem: data};
+    }
+    return last;
+  } finally {
+    if (last) followed -= 1;
   }
-  return last;
 }
 
 function Outcome({outcome}) {
-  const {status, content, problem} = outcome;
+  const {status, content, problem, delayed} = outcome;
+  if (status === "Sending")
+    return html`<p class="muted" role="status">
+      ${delayed ? "The decision has not arrived. Trying again; keep this page open." : "Sending the decision …"}
+    </p>`;
   return html`
     <div class="outcome-of" role="status">
       <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
@@ -223,8 +264,17 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
 
 const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
-function Past({item, open}) {
+/** What does not wait any more, with its outcome, which is looked up once it can be seen. */
+function Past({item: known, open}) {
+  const {client} = useApp();
   const place = useRef(null);
+  const look = async (signal) => {
+    if (!known.gone) return;
+    await inView(place.current, signal);
+    return client.approval(known, {signal});
+  };
+  const {data} = useRead(look, [client, known.approval_id]);
+  const item = data ?? known;
   const {status, task_id, approval_id} = item;
   const decisionOf = useDecisions(open && status === "decided" && task_id, ({input}) => input?.approval_id === approval_id, place);
   return html`
@@ -238,15 +288,8 @@ function Past({item, open}) {
 
 function whatBecame({status, decided_by}) {
   if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
-  if (status === "pending") return "It was decided elsewhere, or the request ended.";
+  if (status === "pending") return "It is no longer among the newest that wait.";
   return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
-}
-
-/** What waited and does not any more, with what became of it as far as it can be read. */
-function Gone({item, open}) {
-  const {client} = useApp();
-  const {data} = useRead((signal) => client.approval(item, {signal}), [client, item.approval_id]);
-  return html`<${Past} item=${data ?? item} open=${open} />`;
 }
 
 // --- the inbox ---
@@ -254,12 +297,7 @@ function Gone({item, open}) {
 const FILTERS = Object.entries({pending: "To decide", ...TITLES});
 
 export function Approvals() {
-  const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const list = status === "pending" ? {page: async () => ({items: await pending(client)})} : client.approvals({status, limit: 50});
-  const {items: read, loaded, error, reload, more} = usePages(list, [client, status], 3000);
-  const items = useKept(read, status);
-  const mayRead = useMayRead();
   return html`
     <div class="page inbox">
       <header class="page-header">
@@ -271,31 +309,60 @@ export function Approvals() {
           `)}
         </div>
       </header>
-      ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
-      ${!loaded && !error && html`<${Loading} what="the inbox" />`}
-      <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
-        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
-      </div>
-      ${loaded && !more && items.length === 0 && html`<${Nothing} status=${status} />`}
-      ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
+      ${status === "pending" ? html`<${Waiting} />` : html`<${Over} key=${status} status=${status} />`}
     </div>
   `;
 }
 
-/** What was to be decided stays, with what came of it, until one looks elsewhere. */
-function useKept(items, status) {
-  const [seen, setSeen] = useState({status, items: []});
-  useEffect(() => {
-    setSeen((known) => {
-      if (known.status !== status) return {status, items};
-      const now = new Map(items.map((item) => [item.approval_id, item]));
-      const kept = known.items.map((item) => now.get(item.approval_id) ?? {...item, gone: true});
-      const fresh = items.filter((item) => !known.items.some((old) => old.approval_id === item.approval_id));
-      return {status, items: [...fresh, ...kept]};
-    });
-  }, [items.map((item) => item.approval_id + item.status).join(), status]);
-  return seen.status === status ? seen.items : items;
+function Waiting() {
+  const {data, error, reload} = useInbox();
+  return html`<${Feed} items=${useKept(data ?? [])} loaded=${data} error=${error} reload=${reload}>
+    <${Empty} icon="inbox" title="Nothing is waiting for you">
+      When the agent wants to call a tool that needs approval, the call is shown here before it runs. The list is live.
+    <//>
+  <//>`;
 }
+
+function Over({status}) {
+  const {client} = useApp();
+  return html`<${Feed} ...${usePages(client.approvals({status, limit: 50}), [client, status], 3000)}>
+    <${Empty} icon="inbox" title="None">There are no approvals in this state.<//>
+  <//>`;
+}
+
+/** Approvals, or the children where there are none. What comes later stands below: no button moves. */
+function Feed({items, loaded, error, reload, more, children}) {
+  const mayRead = useMayRead();
+  return html`
+    ${!loaded && !error && html`<${Loading} what="the inbox" />`}
+    <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
+      ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
+    </div>
+    ${loaded && !more && items.length === 0 && children}
+    ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
+    ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
+  `;
+}
+
+/** what waits no longer and is kept */
+const MOST_GONE = 50;
+
+/** What was to be decided stays, with its outcome, until one looks elsewhere. */
+function useKept(items) {
+  const [seen, setSeen] = useState(items);
+  useLayoutEffect(() => {
+    setSeen((known) => {
+      const now = new Map(items.map((item) => [item.approval_id, item]));
+      const kept = known.map((item) => now.get(item.approval_id) ?? {...item, gone: true});
+      const old = new Set(kept.filter((item) => item.gone).sort(byAge).slice(MOST_GONE));
+      const fresh = items.filter((item) => !known.some((each) => each.approval_id === item.approval_id));
+      return [...kept.filter((item) => !old.has(item)), ...fresh];
+    });
+  }, [items.map((item) => item.approval_id + item.status).join()]);
+  return seen;
+}
+
+const byAge = (one, other) => Date.parse(other.created_at) - Date.parse(one.created_at);
 
 /** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
 function useMayRead() {
@@ -304,14 +371,6 @@ function useMayRead() {
   const {data: own} = useRead(async (signal) => (any ? null : client.tasks({limit: 200, signal}).page()), [client, any], 10_000);
   const ids = new Set(own?.items.map((task) => task.task_id));
   return (id) => any || ids.has(id);
-}
-
-function Nothing({status}) {
-  if (status === "pending")
-    return html`<${Empty} icon="inbox" title="Nothing is waiting for you">
-      When the agent wants to call a tool that needs approval, the call is shown here before it runs. The list is live.
-    <//>`;
-  return html`<${Empty} icon="inbox" title="None">There are no approvals in this state.<//>`;
 }
 
 function Item({item, open, onDecided}) {

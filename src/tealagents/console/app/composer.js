@@ -29,7 +29,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   }, []);
   useEffect(() => {
     // what it had to wait for is over
-    if (!onStop) setError((known) => (known?.code === "task_busy" ? null : known));
+    if (!onStop) setError((known) => (["task_busy", "approval_pending"].includes(known?.code) ? null : known));
   }, [!onStop]);
   const empty = text.trim() === "" && images.length === 0;
 

@@ -45,8 +45,10 @@ export function NewConversation({sessionId}) {
 }
 
 export function Conversation({task, foreign, reload}) {
-  const {client, patient} = useApp();
+  const {client, patient, drafts} = useApp();
   const attempt = useAttempt();
+  /** the message, by its key, of which is said that it ends the pause if it is sent again */
+  const warned = useRef(null);
   const {items, error, reload: reloadMessages} = useMessages(client, task);
   /** sent here, and not ended */
   const [sent, setSent] = useState([]);
@@ -59,7 +61,16 @@ export function Conversation({task, foreign, reload}) {
   useEffect(() => void (live.status && reload()), [live.status]);
 
   const send = async (content, idempotencyKey) => {
-    const taken = await client.background(content, {idempotencyKey, task_id: task.task_id, supersede: task.status === "Paused"});
+    // the message stays what it was when its answer was lost, whatever the task does meanwhile
+    const draft = `over ${task.task_id}`;
+    const supersede = [warned.current, drafts.get(draft)].includes(idempotencyKey);
+    if (supersede) drafts.set(draft, idempotencyKey);
+    const taken = await client.background(content, {idempotencyKey, task_id: task.task_id, supersede}).catch((error) => {
+      if (error.code !== "approval_pending") throw error;
+      warned.current = idempotencyKey;
+      throw {code: error.code, detail: "Decide above, or send the message again: that cancels the request that waits."};
+    });
+    drafts.set(draft);
     setSent((known) => [...known, {request_id: taken.request_id, items: content}]);
     reload();
   };
@@ -101,7 +112,7 @@ function Waiting({message, onCancel}) {
 }
 
 function placeholder(task, running) {
-  if (task.status === "Paused") return "Waiting for a decision; a message cancels the request";
+  if (task.status === "Paused") return "Waiting for a decision";
   return running ? "The agent is answering" : "Reply";
 }
 
@@ -136,7 +147,7 @@ function Running({live, said, user, task, foreign, reload}) {
             <p>Reconnecting, attempt ${lost.attempt} … What has become of the answer is shown then.</p>
           </div>
         </div>`}
-        <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
+        <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : pause ? "A decision is needed." : ""}</div>
       </div>
     </section>
   `;

@@ -1,5 +1,5 @@
 /** Reading from the service: once, again, and page by page. */
-import {useCallback, useEffect, useMemo, useRef, useState} from "./html.js";
+import {createContext, html, useCallback, useContext, useEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {inView} from "./ui.js";
 
@@ -69,10 +69,35 @@ export function usePages(list, keys, everyMs) {
 const sameItems = (one, other) => keysOf(one) === keysOf(other);
 const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task_id).join();
 
-/** What waits, of the newest 2,000 pauses. */
-export async function pending(client, signal, cursor, pages = 10) {
-  const {items, next_cursor} = await client.approvals({status: "pending", limit: 200, signal}).page(cursor);
-  return next_cursor && pages > 1 ? items.concat(await pending(client, signal, next_cursor, pages - 1)) : items;
+const InboxContext = createContext(null);
+
+/** What waits, of the newest 2,000 pauses, as `useRead` gives it: it is read once for all who ask. */
+export const useInbox = () => useContext(InboxContext);
+
+/** how long pages beyond the first are not read again where the first has not changed */
+const LATER_PAGES_MS = 30_000;
+
+export function Inbox({children}) {
+  const {client} = useApp();
+  const later = useRef(null);
+  const read = async (signal) => {
+    const list = client.approvals({status: "pending", limit: 200, signal});
+    const page = await list.page();
+    const {since, first} = later.current ?? {};
+    if (!first || !sameItems(first, page) || Date.now() - since > LATER_PAGES_MS)
+      later.current = {since: Date.now(), first: page, items: await itemsFrom(list, page.next_cursor)};
+    return [...page.items, ...later.current.items];
+  };
+  const {reload, ...state} = useRead(read, [client], 4000);
+  const again = useCallback(() => ((later.current = null), reload()), [reload]);
+  return html`<${InboxContext.Provider} value=${{...state, reload: again}}>${children}<//>`;
+}
+
+/** The items of up to nine pages. */
+async function itemsFrom(list, cursor, pages = 9) {
+  if (!cursor || !pages) return [];
+  const {items, next_cursor} = await list.page(cursor);
+  return items.concat(await itemsFrom(list, next_cursor, pages - 1));
 }
 
 /**

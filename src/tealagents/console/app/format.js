@@ -3,16 +3,20 @@
 const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit"});
 const seconds = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit"});
 const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"});
+const date = new Intl.DateTimeFormat(undefined, {dateStyle: "medium"});
 const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"});
 const integer = new Intl.NumberFormat();
 
-/** The time of day, with the date where it is another day's. */
-export function shortTime(text) {
-  const at = new Date(text);
-  return at.toDateString() === new Date().toDateString() ? clock.format(at) : `${day.format(at)}, ${clock.format(at)}`;
-}
+/** The time of day, with the date where it is another day's, and the year where it is another one. */
+const shortTimeBy = (format) => (text) => {
+  const [at, now] = [new Date(text), new Date()];
+  if (at.toDateString() === now.toDateString()) return format.format(at);
+  return `${(at.getFullYear() === now.getFullYear() ? day : date).format(at)}, ${format.format(at)}`;
+};
 
-export const timeOfDay = (text) => seconds.format(new Date(text));
+export const shortTime = shortTimeBy(clock);
+/** The same with seconds. */
+export const timeOfDay = shortTimeBy(seconds);
 export const longTime = (text) => full.format(new Date(text));
 export const number = (value) => integer.format(value);
 

@@ -1,8 +1,8 @@
 /** The console: a client of the service's public API, in a page. */
-import {html, render, useEffect, useMemo, useState} from "./html.js";
+import {html, render, useEffect, useMemo, useRef, useState} from "./html.js";
 import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
-import {useRead} from "./data.js";
+import {Inbox, useRead} from "./data.js";
 import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
@@ -15,19 +15,27 @@ import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
 import {Back, Empty, Guard, Problem} from "./ui.js";
 
-function Console({config, session, onSignOut, onRefused, onLapsed}) {
+/** how long until the service is asked again who the user is, where it could not say */
+const ASK_AGAIN_MS = 5000;
+
+function Console({config, session, onSignOut, onLapsed}) {
   const route = useRoute();
   const [notice, setNotice] = useState("");
+  const leaving = useRef(new AbortController());
+  useEffect(() => () => leaving.current.abort(), []);
   const app = useMemo(() => {
-    const made = (retry) =>
-      new Client(location.origin + config.url, {
-        token: typeof session.token === "string" ? session.token : renewed(session.token, onLapsed),
-        fetch: (...call) => watched(fetch(...call), onRefused),
-        retry,
-      });
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
+    const ended = leaving.current.signal;
+    // an answer that comes later is not the next user's
+    const access = watched(session.token, (reason) => ended.aborted || onLapsed(reason));
+    const made = (retry) => new Client(location.origin + config.url, {...access, retry});
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), ended, config, me: session.me, notify: setNotice};
   }, [config, session]);
-  const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
+  const {data: who, error: unknown, reload: askAgain} = useRead((signal) => app.client.me({signal}), [app.client]);
+  useEffect(() => {
+    if (!unknown) return;
+    const timer = setTimeout(askAgain, ASK_AGAIN_MS);
+    return () => clearTimeout(timer);
+  }, [unknown]);
   const me = app.me ?? who?.user ?? null;
   const known = useMemo(() => ({...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: drafts(me)}), [app, who]);
   useEffect(() => {
@@ -40,8 +48,10 @@ function Console({config, session, onSignOut, onRefused, onLapsed}) {
     <${App.Provider} value=${known}>
       <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
-        <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
-        <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
+        <${Inbox}>
+          <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
+          <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
+        <//>
       </div>
       <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
     <//>
@@ -53,23 +63,37 @@ const SOON_TOLD = {attempts: 2};
 /** An answer is waited for as long as one looks at it. */
 const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
-/** The answer of a call; a token that is not accepted is reported, another user's things are not (`not_owner`). */
-async function watched(answer, onRefused) {
-  const {status, headers} = await answer;
-  setTime(headers);
-  if (status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "")) onRefused();
-  return answer;
+/**
+ * How calls are made with `token`. `onLapsed` is called, with why, once the user has to sign in for another: no more of
+ * them are to be had, or one that cannot be renewed, or that has just been, is refused. Another user's things are
+ * refused without an error of the token (`not_owner`).
+ */
+function watched(token, onLapsed) {
+  const renewable = typeof token !== "string";
+  /** the token that is as new as can be, and that no call has been accepted with */
+  let fresh = renewable ? null : token;
+  const renewed = async (how) => {
+    try {
+      const given = await token(how);
+      if (how.refused) fresh = given;
+      return given;
+    } catch (error) {
+      if (error === SIGNED_OUT) onLapsed(SIGNED_OUT);
+      throw error;
+    }
+  };
+  const call = async (url, how) => {
+    const answer = await fetch(url, how);
+    const {status, headers, ok} = answer;
+    setTime(headers);
+    if (ok && renewable) fresh = null;
+    const refused = status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "");
+    if (refused && how.headers.get("authorization") === `Bearer ${fresh}`)
+      onLapsed(renewable ? await answer.clone().json().catch(() => SIGNED_OUT) : SIGNED_OUT);
+    return answer;
+  };
+  return {token: renewable ? renewed : token, fetch: call};
 }
-
-/** Tokens from `token`; `onLapsed` is called once the user has to sign in for more. */
-const renewed = (token, onLapsed) => async (how) => {
-  try {
-    return await token(how);
-  } catch (error) {
-    if (error === SIGNED_OUT) onLapsed();
-    throw error;
-  }
-};
 
 /** The address stays: what follows its `#` is the view. */
 function toMain(event) {
@@ -101,12 +125,9 @@ function Root({config, first}) {
     setError(reason);
     setSession(null);
   };
-  const lapsed = () => leave(SIGNED_OUT);
-  // Entra's tokens are renewed, and the call is made again; what others gave is worth nothing now.
-  const refused = () => config.sign_in.kind === "entra" || lapsed();
   if (!session) return html`<${SignIn} config=${config} error=${error} onSignedIn=${setSession} />`;
   return html`<${Console} key=${session.label} config=${config} session=${session}
-    onSignOut=${() => leave()} onRefused=${refused} onLapsed=${lapsed} />`;
+    onSignOut=${() => leave()} onLapsed=${leave} />`;
 }
 
 async function start() {

@@ -48,14 +48,16 @@ purify.addHook("afterSanitizeAttributes", (node) => {
 
 /** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
 const LONGEST_TEXT = 200_000;
-const LONGEST_BLOCK = 60_000;
+/** of paragraphs that are each parsed in a time that grows with the square of their length, and of their markers */
+const COSTLIEST_TEXT = 3e8;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
 /** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
 function blocksOf(text) {
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
-  if (text.split(/\n\s*\n/).some((paragraph) => paragraph.length > LONGEST_BLOCK)) return null;
+  const cost = (paragraph) => paragraph.length ** 2 + 16 * (paragraph.match(/[*_~]/g)?.length ?? 0) ** 2;
+  if (text.split(/\n\s*\n/).reduce((sum, paragraph) => sum + cost(paragraph), 0) > COSTLIEST_TEXT) return null;
   try {
     return marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
   } catch {

@@ -53,7 +53,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
   const [range, setRange] = useState(() => ({first: Math.max(0, count - FIRST), end: NEWEST}));
   const box = useRef(null);
   const feed = useRef(null);
-  const place = useRef({atEnd: true, held: null, moving: false});
+  const place = useRef({atEnd: true, top: 0, held: null, moving: false});
   const first = Math.min(range.first, Math.max(0, count - 1));
   const last = Math.min(range.end, count);
 
@@ -65,7 +65,10 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     if (box.current === null || place.current.moving) return; // left, or about to be drawn
     const {scrollTop, scrollHeight, clientHeight} = box.current;
     const below = scrollHeight - scrollTop - clientHeight;
-    place.current.atEnd = last === count && below < 40;
+    const {atEnd, top} = place.current;
+    // who scrolls down comes to the end when near it; who scrolls up by however little leaves it
+    const near = below < (scrollTop > top + 1 ? 40 : 2) || (atEnd && Math.abs(scrollTop - top) <= 1);
+    Object.assign(place.current, {atEnd: last === count && near, top: scrollTop});
     const drawn = feed.current.children;
     let next = slid({first, end: range.end}, count, scrollTop < NEAR, below < NEAR);
     if (next && inUse(drawn, first, next))
@@ -86,7 +89,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     const {atEnd, held} = place.current;
     if (atEnd) box.current.scrollTop = box.current.scrollHeight;
     else if (held?.item.isConnected) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
-    Object.assign(place.current, {held: null, moving: false});
+    Object.assign(place.current, {top: box.current.scrollTop, held: null, moving: false});
     const again = requestAnimationFrame(look);
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);

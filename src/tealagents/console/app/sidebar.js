@@ -1,7 +1,7 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {pending, Shared, usePages, useRead} from "./data.js";
+import {Shared, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
@@ -43,8 +43,7 @@ export function Sidebar({route, label, onSignOut}) {
 }
 
 function InboxLink({current}) {
-  const {client} = useApp();
-  const {data} = useRead((signal) => pending(client, signal), [client], 4000);
+  const {data} = useInbox();
   const count = data?.filter((item) => !item.error).length;
   return html`
     <a class="place" href=${href("approvals")} aria-current=${current ? "page" : undefined}>
