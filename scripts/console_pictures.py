@@ -128,9 +128,10 @@ def pictures(browser: Browser, service: ServiceThread) -> None:
 
 
 def main() -> None:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
-        sys.exit("There is no Chromium: apt-get install chromium")
+        sys.exit("There is no Chromium: apt-get install chromium-headless-shell")
     PICTURES.mkdir(exist_ok=True)
     env = {
         "TA_PLUGIN_MODULE": str(AGENT / "custom_plugins.py"),
