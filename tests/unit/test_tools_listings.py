@@ -18,6 +18,7 @@ from tealagents.domain.ports import Tool, ToolContext
 from tealagents.engine.toolbox import Toolbox
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
+from tealagents.tools import schema_form
 from tealagents.tools.catalogue import Catalogue, GovernedToolset
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.mcp_listing import Lister
@@ -192,19 +193,41 @@ def test_a_field_that_is_described_in_several_ways_may_be_any_of_them() -> None:
             "title": text,
             "id": text,
         }
+    nested = [{"allOf": [{"properties": {f"n{n}": text}}]} for n in range(30)]
+    assert len(parameters_of({"oneOf": nested})["properties"]) == 30
+
+
+def test_a_schema_of_too_many_parts_is_not_looked_through_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up all requests of the service for as long as that takes."""
+    looked: list[object] = []
+    target = schema_form._target
+
+    def noted(schema: Json, branch: object) -> object:
+        looked.append(branch)
+        return target(schema, branch)
+
+    monkeypatch.setattr(schema_form, "_target", noted)
+    itself: Json = {"anyOf": [{"$ref": "#/$defs/Itself"}] * 1000, "required": ["a"] * 1000}
+    parameters_of({**itself, "$defs": {"Itself": itself}})
+    assert len(looked) <= 1000
     many = [{"properties": {"action": {"const": n}}} for n in range(1000)]
-    assert parameters_of({"oneOf": [{"anyOf": many[n : n + 10]} for n in range(0, 1000, 10)]})
+    assert parameters_of({"oneOf": many})["properties"]["action"] == {}
 
 
 def test_what_all_parts_of_a_schema_require_is_required() -> None:
     """However deep it stands; a schema that refers to itself ends."""
-    base = {"properties": {"id": {}}, "required": ["id"]}
+    base: Json = {"properties": {"id": {}}, "required": ["id"]}
     schema = {
         "allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"x": {}}, "required": ["x", "id"]}],
         "$defs": {"Item": {"allOf": [{"$ref": "#/$defs/Base"}, {"$ref": "#/$defs/Item"}]}, "Base": base},
     }
     made = parameters_of(schema)
     assert (sorted(made["properties"]), made["required"]) == (["id", "x"], ["x", "id"])
+    for n in range(10):
+        base = {"allOf": [base, {"properties": {f"n{n}": {}}, "required": [f"n{n}"]}]}
+    made = parameters_of(base)
+    assert sorted(made["properties"]) == sorted(made["required"]) == ["id", *(f"n{n}" for n in range(10))]
+    base = {"properties": {"id": {}}, "required": ["id"]}
     chosen = parameters_of({"anyOf": [base, {"allOf": [base]}], "then": base})
     assert (chosen["properties"], "required" in chosen) == ({"id": {}}, False)
 

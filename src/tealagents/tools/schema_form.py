@@ -1,6 +1,5 @@
 """JSON Schema as model services take it: one tool's schema that they refuse fails every request."""
 
-from collections import deque
 from typing import Any
 
 from tealagents.domain.models import Json
@@ -24,25 +23,25 @@ def as_parameters(schema: Json) -> Json:
     different ways may be any of these. Nulls, which some servers write for what they leave out, are left out.
     """
     described: dict[str, list[Any]] = {}
-    needed: list[Any] = []
-    parts = deque([(schema, True)])
-    for _ in range(_MOST_PARTS):
-        if not parts:
-            break
-        part, whole = parts.popleft()
+    needed: dict[str, None] = {}
+    parts = [(schema, True)]
+    for part, whole in parts:  # which grow meanwhile
         for name, one in _object(part.get("properties")).items():
             ones = described.setdefault(name, [])
             if len(ones) <= _MOST_DESCRIPTIONS and one not in ones:
                 ones.append(one)
         if whole:
-            needed += [name for name in _listed(part.get("required")) if name not in needed]
+            needed |= {name: None for name in _listed(part.get("required")) if isinstance(name, str)}
         for key in (*_COMPOSITIONS, "then", "else"):
             for branch in _listed(part.get(key)) or [part.get(key)]:
-                # what all of them require is required; what is chosen may be another
-                parts.append((_object(_target(schema, branch)), whole and key == "allOf"))
+                if len(parts) == _MOST_PARTS:
+                    break
+                if found := _object(_target(schema, branch)):
+                    # what all of them require is required; what is chosen may be another
+                    parts.append((found, whole and key == "allOf"))
     fields = {name: _either(ones) for name, ones in described.items()} | _object(schema.get("properties"))
     kept = {key: value for key, value in schema.items() if key not in _REFUSED and value is not None}
-    required = {"required": needed} if needed else {}
+    required = {"required": list(needed)} if needed else {}
     parameters: Json = _with_items_throughout(kept | {"type": "object", "properties": fields} | required)
     return parameters
 
