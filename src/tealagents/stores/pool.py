@@ -42,13 +42,15 @@ class Pool(Generic[C]):
         #: each since when, by the event loop's clock
         self._idle: list[tuple[C, float]] = []
         self._lent = 0
+        #: of those that have a place, how many have no connection yet
+        self._seeking = 0
         self._places = asyncio.Semaphore(size)
 
     async def borrow(self) -> C:
         """An idle connection or a new one; the borrower gives it back or drops it.
 
-        A server that takes no more gets along with those that are lent. TimeoutError when none comes free in
-        time, or whatever connecting raises.
+        A server that takes no more gets along with those that there are, or that others are about to get.
+        TimeoutError when none comes free in time, or whatever connecting raises.
         """
         while (connection := await self._borrowed()) is None:
             pass
@@ -62,6 +64,7 @@ class Pool(Generic[C]):
                 await self._places.acquire()
         else:
             await self._places.acquire()  # at once
+        self._seeking += 1
         try:
             while self._idle:
                 connection, since = self._idle.pop()
@@ -71,11 +74,13 @@ class Pool(Generic[C]):
             async with asyncio.timeout(self._timeout):
                 return await self._connect()
         except BaseException as error:
-            if self._lent and self._full(error):
+            if (self._lent or self._idle or self._seeking > 1) and self._full(error):
                 asyncio.get_running_loop().call_later(SECONDS_WITHOUT, self._places.release)
                 return None
             self._places.release()
             raise
+        finally:
+            self._seeking -= 1
 
     def give_back(self, connection: C) -> None:
         """For a connection that has nothing under way."""
