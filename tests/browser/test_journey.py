@@ -80,10 +80,13 @@ def test_a_second_tab_follows_live(tabs: Tabs, ada: Tab, gate: Path) -> None:
         expect(tab.page.locator("[data-live]")).to_have_count(0)
 
 
-def test_one_who_scrolls_up_a_little_stays_there(ada: Tab, gate: Path) -> None:
+def test_one_who_scrolls_up_a_little_stays_there(
+    ada: Tab, gate: Path, request: pytest.FixtureRequest
+) -> None:
     """The answer that comes does not lead back to its end."""
     gate.unlink(missing_ok=True)
     ada.page.set_viewport_size({"width": 1180, "height": 420})
+    request.addfinalizer(lambda: ada.page.set_viewport_size({"width": 1180, "height": 740}))
     ada.say("\n".join([*"abcdefghijklmnopqrstuvwxyz", "Please wait at the gate."]))
     expect(ada.page.locator("[data-live] .call")).to_be_in_viewport()
     box = ada.page.get_by_role("region", name="Messages")
@@ -97,7 +100,6 @@ def test_one_who_scrolls_up_a_little_stays_there(ada: Tab, gate: Path) -> None:
     expect(ada.text("The gate is open now.")).to_be_attached()
     expect(ada.page.locator("[data-live]")).to_have_count(0)
     assert box.evaluate(top) == left
-    ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
 def test_an_answer_continues_after_the_network_was_gone(ada: Tab, gate: Path) -> None:

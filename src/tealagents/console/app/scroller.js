@@ -53,7 +53,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
   const [range, setRange] = useState(() => ({first: Math.max(0, count - FIRST), end: NEWEST}));
   const box = useRef(null);
   const feed = useRef(null);
-  const place = useRef({atEnd: true, top: 0, held: null, moving: false});
+  const place = useRef({atEnd: true, top: 0, height: 0, held: null, moving: false});
   const first = Math.min(range.first, Math.max(0, count - 1));
   const last = Math.min(range.end, count);
 
@@ -68,12 +68,22 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     const {atEnd, top} = place.current;
     // who scrolls down comes to the end when near it; who scrolls up by however little leaves it
     const near = below < (scrollTop > top + 1 ? 40 : 2) || (atEnd && Math.abs(scrollTop - top) <= 1);
-    Object.assign(place.current, {atEnd: last === count && near, top: scrollTop});
+    Object.assign(place.current, {atEnd: last === count && near, top: scrollTop, height: scrollHeight});
     const drawn = feed.current.children;
     let next = slid({first, end: range.end}, count, scrollTop < NEAR, below < NEAR);
     if (next && inUse(drawn, first, next))
       next = {first: Math.min(first, next.first), end: Math.max(range.end, next.end)};
     if (next && (next.first !== first || next.end !== range.end)) move(next, {held: seen(box.current, drawn)});
+  };
+  /** Draws the end, unless one has scrolled up meanwhile: the event that says so comes later. */
+  const stayAtEnd = () => {
+    const {scrollTop, scrollHeight, clientHeight} = box.current;
+    const {atEnd, top, height, moving} = place.current;
+    // as far as one gets where there is less to be seen, or more room for it
+    const most = Math.min(height, scrollHeight) - clientHeight;
+    place.current.atEnd = atEnd && (moving || scrollTop >= Math.min(top, most) - 1);
+    if (place.current.atEnd) box.current.scrollTop = scrollHeight;
+    Object.assign(place.current, {top: box.current.scrollTop, height: scrollHeight});
   };
   const toFirst = () => {
     move({first: 0, end: count > FIRST ? FIRST : NEWEST}, {atEnd: false, held: null});
@@ -86,18 +96,17 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     to();
   };
   useLayoutEffect(() => {
-    const {atEnd, held} = place.current;
-    if (atEnd) box.current.scrollTop = box.current.scrollHeight;
-    else if (held?.item.isConnected) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
-    Object.assign(place.current, {top: box.current.scrollTop, held: null, moving: false});
+    const {held} = place.current;
+    if (held?.item.isConnected && !place.current.atEnd) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
+    stayAtEnd();
+    Object.assign(place.current, {held: null, moving: false});
     const again = requestAnimationFrame(look);
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);
   useEffect(() => void (jump && toNewest()), [jump]);
   // how a request ended, or an image, may be loaded later
   useEffect(() => {
-    const shown = box.current;
-    const grown = new ResizeObserver(() => place.current.atEnd && (shown.scrollTop = shown.scrollHeight));
+    const grown = new ResizeObserver(stayAtEnd);
     grown.observe(feed.current);
     return () => grown.disconnect();
   }, []);
