@@ -704,6 +704,25 @@ def test_long_text_that_is_fast_to_parse_is_formatted(ada: Tab) -> None:
     assert _drawn(ada, code + "- **one** and *two*\n- `three`\n\n" * 1500) == "markdown"
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```json\n" + '  {"id": 12345, "name": "Ada Lovelace"},\n' * 500 + "```\n",
+        "| id | name | city |\n|---|---|---|\n" + "| 12345 | Ada Lovelace | 1234.50 EUR, Amsterdam |\n" * 400,
+        "- **Ada Lovelace**: wrote the first program, in 1843.\n" * 400,
+    ],
+    ids=["code", "table", "list"],
+)
+def test_a_block_of_20_kb_without_blank_lines_is_formatted(ada: Tab, block: str) -> None:
+    """Its lines, cells and items are short, so it is fast to parse."""
+    assert _drawn(ada, f"Here **it** is:\n\n{block}") == "markdown"
+
+
+def test_a_list_item_of_many_lines_is_shown_as_it_is(ada: Tab) -> None:
+    """Finding its end alone would stop the page."""
+    assert _drawn(ada, "- a\n" + "b\n" * 30_000) == "plain"
+
+
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {
