@@ -668,6 +668,30 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
     assert len([url for url in tom.requests if "/approvals/" in url]) < 50
 
 
+def test_what_was_decided_last_stays_in_the_inbox(tabs: Tabs, service: ServiceThread) -> None:
+    """However many were decided before it, and although those that wait were asked later."""
+    talk(service, 'call Files-delete {"path": "one.txt"}', user="tess")
+    with service.client("tess") as client:
+        (pause,) = client.get("/approvals?status=pending").raise_for_status().json()["items"]
+    waiting = [
+        {**pause, "approval_id": str(uuid4()), "created_at": f"2026-01-01T00:00:{n:02}Z"}
+        for n in reversed(range(53))
+    ]
+    tess = tabs.signed_in(f"{service.url}/console/", "tess")
+    tess.expected = {404}
+    tess.page.route(
+        "**/approvals?**", lambda route: route.fulfill(json={"items": waiting, "next_cursor": None})
+    )
+    tess.open("approvals")
+    expect(tess.button("Approve")).to_have_count(53)
+    first_asked = tess.page.locator(".card:has(time[datetime='2026-01-01T00:00:00Z'])")
+    for left in (3, 1, 0):
+        del waiting[: len(waiting) - left]
+        tess.look_again()
+        expect(tess.button("Approve")).to_have_count(left)
+    expect(first_asked).to_contain_text("No longer waiting")
+
+
 def test_entries_of_another_day_name_the_day(ada: Tab, service: ServiceThread) -> None:
     """And of another year, the year: in the audit and in the trace."""
     (answer,) = talk(service, "hello")

@@ -353,8 +353,8 @@ function useKept(items) {
   useLayoutEffect(() => {
     setSeen((known) => {
       const now = new Map(items.map((item) => [item.approval_id, item]));
-      const kept = known.map((item) => now.get(item.approval_id) ?? {...item, gone: true});
-      const old = new Set(kept.filter((item) => item.gone).sort(byAge).slice(MOST_GONE));
+      const kept = known.map((item) => now.get(item.approval_id) ?? {...item, gone: item.gone ?? Date.now()});
+      const old = new Set(kept.filter((item) => item.gone).sort(lastGone).slice(MOST_GONE));
       const fresh = items.filter((item) => !known.some((each) => each.approval_id === item.approval_id));
       return [...kept.filter((item) => !old.has(item)), ...fresh];
     });
@@ -362,7 +362,8 @@ function useKept(items) {
   return seen;
 }
 
-const byAge = (one, other) => Date.parse(other.created_at) - Date.parse(one.created_at);
+/** Whoever decides them from the top would otherwise lose each card as soon as it is decided. */
+const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.created_at) - Date.parse(one.created_at);
 
 /** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
 function useMayRead() {
