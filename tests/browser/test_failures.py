@@ -392,6 +392,27 @@ def test_a_message_that_was_begun_before_a_pause_does_not_cancel_it(ada: Tab, se
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
+def test_a_message_that_was_refused_meanwhile_does_not_cancel_what_waits_afterwards(
+    ada: Tab, service: ServiceThread, reloaded: bool
+) -> None:
+    """The warning was of another pause: the agent has worked since."""
+    (pause,) = talk(service, 'call Files-delete {"path": "again.txt"}')
+    ada.expected = {409}
+    alert = ada.page.get_by_role("main").get_by_role("alert")
+    ada.open("tasks", pause["task_id"]).say("My name is Ada.")
+    expect(alert).to_contain_text("cancels the request that waits")
+    busy = {"code": "task_busy", "detail": "The agent is still answering."}
+    ada.page.route(service.url, lambda route: route.fulfill(status=409, json=busy), times=1)
+    ada.button("Send").click()
+    expect(alert).to_contain_text("still answering")
+    if reloaded:
+        ada.page.reload()
+    ada.button("Send").click()
+    expect(alert).to_contain_text("cancels the request that waits")
+    expect(ada.button("Approve")).to_be_visible()
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
 def test_a_message_that_ended_a_pause_and_whose_answer_was_lost_is_not_sent_twice(
     ada: Tab, service: ServiceThread, reloaded: bool
 ) -> None:
