@@ -665,6 +665,8 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
     expect(cards).to_have_count(50)
     expect(tom.page.locator("time[datetime$=':00:00Z']")).to_have_count(0)
     expect(cards.first).to_contain_text("No longer waiting")
+    # the service knows none of them: that they wait is not said
+    expect(tom.page.get_by_text("It was decided elsewhere, or the request ended.")).to_have_count(50)
     assert len([url for url in tom.requests if "/approvals/" in url]) < 50
 
 

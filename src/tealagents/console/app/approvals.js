@@ -196,7 +196,7 @@ async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay
         last = {status: "Running"};
         onTaken();
         followed += 1;
-        if (left.aborted || followed > MOST_FOLLOWED) return last;
+        if (left.aborted || followed > MOST_FOLLOWED) return {...last, unfollowed: true};
         left.addEventListener("abort", stop);
       }
       if (event === "final-response" || event === "approval-required") last = data;
@@ -209,14 +209,15 @@ async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay
 }
 
 function Outcome({outcome}) {
-  const {status, content, problem, delayed} = outcome;
+  const {status, content, problem, delayed, unfollowed} = outcome;
   if (status === "Sending")
     return html`<p class="muted" role="status">
       ${delayed ? "The decision has not arrived. Trying again; keep this page open." : "Sending the decision …"}
     </p>`;
+  const going = unfollowed ? "Its conversation shows the outcome of the request." : "The request continues …";
   return html`
     <div class="outcome-of" role="status">
-      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
+      <p><${Icon} name="check" /> Decided. ${status === "Running" ? going : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
       <${Cut} content=${content} />
       ${problem && html`<${Problem} error=${problem} />`}
@@ -281,14 +282,15 @@ function Past({item: known, open}) {
     <section class="pause past" ref=${place}>
       <header><${Icon} name="inbox" /><strong>${TITLES[item.status] ?? "No longer waiting"}</strong></header>
       ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisionOf(call.id)} />`)}
-      <p role="status">${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
+      <p role="status">${whatBecame(item, data !== null)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
   `;
 }
 
-function whatBecame({status, decided_by}) {
+function whatBecame({status, decided_by}, lookedUp) {
   if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
-  if (status === "pending") return "It is no longer among the newest that wait.";
+  if (status === "pending")
+    return lookedUp ? "It is no longer among the newest that wait." : "It was decided elsewhere, or the request ended.";
   return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
 }
 
