@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import FilePayload, Route, expect
+from playwright.sync_api import FilePayload, Response, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -641,6 +641,40 @@ def test_the_badge_and_the_inbox_read_what_waits_once(tabs: Tabs, service: Servi
     sam.page.evaluate("fetch('config.json')")
     assert not [route for route in held if "cursor=" in route.request.url]
     sam.page.unroute_all(behavior="ignoreErrors")
+
+
+def test_what_was_decided_on_a_later_page_is_not_offered_again(tabs: Tabs, service: ServiceThread) -> None:
+    """Although that page was being read when it was decided."""
+    for n in range(2):
+        talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="sue")
+    with service.client("sue") as client:
+        pauses = client.get("/approvals?status=pending").raise_for_status().json()["items"]
+    sue = tabs.signed_in(f"{service.url}/console/", "sue").open("approvals")
+    older = sue.page.locator(".card", has_text="0.txt")
+    expect(older).to_be_visible()
+    held: list[Route] = []
+    sue.page.route(
+        "**/approvals?**",
+        lambda route: route.continue_(url=re.sub(r"limit=\d+", "limit=1", route.request.url)),
+    )
+    sue.page.route("**/approvals?**cursor=**", lambda route: held.append(route), times=1)
+    with sue.page.expect_request("**/approvals?**cursor=**"):
+        sue.look_again()
+    older.get_by_role("button", name="Approve").click()
+    expect(older.get_by_role("status")).to_contain_text("The request is Completed")
+
+    def of_the_first_page(answer: Response) -> bool:
+        return "/approvals?" in answer.url and "cursor=" not in answer.url
+
+    with sue.page.expect_response(of_the_first_page):
+        held[0].fulfill(json={"items": pauses[1:], "next_cursor": None})
+    # once the list is read again, the reading before it has ended
+    with sue.page.expect_response(of_the_first_page):
+        sue.look_again()
+    sue.open("new")
+    sue.open("approvals")
+    expect(sue.page.get_by_role("article")).to_have_count(1)
+    sue.page.unroute_all(behavior="ignoreErrors")
 
 
 def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: ServiceThread) -> None:
