@@ -320,6 +320,25 @@ def test_a_decision_that_has_not_arrived_is_not_called_decided(ada: Tab, service
     expect(card.get_by_role("status")).to_contain_text("Decided. The request is Completed")
 
 
+def test_a_decision_on_its_way_is_shown_after_one_has_looked_elsewhere(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It cannot be decided again, and once it has arrived the page says so."""
+    talk(service, 'call Files-delete {"path": "on-its-way.txt"}')
+    ada.may_be_cut = True
+    card = ada.open("approvals").page.locator(".card", has_text="on-its-way.txt")
+    ada.page.route("**/resume/sse**", lambda route: route.abort())
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    ada.open("new")
+    expect(card).to_have_count(0)
+    ada.open("approvals")
+    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    expect(card.get_by_role("button", name="Reject")).to_have_count(0)
+    ada.page.unroute("**/resume/sse**")
+    expect(card.get_by_role("status")).to_contain_text("Decided. Its conversation shows the outcome")
+
+
 #: counts streams of decisions, which bring their first event and nothing more
 _ENDLESS = """({session_id, task_id, request_id}) => {
     window.served = fetch;

@@ -1,7 +1,7 @@
 /** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {useDecisions, useInbox, usePages, useRead} from "./data.js";
+import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -10,9 +10,14 @@ import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
 
+/** what was sent where its card is gone or does not know yet whether it arrived, by the id of the pause */
+const sending = new Shared();
+
 export function Pause({pause, foreign = false, open, onDecided}) {
   /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
-  const [outcome, setOutcome] = useState(null);
+  const [known, setOutcome] = useState(null);
+  const sent = sending.use(pause.approval_id);
+  const outcome = known ?? sent ?? null;
   if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} />`;
   const decided = isTaken(outcome);
   return html`
@@ -108,17 +113,21 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
 
   const decide = async (action) => {
     const sent = {decisions: new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)]))};
+    const {signal} = left.current;
     const show = (known) => setOutcome({...sent, ...known});
+    const share = (known) => sending.set(pause.approval_id, known && {...sent, ...known});
     const onTaken = () => {
       drafts.set(draft);
       show({status: "Running"});
+      share(signal.aborted ? {status: "Running", unfollowed: true} : undefined);
     };
-    show({status: "Sending"});
+    const onDelay = () => share({status: "Sending", delayed: true});
+    share({status: "Sending"});
     const decision = {action, reason: reason || undefined, decisions: decisions(choices, action)};
-    const {signal} = left.current;
     try {
-      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay: () => show({status: "Sending", delayed: true})}));
+      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay}));
     } catch (failure) {
+      share();
       if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
       setOutcome(null);
       setError(failure);
