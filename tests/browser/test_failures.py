@@ -1,5 +1,6 @@
 """What goes wrong around a page does not mislead, and loses nothing of what was written."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -462,3 +463,30 @@ def test_roles_are_learned_once_the_service_is_back(tabs: Tabs, service: Service
     dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}), times=3)
     dave.sign_in("dave")
     expect(dave.button("All of the tenant")).to_be_visible()
+
+
+def test_what_was_written_before_the_user_was_known_stays(tabs: Tabs, service: ServiceThread) -> None:
+    """The service was away when the page was opened, and says later whose the pasted token is."""
+    dave = tabs.open(f"{service.url}/console/")
+    dave.expected = {503}
+    dave.page.route("**/config.json", _asks_for_a_token)
+    dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}))
+    dave.page.goto(dave.console)
+    dave.page.get_by_label("Bearer token").fill("dave")
+    dave.button("Continue").click()
+    field = dave.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("Half a thought")
+    picture = Path(__file__).parents[2] / "demos/images/teapot.png"
+    pictures = dave.page.get_by_label("Images", exact=True)
+    pictures.set_input_files(picture)
+    waiting = dave.page.get_by_role("img", name="teapot.png")
+    expect(waiting).to_have_count(1)
+    dave.page.unroute("**/me")
+    expect(dave.button("All of the tenant")).to_be_visible()
+    pictures.set_input_files(picture)
+    expect(waiting).to_have_count(2)
+    dave.open("approvals")
+    expect(field).to_have_count(0)
+    dave.open("new")
+    expect(field).to_have_value("Half a thought")
+    expect(waiting).to_have_count(2)
