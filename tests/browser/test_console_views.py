@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import FilePayload, Route, expect
+from playwright.sync_api import FilePayload, Response, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -643,6 +643,40 @@ def test_the_badge_and_the_inbox_read_what_waits_once(tabs: Tabs, service: Servi
     sam.page.unroute_all(behavior="ignoreErrors")
 
 
+def test_what_was_decided_on_a_later_page_is_not_offered_again(tabs: Tabs, service: ServiceThread) -> None:
+    """Although that page was being read when it was decided."""
+    for n in range(2):
+        talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="sue")
+    with service.client("sue") as client:
+        pauses = client.get("/approvals?status=pending").raise_for_status().json()["items"]
+    sue = tabs.signed_in(f"{service.url}/console/", "sue").open("approvals")
+    older = sue.page.locator(".card", has_text="0.txt")
+    expect(older).to_be_visible()
+    held: list[Route] = []
+    sue.page.route(
+        "**/approvals?**",
+        lambda route: route.continue_(url=re.sub(r"limit=\d+", "limit=1", route.request.url)),
+    )
+    sue.page.route("**/approvals?**cursor=**", lambda route: held.append(route), times=1)
+    with sue.page.expect_request("**/approvals?**cursor=**"):
+        sue.look_again()
+    older.get_by_role("button", name="Approve").click()
+    expect(older.get_by_role("status")).to_contain_text("The request is Completed")
+
+    def of_the_first_page(answer: Response) -> bool:
+        return "/approvals?" in answer.url and "cursor=" not in answer.url
+
+    with sue.page.expect_response(of_the_first_page):
+        held[0].fulfill(json={"items": pauses[1:], "next_cursor": None})
+    # once the list is read again, the reading before it has ended
+    with sue.page.expect_response(of_the_first_page):
+        sue.look_again()
+    sue.open("new")
+    sue.open("approvals")
+    expect(sue.page.get_by_role("article")).to_have_count(1)
+    sue.page.unroute_all(behavior="ignoreErrors")
+
+
 def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: ServiceThread) -> None:
     """An inbox that stays open does not grow without end, and looks up what one can see."""
     talk(service, 'call Files-delete {"path": "one.txt"}', user="tom")
@@ -665,7 +699,33 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
     expect(cards).to_have_count(50)
     expect(tom.page.locator("time[datetime$=':00:00Z']")).to_have_count(0)
     expect(cards.first).to_contain_text("No longer waiting")
+    # the service knows none of them: that they wait is not said
+    expect(tom.page.get_by_text("It was decided elsewhere, or the request ended.")).to_have_count(50)
     assert len([url for url in tom.requests if "/approvals/" in url]) < 50
+
+
+def test_what_was_decided_last_stays_in_the_inbox(tabs: Tabs, service: ServiceThread) -> None:
+    """However many were decided before it, and although those that wait were asked later."""
+    talk(service, 'call Files-delete {"path": "one.txt"}', user="tess")
+    with service.client("tess") as client:
+        (pause,) = client.get("/approvals?status=pending").raise_for_status().json()["items"]
+    waiting = [
+        {**pause, "approval_id": str(uuid4()), "created_at": f"2026-01-01T00:00:{n:02}Z"}
+        for n in reversed(range(53))
+    ]
+    tess = tabs.signed_in(f"{service.url}/console/", "tess")
+    tess.expected = {404}
+    tess.page.route(
+        "**/approvals?**", lambda route: route.fulfill(json={"items": waiting, "next_cursor": None})
+    )
+    tess.open("approvals")
+    expect(tess.button("Approve")).to_have_count(53)
+    first_asked = tess.page.locator(".card:has(time[datetime='2026-01-01T00:00:00Z'])")
+    for left in (3, 1, 0):
+        del waiting[: len(waiting) - left]
+        tess.look_again()
+        expect(tess.button("Approve")).to_have_count(left)
+    expect(first_asked).to_contain_text("No longer waiting")
 
 
 def test_entries_of_another_day_name_the_day(ada: Tab, service: ServiceThread) -> None:
@@ -702,6 +762,25 @@ def test_long_text_that_is_fast_to_parse_is_formatted(ada: Tab) -> None:
     """Paragraphs, lists and blocks of code, as answers have them."""
     code = "```python\n" + "def a_b(self, *args):\n    return self._c_d(*args)\n\n" * 900 + "```\n\n"
     assert _drawn(ada, code + "- **one** and *two*\n- `three`\n\n" * 1500) == "markdown"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```json\n" + '  {"id": 12345, "name": "Ada Lovelace"},\n' * 500 + "```\n",
+        "| id | name | city |\n|---|---|---|\n" + "| 12345 | Ada Lovelace | 1234.50 EUR, Amsterdam |\n" * 400,
+        "- **Ada Lovelace**: wrote the first program, in 1843.\n" * 400,
+    ],
+    ids=["code", "table", "list"],
+)
+def test_a_block_of_20_kb_without_blank_lines_is_formatted(ada: Tab, block: str) -> None:
+    """Its lines, cells and items are short, so it is fast to parse."""
+    assert _drawn(ada, f"Here **it** is:\n\n{block}") == "markdown"
+
+
+def test_a_list_item_of_many_lines_is_shown_as_it_is(ada: Tab) -> None:
+    """Finding its end alone would stop the page."""
+    assert _drawn(ada, "- a\n" + "b\n" * 30_000) == "plain"
 
 
 def _drawn(tab: Tab, text: str) -> str:

@@ -1,5 +1,6 @@
 """What goes wrong around a page does not mislead, and loses nothing of what was written."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -320,6 +321,25 @@ def test_a_decision_that_has_not_arrived_is_not_called_decided(ada: Tab, service
     expect(card.get_by_role("status")).to_contain_text("Decided. The request is Completed")
 
 
+def test_a_decision_on_its_way_is_shown_after_one_has_looked_elsewhere(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It cannot be decided again, and once it has arrived the page says so."""
+    talk(service, 'call Files-delete {"path": "on-its-way.txt"}')
+    ada.may_be_cut = True
+    card = ada.open("approvals").page.locator(".card", has_text="on-its-way.txt")
+    ada.page.route("**/resume/sse**", lambda route: route.abort())
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    ada.open("new")
+    expect(card).to_have_count(0)
+    ada.open("approvals")
+    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    expect(card.get_by_role("button", name="Reject")).to_have_count(0)
+    ada.page.unroute("**/resume/sse**")
+    expect(card.get_by_role("status")).to_contain_text("Decided. Its conversation shows the outcome")
+
+
 #: counts streams of decisions, which bring their first event and nothing more
 _ENDLESS = """({session_id, task_id, request_id}) => {
     window.served = fetch;
@@ -339,15 +359,15 @@ _ENDLESS = """({session_id, task_id, request_id}) => {
 
 
 def test_streams_of_decisions_do_not_use_up_the_connections(tabs: Tabs, service: ServiceThread) -> None:
-    """A browser has six to a host: three are followed at once, and none that is not looked at."""
+    """A browser has six to a host: three are followed at once, no fourth, and none that is not looked at."""
     pauses = [talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="uma")[0] for n in range(4)]
     uma = tabs.signed_in(f"{service.url}/console/", "uma").open("approvals")
     cards = uma.page.get_by_role("article")
     expect(cards).to_have_count(4)
     uma.page.evaluate(_ENDLESS, pauses[0])
-    for card in cards.all():
+    for card, said in zip(cards.all(), [*["The request continues"] * 3, "conversation shows"], strict=True):
         card.get_by_role("button", name="Approve").click()
-        expect(card.get_by_role("status")).to_contain_text("The request continues")
+        expect(card.get_by_role("status")).to_contain_text(said)
     uma.page.wait_for_function("() => open_streams === 3")
     uma.open("new")
     uma.page.wait_for_function("() => open_streams === 0")
@@ -392,6 +412,27 @@ def test_a_message_that_was_begun_before_a_pause_does_not_cancel_it(ada: Tab, se
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
+def test_a_message_that_was_refused_meanwhile_does_not_cancel_what_waits_afterwards(
+    ada: Tab, service: ServiceThread, reloaded: bool
+) -> None:
+    """The warning was of another pause: the agent has worked since."""
+    (pause,) = talk(service, 'call Files-delete {"path": "again.txt"}')
+    ada.expected = {409}
+    alert = ada.page.get_by_role("main").get_by_role("alert")
+    ada.open("tasks", pause["task_id"]).say("My name is Ada.")
+    expect(alert).to_contain_text("cancels the request that waits")
+    busy = {"code": "task_busy", "detail": "The agent is still answering."}
+    ada.page.route(service.url, lambda route: route.fulfill(status=409, json=busy), times=1)
+    ada.button("Send").click()
+    expect(alert).to_contain_text("still answering")
+    if reloaded:
+        ada.page.reload()
+    ada.button("Send").click()
+    expect(alert).to_contain_text("cancels the request that waits")
+    expect(ada.button("Approve")).to_be_visible()
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
 def test_a_message_that_ended_a_pause_and_whose_answer_was_lost_is_not_sent_twice(
     ada: Tab, service: ServiceThread, reloaded: bool
 ) -> None:
@@ -422,3 +463,30 @@ def test_roles_are_learned_once_the_service_is_back(tabs: Tabs, service: Service
     dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}), times=3)
     dave.sign_in("dave")
     expect(dave.button("All of the tenant")).to_be_visible()
+
+
+def test_what_was_written_before_the_user_was_known_stays(tabs: Tabs, service: ServiceThread) -> None:
+    """The service was away when the page was opened, and says later whose the pasted token is."""
+    dave = tabs.open(f"{service.url}/console/")
+    dave.expected = {503}
+    dave.page.route("**/config.json", _asks_for_a_token)
+    dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}))
+    dave.page.goto(dave.console)
+    dave.page.get_by_label("Bearer token").fill("dave")
+    dave.button("Continue").click()
+    field = dave.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("Half a thought")
+    picture = Path(__file__).parents[2] / "demos/images/teapot.png"
+    pictures = dave.page.get_by_label("Images", exact=True)
+    pictures.set_input_files(picture)
+    waiting = dave.page.get_by_role("img", name="teapot.png")
+    expect(waiting).to_have_count(1)
+    dave.page.unroute("**/me")
+    expect(dave.button("All of the tenant")).to_be_visible()
+    pictures.set_input_files(picture)
+    expect(waiting).to_have_count(2)
+    dave.open("approvals")
+    expect(field).to_have_count(0)
+    dave.open("new")
+    expect(field).to_have_value("Half a thought")
+    expect(waiting).to_have_count(2)

@@ -1,7 +1,7 @@
 /** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {useDecisions, useInbox, usePages, useRead} from "./data.js";
+import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -10,9 +10,14 @@ import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
 
+/** what was sent where its card is gone or does not know yet whether it arrived, by the id of the pause */
+const sending = new Shared();
+
 export function Pause({pause, foreign = false, open, onDecided}) {
   /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
-  const [outcome, setOutcome] = useState(null);
+  const [known, setOutcome] = useState(null);
+  const sent = sending.use(pause.approval_id);
+  const outcome = known ?? sent ?? null;
   if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} />`;
   const decided = isTaken(outcome);
   return html`
@@ -108,17 +113,21 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
 
   const decide = async (action) => {
     const sent = {decisions: new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)]))};
+    const {signal} = left.current;
     const show = (known) => setOutcome({...sent, ...known});
+    const share = (known) => sending.set(pause.approval_id, known && {...sent, ...known});
     const onTaken = () => {
       drafts.set(draft);
       show({status: "Running"});
+      share(signal.aborted ? {status: "Running", unfollowed: true} : undefined);
     };
-    show({status: "Sending"});
+    const onDelay = () => share({status: "Sending", delayed: true});
+    share({status: "Sending"});
     const decision = {action, reason: reason || undefined, decisions: decisions(choices, action)};
-    const {signal} = left.current;
     try {
-      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay: () => show({status: "Sending", delayed: true})}));
+      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay}));
     } catch (failure) {
+      share();
       if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
       setOutcome(null);
       setError(failure);
@@ -196,7 +205,7 @@ async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay
         last = {status: "Running"};
         onTaken();
         followed += 1;
-        if (left.aborted || followed > MOST_FOLLOWED) return last;
+        if (left.aborted || followed > MOST_FOLLOWED) return {...last, unfollowed: true};
         left.addEventListener("abort", stop);
       }
       if (event === "final-response" || event === "approval-required") last = data;
@@ -209,14 +218,15 @@ async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay
 }
 
 function Outcome({outcome}) {
-  const {status, content, problem, delayed} = outcome;
+  const {status, content, problem, delayed, unfollowed} = outcome;
   if (status === "Sending")
     return html`<p class="muted" role="status">
       ${delayed ? "The decision has not arrived. Trying again; keep this page open." : "Sending the decision …"}
     </p>`;
+  const going = unfollowed ? "Its conversation shows the outcome of the request." : "The request continues …";
   return html`
     <div class="outcome-of" role="status">
-      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
+      <p><${Icon} name="check" /> Decided. ${status === "Running" ? going : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
       <${Cut} content=${content} />
       ${problem && html`<${Problem} error=${problem} />`}
@@ -281,14 +291,15 @@ function Past({item: known, open}) {
     <section class="pause past" ref=${place}>
       <header><${Icon} name="inbox" /><strong>${TITLES[item.status] ?? "No longer waiting"}</strong></header>
       ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisionOf(call.id)} />`)}
-      <p role="status">${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
+      <p role="status">${whatBecame(item, data !== null)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
   `;
 }
 
-function whatBecame({status, decided_by}) {
+function whatBecame({status, decided_by}, lookedUp) {
   if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
-  if (status === "pending") return "It is no longer among the newest that wait.";
+  if (status === "pending")
+    return lookedUp ? "It is no longer among the newest that wait." : "It was decided elsewhere, or the request ended.";
   return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
 }
 
@@ -353,8 +364,8 @@ function useKept(items) {
   useLayoutEffect(() => {
     setSeen((known) => {
       const now = new Map(items.map((item) => [item.approval_id, item]));
-      const kept = known.map((item) => now.get(item.approval_id) ?? {...item, gone: true});
-      const old = new Set(kept.filter((item) => item.gone).sort(byAge).slice(MOST_GONE));
+      const kept = known.map((item) => now.get(item.approval_id) ?? {...item, gone: item.gone ?? Date.now()});
+      const old = new Set(kept.filter((item) => item.gone).sort(lastGone).slice(MOST_GONE));
       const fresh = items.filter((item) => !known.some((each) => each.approval_id === item.approval_id));
       return [...kept.filter((item) => !old.has(item)), ...fresh];
     });
@@ -362,7 +373,8 @@ function useKept(items) {
   return seen;
 }
 
-const byAge = (one, other) => Date.parse(other.created_at) - Date.parse(one.created_at);
+/** Whoever decides them from the top would otherwise lose each card as soon as it is decided. */
+const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.created_at) - Date.parse(one.created_at);
 
 /** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
 function useMayRead() {

@@ -66,6 +66,7 @@ export function Conversation({task, foreign, reload}) {
     const supersede = [warned.current, drafts.get(draft)].includes(idempotencyKey);
     if (supersede) drafts.set(draft, idempotencyKey);
     const taken = await client.background(content, {idempotencyKey, task_id: task.task_id, supersede}).catch((error) => {
+      if (error.code === "task_busy") drafts.set(draft, (warned.current = null)); // what pauses later is warned of anew
       if (error.code !== "approval_pending") throw error;
       warned.current = idempotencyKey;
       throw {code: error.code, detail: "Decide above, or send the message again: that cancels the request that waits."};

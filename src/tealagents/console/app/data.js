@@ -82,11 +82,11 @@ export function Inbox({children}) {
   const later = useRef(null);
   const read = async (signal) => {
     const list = client.approvals({status: "pending", limit: 200, signal});
+    const own = (later.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
     const page = await list.page();
-    const {since, first} = later.current ?? {};
-    if (!first || !sameItems(first, page) || Date.now() - since > LATER_PAGES_MS)
-      later.current = {since: Date.now(), first: page, items: await itemsFrom(list, page.next_cursor)};
-    return [...page.items, ...later.current.items];
+    if (!own.first || !sameItems(own.first, page) || Date.now() - own.since > LATER_PAGES_MS)
+      Object.assign(own, {items: await itemsFrom(list, page.next_cursor), since: Date.now(), first: page});
+    return [...page.items, ...own.items];
   };
   const {reload, ...state} = useRead(read, [client], 4000);
   const again = useCallback(() => ((later.current = null), reload()), [reload]);

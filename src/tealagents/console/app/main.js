@@ -37,7 +37,11 @@ function Console({config, session, onSignOut, onLapsed}) {
     return () => clearTimeout(timer);
   }, [unknown]);
   const me = app.me ?? who?.user ?? null;
-  const known = useMemo(() => ({...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: drafts(me)}), [app, who]);
+  const written = useRef(null);
+  const known = useMemo(() => {
+    written.current = drafts(me, written.current);
+    return {...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: written.current};
+  }, [app, who]);
   useEffect(() => {
     if (!notice) return;
     const timer = setTimeout(() => setNotice(""), 6000);

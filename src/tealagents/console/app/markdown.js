@@ -5,7 +5,7 @@
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
 import {Plain, readable} from "./text.js";
-import {Marked} from "../vendor/marked.js";
+import {Lexer, Marked} from "../vendor/marked.js";
 import "../vendor/dompurify.js";
 
 const purify = globalThis.DOMPurify;
@@ -48,18 +48,27 @@ purify.addHook("afterSanitizeAttributes", (node) => {
 
 /** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
 const LONGEST_TEXT = 200_000;
-/** of paragraphs that are each parsed in a time that grows with the square of their length, and of their markers */
-const COSTLIEST_TEXT = 3e8;
+/** of blocks without a blank line: one item of a list is copied with each of its lines */
+const COSTLIEST_BLOCKS = 1.5e8;
+/** of texts within blocks, each parsed in a time that grows with the square of its length, and of its markers */
+const COSTLIEST_TEXTS = 3e8;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
+
+const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0);
 
 /** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
 function blocksOf(text) {
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
-  const cost = (paragraph) => paragraph.length ** 2 + 16 * (paragraph.match(/[*_~]/g)?.length ?? 0) ** 2;
-  if (text.split(/\n\s*\n/).reduce((sum, paragraph) => sum + cost(paragraph), 0) > COSTLIEST_TEXT) return null;
+  const inBlocks = sum(text.split(/\n\s*\n/), (block) => block.length * block.split("\n").length);
+  if (inBlocks > COSTLIEST_BLOCKS) return null;
   try {
-    return marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
+    const lexer = new Lexer(marked.defaults);
+    lexer.blockTokens(text.replace(/\r\n?/g, "\n"), lexer.tokens);
+    const inTexts = sum(lexer.inlineQueue, ({src}) => src.length ** 2 + 16 * (src.match(/[*_~]/g)?.length ?? 0) ** 2);
+    if (inTexts > COSTLIEST_TEXTS) return null;
+    for (const {src, tokens} of lexer.inlineQueue) lexer.inlineTokens(src, tokens);
+    return lexer.tokens.filter((token) => token.type !== "space" && token.type !== "def");
   } catch {
     return null; // whatever it was, it can be read as it stands
   }

@@ -37,14 +37,16 @@ function made({kind, name, token}) {
 /**
  * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. What is there of another
  * one is erased. Who is not known yet finds nothing, and what they write lasts as long as the page; so do images.
+ * What the same session wrote `before` its user was known stays.
  */
-export function drafts(user) {
+export function drafts(user, before) {
   const owner = user && JSON.stringify([user.tid, user.oid]);
   const kept = JSON.parse(sessionStorage.getItem(DRAFTS) ?? "null");
   if (owner && kept && kept.owner !== owner) sessionStorage.removeItem(DRAFTS);
-  const texts = new Map(owner && kept?.owner === owner ? kept.texts : []);
+  const texts = new Map([...(owner && kept?.owner === owner ? kept.texts : []), ...(before?.texts ?? [])]);
   return {
-    images: new Map(), // there is no room for them in a tab's storage
+    texts,
+    images: before?.images ?? new Map(), // there is no room for them in a tab's storage
     get: (name) => texts.get(name),
     set(name, text) {
       if (text) texts.set(name, text);
