@@ -99,7 +99,7 @@ def test_one_who_scrolls_up_a_little_stays_there(
     gate.touch()
     expect(ada.text("The gate is open now.")).to_be_attached()
     expect(ada.page.locator("[data-live]")).to_have_count(0)
-    assert box.evaluate(top) == left
+    assert box.evaluate(top) <= left  # what was thought is folded by then
 
 
 def test_an_answer_continues_after_the_network_was_gone(ada: Tab, gate: Path) -> None:

@@ -66,8 +66,10 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     const {scrollTop, scrollHeight, clientHeight} = box.current;
     const below = scrollHeight - scrollTop - clientHeight;
     const {atEnd, top} = place.current;
-    // who scrolls down comes to the end when near it; who scrolls up by however little leaves it
-    const near = below < (scrollTop > top + 1 ? 40 : 2) || (atEnd && Math.abs(scrollTop - top) <= 1);
+    // who scrolls down comes to the end when near it; who scrolls up by however little leaves it, also where what
+    // shrinks brings the end back
+    const stays = scrollTop >= top - 1 || below < 2;
+    const near = scrollTop > top + 1 ? below < 40 : (atEnd && stays) || scrollHeight <= clientHeight;
     Object.assign(place.current, {atEnd: last === count && near, top: scrollTop, height: scrollHeight});
     const drawn = feed.current.children;
     let next = slid({first, end: range.end}, count, scrollTop < NEAR, below < NEAR);
@@ -77,6 +79,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
   };
   /** Draws the end, unless one has scrolled up meanwhile: the event that says so comes later. */
   const stayAtEnd = () => {
+    if (box.current === null) return; // left
     const {scrollTop, scrollHeight, clientHeight} = box.current;
     const {atEnd, top, height, moving} = place.current;
     // as far as one gets where there is less to be seen, or more room for it
