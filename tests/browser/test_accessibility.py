@@ -100,4 +100,6 @@ def test_a_pause_is_announced(tabs: Tabs, service: ServiceThread) -> None:
     """One who does not see it hears that a decision is needed, as that an answer is complete."""
     ada = tabs.signed_in(f"{service.url}/console/", "ada")
     ada.say('call Files-delete {"path": "heard.txt"}')
-    expect(ada.page.locator("[data-live] .visually-hidden[role=status]")).to_have_text("A decision is needed.")
+    expect(ada.page.locator("[data-live] .visually-hidden[role=status]")).to_have_text(
+        "A decision is needed."
+    )
