@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from agents import talk
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Locator, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread
@@ -307,14 +307,20 @@ def test_an_address_that_changes_while_the_page_is_drawn_is_followed(
     expect(kim.link("Time travel")).to_be_visible()
 
 
-def test_a_decision_that_has_not_arrived_is_not_called_decided(ada: Tab, service: ServiceThread) -> None:
-    """It is sent until it has, and the page says that it has to stay open for it."""
-    talk(service, 'call Files-delete {"path": "away.txt"}')
+def _approved_in_vain(ada: Tab, service: ServiceThread, path: str) -> Locator:
+    """A card of the inbox whose approval does not arrive until its route is free again."""
+    talk(service, f'call Files-delete {{"path": "{path}"}}')
     ada.may_be_cut = True
-    card = ada.open("approvals").page.locator(".card", has_text="away.txt")
+    card = ada.open("approvals").page.locator(".card", has_text=path)
     ada.page.route("**/resume/sse**", lambda route: route.abort())
     card.get_by_role("button", name="Approve").click()
     expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    return card
+
+
+def test_a_decision_that_has_not_arrived_is_not_called_decided(ada: Tab, service: ServiceThread) -> None:
+    """It is sent until it has, and the page says that it has to stay open for it."""
+    card = _approved_in_vain(ada, service, "away.txt")
     expect(card).not_to_contain_text("Decided")
     expect(card).not_to_contain_text("Approved")
     ada.page.unroute("**/resume/sse**")
@@ -325,12 +331,7 @@ def test_a_decision_on_its_way_is_shown_after_one_has_looked_elsewhere(
     ada: Tab, service: ServiceThread
 ) -> None:
     """It cannot be decided again, and once it has arrived the page says so."""
-    talk(service, 'call Files-delete {"path": "on-its-way.txt"}')
-    ada.may_be_cut = True
-    card = ada.open("approvals").page.locator(".card", has_text="on-its-way.txt")
-    ada.page.route("**/resume/sse**", lambda route: route.abort())
-    card.get_by_role("button", name="Approve").click()
-    expect(card.get_by_role("status")).to_contain_text("keep this page open")
+    card = _approved_in_vain(ada, service, "on-its-way.txt")
     ada.open("new")
     expect(card).to_have_count(0)
     ada.open("approvals")

@@ -275,7 +275,7 @@ async def test_the_sweep_finds_what_has_expired_by_the_index_alone(
 async def test_closing_does_not_wait_until_all_that_has_expired_is_erased(
     postgres_url: str, sql: "asyncpg.Connection", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep with much to do is broken off; the next one goes on with it."""
+    """A sweep with much to do is canceled; the next one continues."""
     monkeypatch.setattr("tealagents.stores.postgres.SWEEP_SECONDS", 0)
     monkeypatch.setattr("tealagents.stores.postgres.SWEEP_RECORDS", 1)
     left = f"SELECT count(*) FROM {schema_of(postgres_url)}.records WHERE key LIKE 'expiring/%'"

@@ -171,7 +171,7 @@ test("a gateway's 502 whose document has a number for a code is overcome like an
   assert.equal((await agent.task("t")).task_id, "t");
 });
 
-test("a stream that is not read is closed: nobody asked for it, or its caller failed", async () => {
+test("a stream that is not read is closed: none was asked for, or its caller failed", async () => {
   /** @type {(AbortSignal | null | undefined)[]} */
   const signals = [];
   /** @type {typeof fetch} */

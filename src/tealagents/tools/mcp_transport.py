@@ -94,7 +94,7 @@ class ReportingClient(BoundedClient):
         )
         self._bearer = bearer
         self._listening = listening
-        #: the SDK's tasks that have sent a message; a GET of theirs goes on with its answer
+        #: the SDK's tasks that have sent a message; a GET of theirs resumes its answer
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:

@@ -12,7 +12,7 @@ _DEFINITIONS = ("$defs", "definitions")
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf")
 #: what the root of a tool's schema must not have
 _REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
-#: parts of a schema that are looked through for fields, and descriptions of one field that are told apart
+#: parts of a schema that are searched for fields, and different descriptions that are kept of one field
 _MOST_PARTS, _MOST_DESCRIPTIONS = 100, 32
 
 

@@ -373,7 +373,7 @@ function useKept(items) {
   return seen;
 }
 
-/** Whoever decides them from the top would otherwise lose each card as soon as it is decided. */
+/** The last to leave first. By creation alone, one who decides from the top would lose each card at once. */
 const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.created_at) - Date.parse(one.created_at);
 
 /** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
