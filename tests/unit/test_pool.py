@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tealagents.stores import pool as pools
 from tealagents.stores.pool import Pool
 
 
@@ -9,41 +10,99 @@ class Full(Exception):
     """The server takes no more connections."""
 
 
+class Server:
+    """Takes so many connections; `ready`: that it lets them in."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.ready = asyncio.Event()
+        self.made: list[object] = []
+        self.dropped: list[object] = []
+
+    async def connect(self) -> object:
+        await asyncio.sleep(0)
+        if len(self.made) - len(self.dropped) >= self.room:
+            raise Full
+        connection = object()
+        self.made.append(connection)
+        await self.ready.wait()
+        return connection
+
+    async def usable(self, connection: object) -> bool:
+        return connection not in self.dropped
+
+    async def discard(self, connection: object) -> None:
+        self.dropped.append(connection)
+
+    def pool(self) -> Pool[object]:
+        return Pool(
+            connect=self.connect,
+            usable=self.usable,
+            discard=self.discard,
+            full=lambda error: isinstance(error, Full),
+            size=10,
+            timeout=30.0,
+        )
+
+
+async def use(pool: Pool[object]) -> None:
+    connection = await pool.borrow()
+    await asyncio.sleep(0)
+    pool.give_back(connection)
+
+
 async def test_who_is_refused_waits_for_the_connections_that_others_are_getting() -> None:
     """A refusal comes sooner than a connection: after a restart no one has one yet."""
-    made, ready = 0, asyncio.Event()
-
-    async def connect() -> int:
-        nonlocal made
-        if made == 2:
-            raise Full
-        made += 1
-        await ready.wait()
-        return made
-
-    async def usable(_: int) -> bool:
-        return True
-
-    async def discard(_: int) -> None: ...
-
-    pool = Pool(
-        connect=connect,
-        usable=usable,
-        discard=discard,
-        full=lambda error: isinstance(error, Full),
-        size=10,
-        timeout=30.0,
-    )
-
-    async def use() -> None:
-        connection = await pool.borrow()
+    server = Server(room=2)
+    pool = server.pool()
+    users = [asyncio.create_task(use(pool)) for _ in range(20)]
+    while len(server.made) < 2:
         await asyncio.sleep(0)
-        pool.give_back(connection)
-
-    users = [asyncio.create_task(use()) for _ in range(20)]
-    while made < 2:
-        await asyncio.sleep(0)
-    asyncio.get_running_loop().call_soon(ready.set)
+    asyncio.get_running_loop().call_soon(server.ready.set)
     await asyncio.gather(*users)
     # what came back meanwhile counts, too: no one has borrowed it yet
-    await asyncio.gather(*(use() for _ in range(20)))
+    await asyncio.gather(*(use(pool) for _ in range(20)))
+
+
+async def test_callers_who_were_all_refused_at_once_soon_have_the_whole_pool_again() -> None:
+    server = Server(room=0)
+    pool = server.pool()
+    refused = await asyncio.gather(*(use(pool) for _ in range(10)), return_exceptions=True)
+    assert any(isinstance(each, Full) for each in refused)
+    server.room = 10
+    server.ready.set()
+    everyone = asyncio.Barrier(10)
+
+    async def use_together() -> None:
+        connection = await pool.borrow()
+        await everyone.wait()
+        pool.give_back(connection)
+
+    async with asyncio.timeout(pools.SECONDS_WITHOUT - 1):
+        await asyncio.gather(*(use_together() for _ in range(10)))
+
+
+async def test_a_connection_that_gave_no_answer_takes_those_with_it_that_were_idle() -> None:
+    server = Server(room=10)
+    server.ready.set()
+    pool = server.pool()
+    used = [await pool.borrow() for _ in range(6)]
+    for connection in used:
+        pool.give_back(connection)
+    mute, quick = await pool.borrow(), await pool.borrow()
+    await asyncio.sleep(pools.MUTE_SECONDS + 0.1)
+    pool.give_back(quick)
+    await pool.drop(mute)
+    assert len(server.dropped) == 5
+    assert await pool.borrow() is quick  # which has just answered
+
+
+async def test_a_connection_of_a_caller_who_left_at_once_is_dropped_alone() -> None:
+    server = Server(room=10)
+    server.ready.set()
+    pool = server.pool()
+    used = [await pool.borrow() for _ in range(6)]
+    for connection in used:
+        pool.give_back(connection)
+    await pool.drop(await pool.borrow())
+    assert len(server.dropped) == 1

@@ -13,7 +13,7 @@ from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, is_alive
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
 
 #: hears how many users are done, of how many
 Progress = Callable[[int, int], None]
@@ -133,7 +133,7 @@ class Departure:
             await self._erase_task(found.task_id)
         wiped = 0
         after: str | None = None
-        scan = partial(self._records.store.scan, self._partition, "", limit=MOST_RECORDS)
+        scan = partial(self._records.store.scan, self._partition, "", limit=ERASED_AT_ONCE)
         # on from the last page, as each may first have to get past all that has expired before it
         while page := await scan(after=after) or (await scan() if after else []):
             await self._records.delete(self._partition, [key for key, _ in page])

@@ -18,6 +18,10 @@ C = TypeVar("C")
 IDLE_SECONDS = 60.0
 #: for so long no other connection is tried where the server had none left
 SECONDS_WITHOUT = 30.0
+#: the same while there is none at all: those who were refused together may soon be let in together
+SECONDS_AT_FIRST = 1.0
+#: seconds of use after which a connection that is dropped is thought to have gone mute
+MUTE_SECONDS = 1.0
 
 
 class Pool(Generic[C]):
@@ -41,7 +45,8 @@ class Pool(Generic[C]):
         self._timeout = timeout
         #: each since when, by the event loop's clock
         self._idle: list[tuple[C, float]] = []
-        self._lent = 0
+        #: each since when
+        self._lent: dict[C, float] = {}
         #: of those that have a place, how many have no connection yet
         self._seeking = 0
         self._places = asyncio.Semaphore(size)
@@ -54,7 +59,7 @@ class Pool(Generic[C]):
         """
         while (connection := await self._borrowed()) is None:
             pass
-        self._lent += 1
+        self._lent[connection] = _now()
         return connection
 
     async def _borrowed(self) -> C | None:
@@ -74,8 +79,10 @@ class Pool(Generic[C]):
             async with asyncio.timeout(self._timeout):
                 return await self._connect()
         except BaseException as error:
-            if (self._lent or self._idle or self._seeking > 1) and self._full(error):
-                asyncio.get_running_loop().call_later(SECONDS_WITHOUT, self._places.release)
+            there_are = self._lent or self._idle
+            if (there_are or self._seeking > 1) and self._full(error):
+                later = SECONDS_WITHOUT if there_are else SECONDS_AT_FIRST
+                asyncio.get_running_loop().call_later(later, self._places.release)
                 return None
             self._places.release()
             raise
@@ -84,14 +91,23 @@ class Pool(Generic[C]):
 
     def give_back(self, connection: C) -> None:
         """For a connection that has nothing under way."""
-        self._lent -= 1
+        del self._lent[connection]
         self._idle.append((connection, _now()))
         self._places.release()
 
     async def drop(self, connection: C) -> None:
-        """For a connection whose state is uncertain."""
-        self._lent -= 1
+        """For a connection whose state is uncertain.
+
+        One that gave no answer takes with it those that were idle before it was lent: what keeps one mute
+        keeps them all, and each would cost another timeout.
+        """
+        lent = self._lent.pop(connection)
         try:
+            if _now() - lent > MUTE_SECONDS:
+                mute = [each for each, since in self._idle if since < lent]
+                self._idle = [(each, since) for each, since in self._idle if since >= lent]
+                for each in mute:
+                    await self._discard(each)
             await self._discard(connection)
         finally:
             self._places.release()

@@ -160,7 +160,6 @@ class Nodes:
             raise
         except TimeoutError as error:
             await pool.drop(connection)
-            await pool.clear()  # the others may be mute, too: each would cost another timeout
             raise Unknown(reason(error)) from None
         except (RedisError, OSError) as error:
             await pool.drop(connection)

@@ -12,7 +12,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
 from tealagents.state.codec import UNOPENED, decoder, encode_json, unseal
-from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClock
+from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 #: what the keys of threads begin with
 THREADS = "thread/"
-#: chunks of an earlier version that are erased in one commit
-PAGE = 10
 
 
 class StoredThread(Struct, frozen=True, kw_only=True):
@@ -129,7 +127,8 @@ class ThreadStore:
     async def _drop(self, name: str, old: BlobRef | None) -> None:
         """Erases the chunks of a version that is no longer kept, or of all."""
         prefix, after = keys.blobs(name) + (old.blob if old else ""), None
-        while found := await self._records.store.scan(self._partition, prefix, after=after, limit=PAGE):
+        while found := await self._records.store.scan(
+            self._partition, prefix, after=after, limit=ERASED_AT_ONCE
+        ):
             after = found[-1][0]
-            chunks = [key for key, _ in found]
-            await self._records.commit(self._partition, marker=chunks[0], delete=chunks)
+            await self._records.delete(self._partition, [key for key, _ in found])
