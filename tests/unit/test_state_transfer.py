@@ -23,6 +23,7 @@ from engine_setup import (
     noting,
     process,
     says,
+    waits,
 )
 from executed_lines import lines_of
 from msgspec import to_builtins
@@ -60,6 +61,7 @@ from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.waits import eventually
 
 
 class Impatient(SystemClock):
@@ -918,3 +920,31 @@ async def test_an_import_looks_at_a_tool_call_a_few_times_at_most(monkeypatch: p
         monkeypatch.setattr(lifecycle, "_size", noted)
         await here.importer.import_(ADA, document)
     assert max(Counter(looked).values()) <= 3
+
+
+async def test_an_imported_task_knows_the_tool_calls_of_withdrawn_requests_as_its_source_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known of them hangs on their ends, as their messages are not on the path. covers: TASK-3"""
+    monkeypatch.setattr(lifecycle, "MAX_EFFECTS", 4)
+    never, model = asyncio.Event(), Scripted()
+    async with process(None, model, noting([], "Shell-look"), concurrency="rollback") as here:
+        task_id = (await here.ask("one")).task_id
+        await failed_at(here, task_id, "before")
+        model.answers = [
+            each for n in "123" for each in (calls(ToolCall(f"c{n}", "Shell-look", "{}")), waits(never))
+        ]
+        for n in range(3):
+            asked = len(model.calls)
+            await here.send(f"look {n}", task_id)
+            await eventually(lambda asked=asked: len(model.calls) >= asked + 2)
+        model.answers = [says("done")]
+        assert (await here.ask("instead", task_id)).status == "Completed"
+        head = (await here.tasks.head(here.partition(), task_id)).value
+        known = [tool.call_id for tool in lifecycle.effects_on_path(head)]
+        assert known == ["before", "c1", "c2", "c3"]
+        document = to_builtins(await export(here.tasks, here.partition(), task_id))
+        await here.eraser.delete_task(here.partition(), task_id)
+        imported = await here.importer.import_(ADA, document)
+        assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == known
+        assert lifecycle.effects_cut(imported) == lifecycle.effects_cut(head)

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -260,19 +261,27 @@ def _blank(task: Head) -> Head:
 
 def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     """What tools have done by the document."""
+    # of a withdrawn request the end alone is on the path, under its own number
+    by_end = {effects.first_seq for effects in document.task.effects}
     ends = [
-        entry.body for entry in document.entries if isinstance(entry.body, RequestEnd) and entry.body.tools
+        entry.body
+        for entry in document.entries
+        if isinstance(entry.body, RequestEnd) and entry.body.tools and entry.seq not in by_end
     ]
     logged = {end.first_seq for end in ends}
-    effects: list[Effects] = []
     # what a fork knows of its source's tools, and that there were more of them, is in its head alone
-    for known in document.task.effects:
-        tools = () if known.first_seq in logged else known.tools
-        if tools or known.cut:
-            cut = known.cut and known.cut + SHIFT
-            effects.append(Effects(known.first_seq + SHIFT, tools, cut=cut))
+    cut = next((effects.cut + SHIFT for effects in document.task.effects if effects.cut), 0)
+    effects = [
+        Effects(known.first_seq + SHIFT, known.tools)
+        for known in document.task.effects
+        if known.first_seq not in logged
+    ]
     effects += [Effects(end.first_seq + SHIFT, end.tools) for end in ends if end.status != "Completed"]
-    return lifecycle.remembering(tuple(effects[:-1]), effects[-1]) if effects else ()
+    if not effects:
+        return ()
+    effects.sort(key=attrgetter("first_seq"))  # the newest are remembered
+    effects[0] = replace(effects[0], cut=cut)
+    return lifecycle.remembering(tuple(effects[:-1]), effects[-1])
 
 
 def _marked(body: Body) -> Body:
