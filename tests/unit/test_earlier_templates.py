@@ -119,6 +119,10 @@ def test_hostile_templates_are_refused_before_anything_is_sent(source: str, why:
         ("{{ tags|map('upper')|unique|list|length }}", {"tags": ["a"] * 200_000}),
         ("{{ points|tojson(indent=wide) }}", {"points": [1], "wide": 10**9}),
         ("{{ number|round(digits, 'ceil') }}", {"number": 1.5, "digits": 10**9}),
+        ("{{ rows|sort|length }}", {"rows": [[1] * 1000] * 101}),
+        ("{{ rows|sort(attribute='points')|length }}", {"rows": [{"points": [1] * 1000}] * 101}),
+        ("{{ rows|groupby('points')|length }}", {"rows": [{"points": [1] * 1000}] * 101}),
+        ("{{ keyed|dictsort(by='value')|length }}", {"keyed": {f"{n}": [1] * 1000 for n in range(101)}}),
     ],
 )
 def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ _WALKING = frozenset(
         *("selectattr", "sort", "sum", "unique"),
     )
 )
+#: those that compare what they are given without counting
+_SORTING = frozenset(("dictsort", "groupby", "sort"))
 _METHODS = (
     *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
     *("rstrip", "split", "splitlines", "startswith", "endswith", "isdigit"),
@@ -81,10 +83,23 @@ class _Budget:
         if self._steps < 0 or time.monotonic() > self._until:
             raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
 
-    def counted(self, looped: Iterable[Any]) -> Iterator[Any]:
+    def counted(self, looped: Iterable[Any], *, sorts: bool = False) -> Iterator[Any]:
+        """Each value as a step; where it is sorted, each item of a list in it, which is compared, as one more."""
         for value in looped:
             self.take(1)
+            if sorts:
+                self._take_lists(value)
             yield value
+
+    def _take_lists(self, value: Any) -> None:
+        if isinstance(value, list | tuple):
+            self.take(len(value))
+        elif isinstance(value, dict):
+            value = value.values()
+        else:
+            return
+        for each in value:
+            self._take_lists(each)
 
 
 def _bounded(length: int) -> None:
@@ -105,14 +120,15 @@ def _walking(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that counts what it goes through one by one, also where `map` calls it: what it does with each
     value may take long."""
     wanted = getattr(function, "jinja_pass_arg", None)
+    sorts = function in map(FILTERS.get, _SORTING)
 
     @pass_context
     def walk(context: Context, value: Any, *arguments: Any, **named: Any) -> Any:
         budget: _Budget = context[_BUDGET]
         if function is FILTERS["dictsort"]:
-            value = dict(budget.counted(value.items()))
+            value = dict(budget.counted(value.items(), sorts=sorts))
         elif isinstance(value, Iterable):
-            value = budget.counted(value)
+            value = budget.counted(value, sorts=sorts)
         passed = {"context": context, "environment": context.environment, "eval_context": context.eval_ctx}
         return function(*([passed[wanted.name]] if wanted else []), value, *arguments, **named)
 
