@@ -93,7 +93,7 @@ class Watch(Protocol):
 
         Where the store does not push (`Store.pushes`), and while the link to its server is down, waits
         return by a timer: soon where `found` says that the last look found something new, then less and
-        less often, at most 1.5 seconds apart. So callers need no timer of their own.
+        less often, at most 0.9 seconds apart. So callers need no timer of their own.
 
         One caller waits at a time. A canceled wait loses no wake-up.
         """

@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["LONGEST_PAUSE", "Topic", "Watches"]
 
 #: seconds between two looks, at most, of a watch that waits by a timer
-LONGEST_PAUSE: Final = 1.5
+LONGEST_PAUSE: Final = 0.9
 #: how much longer each pause is than the one before while looks find nothing
 GROWTH: Final = 1.5
 
