@@ -27,7 +27,8 @@ async def test_looks_become_rare_while_nothing_is_found() -> None:
     slept = await pauses(Watches(0.25, live=False), [True, *[False] * 8, True])
     assert slept[0] == slept[-1] == 0.25
     rising = slept[: slept.index(LONGEST_PAUSE) + 1]
-    assert rising == sorted(set(rising)) and len(rising) > 4
+    assert rising == sorted(set(rising))
+    assert len(rising) > 4
     assert slept[-2] == LONGEST_PAUSE
 
 
