@@ -385,6 +385,8 @@ class Exchange:
         return await self.service.cancel(view.partition, view.record.request_id, view.caller.user.key)
 
     def _leaving_cancels(self, view: RequestView) -> bool:
+        if view.record.client.get("background"):  # as it was asked for
+            return False
         return view.sender and self.agent.on_disconnect == "cancel"
 
     def in_background(self, work: Coroutine[Any, Any, object]) -> None:

@@ -311,3 +311,48 @@ def test_a_first_response_without_an_answer_is_branched_from(
     assert all(
         (wire.get(f"/responses/{each['id']}").status_code == 404) is (store is False) for each in branches
     )
+
+
+@pytest.fixture
+def impatient() -> Iterator[tuple[OpenAI, OfflineModel]]:
+    """A service on which leaving cancels, and a message interrupts the one before."""
+    with (
+        serving(SCRIPT, on_disconnect="cancel", concurrency="interrupt") as (service, model),
+        sdk(service) as client,
+    ):
+        yield client, model
+
+
+def test_a_background_response_outlives_its_stream_although_leaving_cancels(
+    impatient: tuple[OpenAI, OfflineModel],
+) -> None:
+    """It was asked for so that it would: `starting_after` finds the rest."""
+    client, _ = impatient
+    with client.responses.create(model="Tester", input="dripping", stream=True, background=True) as stream:
+        begun = next(iter(stream))
+    assert begun.type == "response.created"
+    rest = client.responses.retrieve(begun.response.id, stream=True, starting_after=begun.sequence_number)
+    assert [event.type for event in rest][-1] == "response.completed"
+
+
+def test_the_caller_of_an_interrupted_response_gets_a_conflict_as_over_chat(
+    impatient: tuple[OpenAI, OfflineModel],
+) -> None:
+    """An empty text would pass for the answer."""
+    client, model = impatient
+    conversation = client.conversations.create().id
+    asked = len(model.requests)
+    caught: list[object] = []
+
+    def wait() -> None:
+        try:
+            caught.append(client.responses.create(model="T", input="for ever", conversation=conversation))
+        except openai.ConflictError as error:
+            caught.append(error.code)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: len(model.requests) > asked)
+    client.responses.create(model="Tester", input="hello", conversation=conversation)
+    waiting.join(30)
+    assert caught == ["request_canceled"]

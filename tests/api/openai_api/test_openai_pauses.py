@@ -259,8 +259,8 @@ def test_a_cancelled_pause(wire: httpx.Client, file: Path) -> None:
     """Cancelling the response that waits ends its request; its calls can be answered no more."""
     paused = create(wire, input=call("Work-write", file=str(file), line="one"))
     cancelled = wire.post(f"/responses/{paused['id']}/cancel").json()
-    assert cancelled["status"] == "cancelled"
-    assert retrieved(wire, paused["id"])["status"] == "cancelled"
+    assert (cancelled["status"], cancelled["usage"]) == ("cancelled", paused["usage"])
+    assert retrieved(wire, paused["id"]) == cancelled
     answer = wire.post("/responses", json={"input": approval(paused["output"][-1])})
     assert answer.status_code == 409
     following = create(wire, input="hello again", previous_response_id=paused["id"])

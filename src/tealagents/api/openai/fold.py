@@ -187,7 +187,7 @@ class ResponseFold(EventFold):
         for place in self._calls.values():
             self._output[place["output_index"]]["status"] = "incomplete"
             self._done(place)
-        if total is not None and status != "cancelled":
+        if total is not None:
             outcome["usage"] = documents.usage(self._stretch.spent(total))
         # there is no event for a response that was cancelled: its status says it
         self._show("failed" if status == "cancelled" else status, status, **outcome)

@@ -84,7 +84,7 @@ class _Budget:
             raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
 
     def counted(self, looped: Iterable[Any], *, sorts: bool = False) -> Iterator[Any]:
-        """Each value as a step; where it is sorted, each item of a list in it, which is compared, as one more."""
+        """Each value as a step; where it is sorted, each item of a list in it as one more: it is compared."""
         for value in looped:
             self.take(1)
             if sorts:
