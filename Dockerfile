@@ -29,7 +29,7 @@ USER 10001
 WORKDIR /state
 VOLUME /state
 EXPOSE 8000
-# Seconds for a drain (limits.drain_seconds, 20 by default) and what comes after it: docker stop -t 30.
+# Seconds for a drain (limits.drain_seconds, 20 by default) and what comes after it: docker stop -t 35.
 STOPSIGNAL SIGTERM
 # The root lists what is served, without a token and without asking the store.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \

@@ -1,6 +1,6 @@
 """Calls an old agent and a new one as an orchestrator does: python demos/earlier/client.py OLD_URL NEW_URL
 
-Of each it knows the address alone. The first path of the OpenAPI document is the one to call; orchestrators
+Of each it knows only the address. The first path of the OpenAPI document is the one to call; orchestrators
 choose by its description.
 """
 

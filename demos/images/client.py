@@ -8,7 +8,7 @@ from tealagents.client import Client, Image, Text
 picture = Path(__file__).with_name("teapot.png")
 
 with Client(sys.argv[1], token="ada") as agent:
-    answer = agent.send([Text("What is on this picture?"), Image.of_file(picture)])
+    answer = agent.send([Text("What is in this picture?"), Image.of_file(picture)])
     print(answer.output)
 
     # the picture is part of the task's history: a follow-on is about it, too

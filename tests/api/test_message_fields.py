@@ -1,5 +1,6 @@
 """A message's fields are the same wherever they are listed: a client that lacks one does not send it."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 from contract_server import MESSAGE_FIELDS
 from right_bodies import RIGHT
 
+from tealagents.agent import Agent
 from tealagents.api.v1alpha1.inputs import UserMessage
 from tealagents.client import calls
 from tealagents.domain.models import PerRequest, RequestRecord
+from tealagents.engine.turn import Asked
 from tealagents.state.new_message import NewMessage
 
 ROOT = Path(__file__).parents[2]
@@ -58,3 +61,10 @@ def test_a_retry_repeats_every_field_that_the_request_keeps() -> None:
     """A field of a message that its request's record has, too, is one of those that both inherit."""
     kept = set(NewMessage.__struct_fields__) & set(RequestRecord.__struct_fields__)
     assert kept == {*PerRequest.__struct_fields__, "session_id", "task_id"}
+
+
+def test_library_takes_every_field_that_has_an_effect() -> None:
+    """What a message can tell a turn, `Agent.run` can too, except `setup`: only other protocols set that."""
+    effective = set(PerRequest.__struct_fields__) & set(Asked.__struct_fields__)
+    for takes in (Agent.run, Agent.run_stream):
+        assert effective - inspect.signature(takes).parameters.keys() == {"setup"}

@@ -223,17 +223,22 @@ def test_what_was_not_filled_in_does_not_start() -> None:
         load(DEPLOY / "base" / "config.yaml", env=settings["data"], dotenv=None)
 
 
-def test_a_pod_has_the_time_to_drain() -> None:
-    """What comes before and after a drain is counted in the grace that the pod is given."""
+def test_a_process_has_the_time_to_drain() -> None:
+    """What comes before and after a drain is counted in each grace period that is set or recommended."""
     from tealagents.cli.serve import GRACE_SECONDS
     from tealagents.engine.service import LAST_WRITES_SECONDS
     from tealagents.limits import Limits
     from tealagents.telemetry.exporting import LAST_EXPORTS_SECONDS
 
+    stopping = Limits().drain_seconds + LAST_WRITES_SECONDS + GRACE_SECONDS + LAST_EXPORTS_SECONDS
     grace = base("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     pause = float(service()["lifecycle"]["preStop"]["exec"]["command"][1])
-    afterwards = LAST_WRITES_SECONDS + GRACE_SECONDS + LAST_EXPORTS_SECONDS
-    assert pause + Limits().drain_seconds + afterwards < grace
+    assert pause + stopping < grace
+    page = (ROOT / "docs/operations.md").read_text()
+    assert f"`terminationGracePeriodSeconds: {grace}`" in page
+    texts = ((ROOT / "compose.yaml").read_text(), (ROOT / "Dockerfile").read_text(), page)
+    periods = [re.findall(r"(?:stop_grace_period:|docker stop -t) (\d+)", text) for text in texts]
+    assert all(len(found) == 1 and stopping < int(found[0]) for found in periods)
 
 
 def test_selectors_find_the_pods() -> None:

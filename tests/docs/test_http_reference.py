@@ -2,16 +2,22 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
 
+import tealagents.client
 from tealagents.api.http import RETRY_AFTER, STATUSES
 from tealagents.api.v1alpha1.openapi import EVENTS
+from tealagents.client import StreamEvent
+from tealagents.client.events import parse_event
+from tealagents.client.sse import ServerSentEvent
 from tealagents.domain.models import Json
 from tealagents.testing.service import ServiceThread, agent_config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "http.md").read_text()
 
 
 def section(title: str) -> str:
@@ -47,6 +53,25 @@ def test_every_route_is_documented(routes: set[str]) -> None:
 def test_every_event_is_documented() -> None:
     """And no event that is never sent."""
     assert set(first_cells(section("Streams"))) == EVENTS.keys()
+
+
+def test_python_client_has_every_event() -> None:
+    """It reads each by its name, exports the class of each, and its page names the class."""
+    ids = '{"session_id": "s", "task_id": "t", "request_id": "r"}'
+    assert all(parse_event(ServerSentEvent(name=name, data=ids)) for name in EVENTS)
+    classes = {event.__name__ for event in get_args(StreamEvent)}
+    assert classes <= set(tealagents.client.__all__)
+    assert classes <= set(re.findall(r"`(\w+)`", (ROOT / "docs/client.md").read_text()))
+
+
+def test_javascript_client_has_every_event() -> None:
+    """It knows the name of each, its types have the data of each, and its page names each."""
+    code = (ROOT / "clients/js/src/stream.js").read_text()
+    known = "".join(re.findall(r"^const (?:ENDS|KNOWN) = (.+)$", code, re.MULTILINE))
+    assert set(re.findall(r'"([\w-]+)"', known)) == EVENTS.keys()
+    types = (ROOT / "clients/js/src/documents.d.ts").read_text()
+    assert set(re.findall(r'StreamEventOf<\s*"([\w-]+)"', types)) == EVENTS.keys()
+    assert EVENTS.keys() <= set(re.findall(r"`([\w-]+)`", (ROOT / "docs/client-js.md").read_text()))
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:

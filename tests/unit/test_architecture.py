@@ -5,8 +5,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from tealagents.api.protocols import PROTOCOLS
+from tealagents.domain.events import Event
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/tealagents"
@@ -34,6 +36,12 @@ def test_single_modules_of_the_architecture() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     paragraph = page.partition("Single modules:")[2].partition("\n\n")[0]
     assert set(re.findall(r"`([a-z]+)`", paragraph)) == modules()
+
+
+def test_vocabulary_of_the_architecture() -> None:
+    """The page shows the events of the core as the core has them."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert f"```text\n{' | '.join(event.__name__ for event in get_args(Event))}\n```" in page
 
 
 def test_map_of_who_owns_what() -> None:

@@ -1,15 +1,19 @@
 """From a URL to a store: schemes, options, third parties, and errors that say what to do."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tealagents.mistakes import key_of
 from tealagents.stores import STORES, StoreConfigError, plain_store
 from tealagents.stores.base import StoreUrl
 from tealagents.stores.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -41,6 +45,32 @@ def test_a_third_party_by_its_scheme(third_party: str) -> None:
     assert plain_store("shoebox://").name == "shoebox"
     assert "shoebox" in STORES.known()
     assert STORES.built_in.keys() < set(STORES.known())
+
+
+@pytest.mark.parametrize("page", ["docs/stores.md", "docs/config.md", "configs/reference.yaml"])
+def test_pages_name_each_store(page: str) -> None:
+    """Every store that comes with the project is named by its scheme wherever the schemes are listed."""
+    text = (ROOT / page).read_text().partition("## Stores\n")
+    named = set(re.findall(r"\b(\w+)://", text[2] or text[0]))
+    built_in = STORES.built_in
+    assert set(built_in.values()) == {built_in[scheme] for scheme in named & built_in.keys()}
+
+
+def test_options_are_documented() -> None:
+    """The tables of stores.md have a row for each option that a store's URL takes after its `?`."""
+    page = (ROOT / "docs/stores.md").read_text()
+    named = {
+        name
+        for cell in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    }
+    options = {
+        key_of(name, field)
+        for scheme in STORES.built_in
+        for name, field in STORES.find(scheme).options_type.model_fields.items()
+        if not field.is_required()  # what is required is the location
+    }
+    assert options - named == set()
 
 
 @pytest.mark.parametrize("suffix", ["", "?watch_seconds=0.1", "://", "://?watch_seconds=0.1"])

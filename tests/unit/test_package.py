@@ -6,26 +6,19 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.util import find_spec
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-#: what is imported with each extra; nothing of it may be needed without
-OF_EXTRAS = {
-    "postgres": ["asyncpg"],
-    "redis": ["redis", "hiredis"],
-    "dynamodb": ["aiobotocore", "botocore"],
-    "a2a": ["a2a"],
-    "ag-ui": ["ag_ui"],
-    "mcp": ["mcp", "mcp_types"],
-    "mem0": ["mem0"],
-    "tokens": ["rs_bpe"],
-    "testing": ["pytest", "hypothesis", "pytest_asyncio"],
-}
+EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
+
 #: modules that are the extra's own
 NEED_AN_EXTRA = {
     *(f"tealagents.api.a2a.{name}" for name in ("app", "documents", "errors", "fold", "handler")),
@@ -101,7 +94,7 @@ def test_wheel_imports_without_extras(wheel: Path, tmp_path: Path) -> None:
     """Without any extra installed every module of the wheel imports, but those that are the extra's own."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    absent = [module for modules in OF_EXTRAS.values() for module in modules]
+    absent = only_with_an_extra()
     ended = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALL, json.dumps(absent), str(tmp_path)],
         cwd=tmp_path,
@@ -115,17 +108,43 @@ def test_wheel_imports_without_extras(wheel: Path, tmp_path: Path) -> None:
     assert {name.partition(".")[0] for name in failed.values()} <= set(absent)
 
 
-def test_extras_are_all_known_here() -> None:
-    """Each extra is among those that the import is tried without, and `all` holds every one for running.
+def only_with_an_extra() -> list[str]:
+    """The packages that are installed for an extra, and not for tealagents without any."""
+    without = installed_for(PYPROJECT["project"]["dependencies"])
+    extra = installed_for(text for name in EXTRAS if name != "all" for text in EXTRAS[name])
+    return [
+        package
+        for package, distributions in packages_distributions().items()
+        if set(map(canonicalize_name, distributions)) <= extra - without
+    ]
 
-    Each module named there can be imported here: the absence of one that never can be proves nothing.
+
+def installed_for(requirements: Iterable[str]) -> set[str]:
+    """The distributions that requirements name, and those that these require in turn.
+
+    Each is installed here: the absence of one that never can be imported proves nothing.
     """
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    assert set(extras) == {*OF_EXTRAS, "all"}
-    (everything,) = extras["all"]
+    found = set()
+    waiting = list(map(Requirement, requirements))
+    while waiting:
+        requirement = waiting.pop()
+        for extra in ("", *requirement.extras):
+            if (requirement.name, extra) not in found:
+                found.add((requirement.name, extra))
+                needed = map(Requirement, requires(requirement.name) or ())
+                waiting += (
+                    each for each in needed if not each.marker or each.marker.evaluate({"extra": extra})
+                )
+    return {canonicalize_name(name) for name, _ in found}
+
+
+def test_extras_are_all_known_here() -> None:
+    """`all` holds every extra for running; the README has a line for each."""
+    (everything,) = EXTRAS["all"]
     named = set(everything.partition("[")[2].rstrip("]").split(","))
-    assert named == set(OF_EXTRAS) - {"testing"}
-    assert all(find_spec(module) for modules in OF_EXTRAS.values() for module in modules)
+    assert named == set(EXTRAS) - {"all", "testing"}
+    table = re.findall(r"^\| (`.+?`) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(EXTRAS) <= {name for cell in table for name in re.findall(r"`(.+?)`", cell)}
 
 
 def test_version_is_said_once() -> None:
@@ -135,11 +154,10 @@ def test_version_is_said_once() -> None:
     assert __version__ == PYPROJECT["project"]["version"]
 
 
-def test_image_holds_extras_that_exist() -> None:
-    """The extras that the image's lock is made for are extras of the package, and in the lock."""
-    extras = PYPROJECT["project"]["optional-dependencies"]
+def test_image_holds_every_extra_for_running() -> None:
+    """The image's lock is made for every extra for running but `mem0`, and holds what each requires."""
     [named] = re.findall(r"^IMAGE_EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(named.split()) < set(extras)
+    assert set(named.split()) == set(EXTRAS) - {"all", "testing", "mem0"}
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-image.lock").read_text(), re.MULTILINE))
     for name in named.split():
-        assert {re.split(r"[\[>]", requirement)[0] for requirement in extras[name]} <= locked
+        assert {re.split(r"[\[>]", requirement)[0] for requirement in EXTRAS[name]} <= locked

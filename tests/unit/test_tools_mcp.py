@@ -712,6 +712,14 @@ async def test_a_stream_with_the_answer_of_a_call_breaks_for_the_call(
     assert seen == ["POST", "GET"]
 
 
+async def test_an_answer_over_http_may_begin_later_than_timeout() -> None:
+    """A tool may work as long as an answer may be silent, or a call take, before the first byte."""
+    for given, read in (({}, 300), ({"request_timeout": 900}, 900), ({"sse_read_timeout": 20}, 20)):
+        options = MCPServerOptions.model_validate({"name": "web", "url": "http://x", "timeout": 1, **given})
+        async with ReportingClient(options, BearerToken(), lambda: None) as client:
+            assert (client.timeout.connect, client.timeout.read) == (1, read)
+
+
 async def test_http_errors_are_reported_with_their_status() -> None:
     """A refusal by a proxy in front of a server is reported with its status and words."""
 

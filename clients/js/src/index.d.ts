@@ -103,7 +103,7 @@ export interface Reconnection {
 export interface StreamOptions {
   /** called whenever the connection is lost, before the wait for the next attempt */
   onReconnect?: (reconnection: Reconnection) => void;
-  /** called whenever a connection is open, which may bring no event for long */
+  /** called whenever a connection is open; the first event may come much later */
   onOpen?: () => void;
 }
 

@@ -293,7 +293,7 @@ class Agent:
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
     ) -> AnswerStream:
-        """As `run`, while the answer is made; a caller that leaves before the end has not asked."""
+        """As `run`, while the answer is made. If the caller leaves early, the thread stays unchanged."""
         return AnswerStream(self._answering(message, thread, store, user_context, streamed=True))
 
     async def _answering(

@@ -49,7 +49,7 @@ def fail(*reasons: str) -> typer.Exit:
 
 
 def absent(store: "BaseStore") -> str:
-    """What is said of a store that was never made: a mistyped path or name is no empty store."""
+    """What is said of a store that was never made: a mistyped path or name is not an empty store."""
     return f"There is no store at {store.where}: check TA_PERSISTENCE."
 
 

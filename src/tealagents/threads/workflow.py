@@ -80,7 +80,7 @@ class WorkflowThread(AgentThread):
                 answer = await agents[step].run("Continue.", workflow.sub_thread(step))
                 result["text"] = answer.text
 
-    A step that raises stays a current one; `steps` begins with it when the workflow is resumed, also after a
+    A step that raises remains current; `steps` begins with it when the workflow is resumed, also after a
     restart or a rollback. Steps may run side by side, on different sub-threads.
     """
 
@@ -150,7 +150,7 @@ class WorkflowThread(AgentThread):
     async def step(self, name: str) -> AsyncIterator[Json]:
         """Takes a step. What is put into the result, as JSON, is kept with it, and a checkpoint is made.
 
-        Where it raises, the step stays a current one.
+        Where it raises, the step remains current.
         """
         self._check_there()
         self.execution.begin(name, self._running)

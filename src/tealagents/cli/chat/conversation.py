@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from rich.console import Console
 from rich.text import Text
@@ -204,6 +204,8 @@ class Chat:
         match event:
             case Request():
                 self._show_ids(event)
+            case Piece():
+                pass  # `_show` adds it to the answer
             case ToolCall():
                 self._console.print(Text(exact(f"→ {event.tool} {event.arguments}"), "cyan"))
             case ToolResult():
@@ -217,6 +219,8 @@ class Chat:
                 self._note(f"{event.answer.usage.total_tokens} tokens")
             case Failed():
                 complain(self._console, event.error)
+            case _:
+                assert_never(event)
 
     def _show_ids(self, request: Request) -> None:
         """The request's, and what of the others is new."""

@@ -1,6 +1,6 @@
 """The answer the model gives, before it is written in the words of one API, and how it is paced or broken.
 
-Text comes in pieces. One token is one word with the blanks before it, so that counts can be done in the
+Text comes in pieces. One token is one word with the whitespace before it, so that counts can be done in the
 head, `max_tokens: 3` gives three words, and a piece of the built-in answers is one token.
 """
 
@@ -20,7 +20,7 @@ _ARGUMENT_PIECE = 12
 
 
 def in_pieces(text: str) -> tuple[str, ...]:
-    """Words, each with the blanks before it; joined they are the text again.
+    """Words, each with the whitespace before it; joined they are the text again.
 
     >>> in_pieces("Your name is Ada.")
     ('Your', ' name', ' is', ' Ada.')
