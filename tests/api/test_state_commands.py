@@ -476,7 +476,7 @@ def test_a_store_is_migrated(agent: Agent) -> None:
 @pytest.mark.parametrize("persistence", ["sqlite:///${PLACE}", "${PLACE}"])
 def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent, persistence: str) -> None:
     """A job that migrates has none of the secrets with which the service calls its tools."""
-    servers = [{"name": "far", "url": "https://far.example", "headers": {"Authorization": "Bearer ${FAR}"}}]
+    servers = [{"name": "far", "url": "${FAR_URL}", "headers": {"Authorization": "Bearer ${FAR}"}}]
     agent.configure(persistence=persistence, agent={"mcp_servers": servers})
     assert "applied" in agent.run("migrate").output
     refused = agent.run("migrate", TA_PERSISTENCE="")
