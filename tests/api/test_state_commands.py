@@ -416,6 +416,28 @@ def test_a_mistyped_path_is_no_empty_store(agent: Agent, scheme: str, command: s
     assert not there.exists()
 
 
+@pytest.mark.parametrize("name", ["of another application", "empty", "folder"])
+def test_a_file_or_folder_of_another_application_is_no_empty_store(agent: Agent, name: str) -> None:
+    """It is named, no user is said to be erased from it, and nothing is written to it."""
+    there = agent.folder / name
+    if name == "folder":
+        there.mkdir()
+    else:
+        there.touch()
+    if name == "of another application":
+        with closing(sqlite3.connect(there)) as connection:
+            connection.execute("CREATE TABLE schema_version (a)")
+    before = there.read_bytes() if there.is_file() else None
+    url = f"file://{there}" if before is None else f"sqlite:///{there}"
+    assert agent.run("doctor", TA_PERSISTENCE=url).exit_code == 0  # as before the first start
+    for command in (["stats"], ["delete-user", "t.ada", "--yes"]):
+        result = agent.run("state", *command, TA_PERSISTENCE=url)
+        assert result.exit_code == 2
+        assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
+    assert (there.read_bytes() if there.is_file() else None) == before
+    assert not there.is_dir() or list(there.iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["postgres", "dynamodb"], indirect=True)
 def test_a_mistyped_schema_or_table_is_no_empty_store(agent: Agent, place: Place) -> None:
     """It is named, and nothing is made there: the next command does not find it either."""
