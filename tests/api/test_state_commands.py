@@ -1,7 +1,9 @@
 """The operator's commands, on what a running service has left behind."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import sqlite3
 import uuid
@@ -467,6 +469,33 @@ def test_without_its_key_a_store_is_not_counted_as_damaged(agent: Agent) -> None
     assert result.exit_code == 2
     assert "TA_ENCRYPTION_KEY is not the key of this store" in result.output
     assert agent.stats(TA_ENCRYPTION_KEY="first-key-" * 5)["damaged_records"] == 0
+
+
+def test_an_export_appears_also_where_there_are_no_hard_links(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on exFAT and many network drives; what appears there meanwhile is not overwritten either."""
+    agent.run("migrate")
+    exported = agent.exported("linked")
+
+    def refuse(source: Path, _: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert agent.exported("copied") == exported
+    assert (agent.folder / "copied").stat().st_mode & 0o777 == 0o600
+
+    def late(source: Path, target: Path) -> None:
+        target.write_text("of another")
+        refuse(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    file = agent.folder / "taken"
+    result = agent.run("state", "export", str(file))
+    assert result.exit_code == 2
+    assert f"{file}: file exists" in result.output
+    assert file.read_text() == "of another"
+    assert not list(agent.folder.glob(".taken*"))
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,13 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
             yield output
             output.flush()
             os.fsync(output.fileno())
-        os.link(partial, file)
+        try:
+            os.link(partial, file)
+        except OSError:  # there are no hard links here, or the file is there by now, which `x` says
+            file.open("xb").close()
+            partial.replace(file)
     finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
 
 
 @state.command("import")
