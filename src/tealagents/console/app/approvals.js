@@ -10,7 +10,7 @@ import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
 
-/** what was sent and not refused in this session, by the id of the pause: a card may come back before its pause is gone */
+/** what was sent and not refused, by the id of the pause: a card may come back before its pause is gone */
 const sending = new Shared();
 
 export function Pause({pause, foreign = false, open, onDecided}) {
