@@ -1,7 +1,9 @@
 """The operator's commands, on what a running service has left behind."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import sqlite3
 import uuid
@@ -309,9 +311,10 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     assert not [key for key, _ in rows(agent.database) if task in key]
 
 
-@pytest.mark.parametrize("age", ["30", "d", "-3d", "1.5h", "30y", "9999999999999999w"])
+@pytest.mark.parametrize("age", ["30", "d", "-3d", "1.5h", "30y", "200000w", "9999999999999999w"])
 def test_a_duration_that_is_none_is_refused(agent: Agent, age: str) -> None:
-    """With what it should look like."""
+    """With what it should look like, or because the calendar does not go back as far."""
+    agent.run("migrate")
     assert agent.run("state", "prune", f"--older-than={age}").exit_code == 2
 
 
@@ -416,6 +419,28 @@ def test_a_mistyped_path_is_no_empty_store(agent: Agent, scheme: str, command: s
     assert not there.exists()
 
 
+@pytest.mark.parametrize("name", ["of another application", "empty", "folder"])
+def test_a_file_or_folder_of_another_application_is_no_empty_store(agent: Agent, name: str) -> None:
+    """It is named, no user is said to be erased from it, and nothing is written to it."""
+    there = agent.folder / name
+    if name == "folder":
+        there.mkdir()
+    else:
+        there.touch()
+    if name == "of another application":
+        with closing(sqlite3.connect(there)) as connection:
+            connection.execute("CREATE TABLE schema_version (a)")
+    before = there.read_bytes() if there.is_file() else None
+    url = f"file://{there}" if before is None else f"sqlite:///{there}"
+    assert agent.run("doctor", TA_PERSISTENCE=url).exit_code == 0  # as before the first start
+    for command in (["stats"], ["delete-user", "t.ada", "--yes"]):
+        result = agent.run("state", *command, TA_PERSISTENCE=url)
+        assert result.exit_code == 2
+        assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
+    assert (there.read_bytes() if there.is_file() else None) == before
+    assert not there.is_dir() or list(there.iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["postgres", "dynamodb"], indirect=True)
 def test_a_mistyped_schema_or_table_is_no_empty_store(agent: Agent, place: Place) -> None:
     """It is named, and nothing is made there: the next command does not find it either."""
@@ -444,6 +469,33 @@ def test_without_its_key_a_store_is_not_counted_as_damaged(agent: Agent) -> None
     assert result.exit_code == 2
     assert "TA_ENCRYPTION_KEY is not the key of this store" in result.output
     assert agent.stats(TA_ENCRYPTION_KEY="first-key-" * 5)["damaged_records"] == 0
+
+
+def test_an_export_appears_also_where_there_are_no_hard_links(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on exFAT and many network drives; what appears there meanwhile is not overwritten either."""
+    agent.run("migrate")
+    exported = agent.exported("linked")
+
+    def refuse(source: Path, _: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert agent.exported("copied") == exported
+    assert (agent.folder / "copied").stat().st_mode & 0o777 == 0o600
+
+    def late(source: Path, target: Path) -> None:
+        target.write_text("of another")
+        refuse(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    file = agent.folder / "taken"
+    result = agent.run("state", "export", str(file))
+    assert result.exit_code == 2
+    assert f"{file}: file exists" in result.output
+    assert file.read_text() == "of another"
+    assert not list(agent.folder.glob(".taken*"))
 
 
 @pytest.mark.parametrize(
@@ -476,7 +528,7 @@ def test_a_store_is_migrated(agent: Agent) -> None:
 @pytest.mark.parametrize("persistence", ["sqlite:///${PLACE}", "${PLACE}"])
 def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent, persistence: str) -> None:
     """A job that migrates has none of the secrets with which the service calls its tools."""
-    servers = [{"name": "far", "url": "https://far.example", "headers": {"Authorization": "Bearer ${FAR}"}}]
+    servers = [{"name": "far", "url": "${FAR_URL}", "headers": {"Authorization": "Bearer ${FAR}"}}]
     agent.configure(persistence=persistence, agent={"mcp_servers": servers})
     assert "applied" in agent.run("migrate").output
     refused = agent.run("migrate", TA_PERSISTENCE="")

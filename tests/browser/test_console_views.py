@@ -778,9 +778,17 @@ def test_a_block_of_20_kb_without_blank_lines_is_formatted(ada: Tab, block: str)
     assert _drawn(ada, f"Here **it** is:\n\n{block}") == "markdown"
 
 
-def test_a_list_item_of_many_lines_is_shown_as_it_is(ada: Tab) -> None:
+@pytest.mark.parametrize("start", ["- a\n", "> 1. a\n", "- a\n\n  b\n"])
+def test_a_list_item_of_many_lines_is_shown_as_it_is(ada: Tab, start: str) -> None:
     """Finding its end alone would stop the page."""
-    assert _drawn(ada, "- a\n" + "b\n" * 30_000) == "plain"
+    assert _drawn(ada, start + "c\n" * 5000) == "plain"
+
+
+def test_items_of_several_lines_each_are_formatted(ada: Tab) -> None:
+    """However many there are, each is short; so is one with a block of code."""
+    code = "1. Write this:\n   ```\n" + "   x = f(y)\n" * 300 + "   ```\n"
+    item = "- **one**\n  two\n  - three\n    four\n"
+    assert _drawn(ada, code + item * 500) == "markdown"
 
 
 def _drawn(tab: Tab, text: str) -> str:

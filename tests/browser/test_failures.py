@@ -359,6 +359,37 @@ _ENDLESS = """({session_id, task_id, request_id}) => {
 }"""
 
 
+def test_what_was_decided_is_not_offered_again_while_its_request_works(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """To one who has looked elsewhere, until the inbox holds it no longer."""
+    (pause,) = talk(service, 'call Files-delete {"path": "works.txt"}', user="una")
+    una = tabs.signed_in(f"{service.url}/console/", "una").open("approvals")
+    card = una.page.get_by_role("article")
+    una.page.evaluate(_ENDLESS, pause)
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("The request continues")
+    una.open("new")
+    expect(card).to_have_count(0)
+    una.open("approvals")
+    expect(card.get_by_role("status")).to_contain_text("Decided. Its conversation shows the outcome")
+    expect(card.get_by_role("button", name="Reject")).to_have_count(0)
+
+
+def test_what_was_decided_in_a_conversation_leaves_the_inbox_at_once(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Not only when it is looked at again, which it never is while the page cannot be seen."""
+    (pause,) = talk(service, 'call Files-delete {"path": "counted.txt"}', user="udo")
+    udo = tabs.signed_in(f"{service.url}/console/", "udo").open("tasks", pause["task_id"])
+    badge = udo.page.locator(".badge")
+    expect(badge).to_have_text("1")
+    udo.page.evaluate("Object.defineProperty(document, 'visibilityState', {value: 'hidden'})")
+    udo.button("Approve").click()
+    expect(udo.text("Files-delete said: counted.txt is deleted")).to_be_visible()
+    expect(badge).to_have_count(0)
+
+
 def test_streams_of_decisions_do_not_use_up_the_connections(tabs: Tabs, service: ServiceThread) -> None:
     """A browser has six to a host: three are followed at once, no fourth, and none that is not looked at."""
     pauses = [talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="uma")[0] for n in range(4)]

@@ -88,12 +88,16 @@ def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_p
 def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """As where a limit is reached just when a worker dies: it tries again, and then two serve again."""
+    """As where a limit is reached just when a worker is to be restarted (SIGHUP), to be added (SIGTTIN), or
+    dies: then it tries again, and two serve again."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
         until(lambda: len(in_flight(service)) == 2)
         dies, stays = in_flight(service)
         files = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (3, files[1]))
+        os.kill(service.process.pid, signal.SIGHUP)
+        os.kill(service.process.pid, signal.SIGTTIN)
+        until(lambda: service.log().count("a worker cannot be started: [Errno 24]") == 2)
         os.kill(dies, signal.SIGKILL)
         until(lambda: f"worker {dies} cannot be replaced: [Errno 24]" in service.log())
         with service.client() as client:

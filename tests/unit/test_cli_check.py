@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from tealagents.api.protocols import PROTOCOLS
@@ -185,6 +186,60 @@ def test_a_store_from_a_variable_that_is_not_set_is_left_open(folder: Path, url:
     assert "STORE is not set" in checked.output
     assert url in checked.output
     assert check(folder, STORE="anywhere").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("below", "text"),
+    [
+        ("spec", "auth: ${OPEN}"),
+        ("spec", "auth: {provider: entra, tenant_id: '${OPEN}', audience: '${OPEN}'}"),
+        ("spec", "auth: {provider: entra, tenant_id: t, audience: a, client_id: c, certificate: '${OPEN}'}"),
+        ("spec", "auth: {provider: entra, tenant_id: common, audience: a, allowed_tenants: '${OPEN}'}"),
+        ("spec", "protocols: ['${OPEN}', openai]"),
+        ("spec", "cors_origins: ['${OPEN}']"),
+        ("spec", "cors_origins: ${OPEN}"),
+        ("spec", "thread: {reducers: ['${OPEN}']}"),
+        ("spec", "thread: {reducers: [{name: message_count, max_messages: '${OPEN}'}]}"),
+        ("spec", "thread: {context_providers: ['${OPEN}']}"),
+        ("agent", "mcp_servers: [{name: far, transport: http, url: '${OPEN}'}]"),
+        ("agent", "mcp_servers: [{name: far, url: '${OPEN}', timeout: '${OPEN}'}]"),
+        ("agent", "toolsets: ['${OPEN}']"),
+        ("agent", "plugins: [Files, '${OPEN}']"),
+        ("agent", "client: ${OPEN}"),
+    ],
+)
+def test_what_a_variable_that_is_not_set_stands_for_is_left_open(folder: Path, below: str, text: str) -> None:
+    """A server's URL, a tenant, a reducer: none is judged, and the file is shown with all else it says."""
+    config = folder / "config.yaml"
+    document = yaml.safe_load(config.read_text())
+    section = document["spec"] if below == "spec" else document["spec"]["agent"]
+    section |= yaml.safe_load(text)
+    config.write_text(yaml.safe_dump(document))
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+    assert "OPEN is not set" in checked.output
+    assert "Files-list" in checked.output
+
+
+@pytest.mark.parametrize("key", ["name", "version"])
+def test_a_name_from_a_variable_that_is_not_set_is_left_open(folder: Path, key: str) -> None:
+    """Although a service has to have one."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {key: "${OPEN}"}))
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+    assert "OPEN is not set" in checked.output
+
+
+def test_a_variable_where_a_mapping_belongs_is_a_mistake(folder: Path) -> None:
+    """No value that it might have would fit."""
+    config = folder / "config.yaml"
+    document = yaml.safe_load(config.read_text())
+    document["spec"]["agent"]["mcp_servers"] = ["${OPEN}"]
+    config.write_text(yaml.safe_dump(document))
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert "must be a mapping" in checked.output
 
 
 def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:

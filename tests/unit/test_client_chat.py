@@ -156,6 +156,22 @@ def test_coming_back_to_a_paused_task(talk: LoopState, service: ContractServer) 
     assert "No such task" in talk.saw
 
 
+def test_a_pause_that_was_decided_elsewhere_does_not_end_the_chat_that_began_with_it(
+    talk: LoopState, service: ContractServer
+) -> None:
+    """It is refused in a sentence, as later in the conversation."""
+    talk("delete /a", "l")
+    (run,) = service.runs.values()
+
+    def decided_elsewhere() -> str:
+        run.decisions[str(run.pending)] = {"action": "reject"}
+        return "a"
+
+    assert talk(decided_elsewhere, "/help", task=run.task.task_id) == 0
+    assert "It was decided otherwise." in talk.saw
+    assert "Type a message." in talk.saw
+
+
 def test_given_session(talk: LoopState) -> None:
     """A session of one's own can be named."""
     session = str(uuid.uuid4())

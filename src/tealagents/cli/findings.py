@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.config.auth import AUTH
 from tealagents.config.problems import ConfigProblem, KeyPath
 from tealagents.domain.ports import ToolSpec
 from tealagents.registry import import_from
@@ -54,7 +55,8 @@ def examine(found: Findings, config: ServiceConfig) -> None:
 
     wired = wiring(config)
     for key, make in wired.parts(config):
-        if key in config.document.unset:
+        # the options of a provider stand beside its name
+        if config.document.is_open(AUTH if key[: len(AUTH)] == AUTH else key):
             continue  # as long as its `${NAME}` has no value, there is nothing to judge
         try:
             make()
@@ -72,7 +74,8 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
     from tealagents.tooling import offered
 
     try:
-        _model(config)
+        if not config.document.is_open((*place, "client")):
+            _model(config)
     except START_ERRORS as error:
         try:
             model_of(replace(config, api_key=config.api_key or SecretStr("not set here")))
@@ -81,7 +84,7 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         else:
             found.needed.append(f"TA_API_KEY: {error}")
     try:
-        tools = asyncio.run(offered(config))
+        tools = asyncio.run(offered(_with_named_tools(config, place)))
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
@@ -97,6 +100,19 @@ def _model(config: ServiceConfig) -> None:
     from tealagents.bootstrap import credential_of, model_of
 
     model_of(config, credential_of(config))
+
+
+def _with_named_tools(config: ServiceConfig, place: KeyPath) -> ServiceConfig:
+    """The config without those of its agent's tools that a `${NAME}` that is not set has a part in."""
+    named = {
+        key: tuple(
+            each
+            for index, each in enumerate(getattr(config.agent, key))
+            if not config.document.is_open((*place, key, index))
+        )
+        for key in ("plugins", "remote_plugins", "toolsets")
+    }
+    return replace(config, agent=config.agent.model_copy(update=named))
 
 
 def _key_of_tools(config: ServiceConfig, error: str) -> KeyPath:

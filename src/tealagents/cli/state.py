@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, TypeVar
 
@@ -214,9 +214,13 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
             yield output
             output.flush()
             os.fsync(output.fileno())
-        os.link(partial, file)
+        try:
+            os.link(partial, file)
+        except OSError:  # there are no hard links here, or the file is there by now, which `x` says
+            file.open("xb").close()
+            partial.replace(file)
     finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
 
 
 @state.command("import")
@@ -289,11 +293,10 @@ def prune_command(
 
     Nothing is pruned automatically. Tasks that a process works on, or that wait for approval, are kept.
     """
-    age = _duration(older_than) if older_than is not None else None
+    before = _ago(older_than) if older_than is not None else None
 
     async def work(opened: OpenedState) -> tuple[dict[str, int], Pruning, int]:
-        clock, counts = opened.records.clock, {"task": 0, "session": 0}
-        before = clock.now() - age if age is not None else None
+        counts = {"task": 0, "session": 0}
         pruning = Pruning(opened.records, opened.eraser, before=before)
         resumed = 0 if dry_run else await opened.eraser.resume_all()
         with _progress("users") as report:
@@ -311,14 +314,17 @@ def prune_command(
     _show_problems(pruning.damaged, "damaged records, left alone")
 
 
-def _duration(text: str) -> timedelta:
-    number, unit = text[:-1], text[-1:]
+def _ago(duration: str) -> datetime:
+    """The time so long before now."""
+    number, unit = duration[:-1], duration[-1:]
     if unit not in _UNITS or not number.isdecimal():
-        raise typer.BadParameter(f"{text!r} is not a duration; write a number and one of {', '.join(_UNITS)}")
+        raise typer.BadParameter(
+            f"{duration!r} is not a duration; write a number and one of {', '.join(_UNITS)}"
+        )
     try:
-        return timedelta(seconds=int(number) * _UNITS[unit])
+        return datetime.now(UTC) - timedelta(seconds=int(number) * _UNITS[unit])
     except OverflowError:
-        raise typer.BadParameter(f"{text!r} is too long") from None
+        raise typer.BadParameter(f"{duration!r} is too long") from None
 
 
 # --- one user ---------------------------------------------------------------------------------------

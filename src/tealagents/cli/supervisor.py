@@ -51,6 +51,13 @@ class Supervisor(Multiprocess):
             log.warning("worker %s has ended with %s; another takes its place", worker.pid, worker.exitcode)
             self.processes[index] = other
 
+    def handle_signals(self) -> None:
+        """Also those that start workers, of which the machine may not let any begin just now."""
+        try:
+            super().handle_signals()
+        except OSError as error:
+            log.warning("a worker cannot be started: %s", error)
+
     def join_all(self) -> None:
         """Waits for the workers to drain; another signal meanwhile is theirs."""
         for number in (signal.SIGTERM, signal.SIGINT):

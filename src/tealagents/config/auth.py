@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from tealagents.config.file import Document
-from tealagents.config.problems import ConfigProblem, KeyPath
+from tealagents.config.problems import KeyPath, Mistake
 from tealagents.mistakes import explain
 from tealagents.options import NameOrClass, Options
 
@@ -58,11 +58,11 @@ def with_entra() -> type[BaseModel]:
     return AuthSection
 
 
-def auth_of(document: Document, problems: list[ConfigProblem]) -> AuthConfig | None:
+def auth_of(document: Document, mistakes: list[Mistake]) -> AuthConfig | None:
     """What the file says of `spec.auth`, with the variables put over it; None where it is wrong."""
     given = document.get(AUTH) or {}
     if not isinstance(given, dict):
-        problems.append(document.problem(AUTH, "must be a mapping (keys and values), or a provider's name"))
+        mistakes.append((AUTH, "must be a mapping (keys and values), or a provider's name"))
         return None
     given = {key: value for key, value in given.items() if value != []}
     others = given.keys() - ProviderKeys.model_fields.keys()
@@ -70,15 +70,13 @@ def auth_of(document: Document, problems: list[ConfigProblem]) -> AuthConfig | N
     if provider == "entra":
         given = {**given, **(given.get("options") or {}), "options": {}}
     found = list(_mistakes(given, provider, with_entra() if others or provider == "entra" else ProviderKeys))
-    problems += (document.problem((*AUTH, *path), message) for path, message in found)
+    mistakes += (((*AUTH, *path), message) for path, message in found)
     if found:
         return None
     return AuthConfig(provider, given.get("provider") is not None, _options(given, provider))
 
 
-def _mistakes(
-    given: Mapping[str, Any], provider: str, section: type[BaseModel]
-) -> Iterator[tuple[KeyPath, str]]:
+def _mistakes(given: Mapping[str, Any], provider: str, section: type[BaseModel]) -> Iterator[Mistake]:
     """What is wrong with which key. Keys of Entra are checked for any provider, and required for it only."""
     required = {name for name, each in section.model_fields.items() if each.is_required()}
     if provider == "entra":

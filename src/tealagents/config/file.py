@@ -90,6 +90,22 @@ class Document:
         if isinstance(section, dict):
             section.pop(path[-1], None)
 
+    def replace(self, path: KeyPath, value: Any) -> None:
+        """Another value for a key or an item of a list that is there; None: none, where it is a key."""
+        section = self.get(path[:-1])
+        if value is None:
+            self.remove(path)
+        elif isinstance(section, dict | list):
+            section[cast(Any, path[-1])] = value
+
+    def unset_around(self, path: KeyPath) -> KeyPath | None:
+        """The key whose `${NAME}` is not set, at the path or around it."""
+        return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.unset), None)
+
+    def is_open(self, path: KeyPath) -> bool:
+        """Whether a `${NAME}` that is not set stands at the path or below it."""
+        return any(key[: len(path)] == path for key in self.unset)
+
     def values(self) -> Iterator[tuple[KeyPath, Any]]:
         """Every value that is neither a mapping nor a list, with its path."""
         return _leaves(self.data, ())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 KeyPath = tuple[str | int, ...]  #: ("spec", "agent", "mcp_servers", 0, "url")
+Mistake = tuple[KeyPath, str]  #: where, and what is wrong there
 
 
 @dataclass(frozen=True, slots=True)

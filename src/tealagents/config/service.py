@@ -1,8 +1,9 @@
 """The effective config: the file, with what the environment says over it."""
 
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +23,7 @@ from tealagents.config.models import (
     Metadata,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, key_text
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake, key_text
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
@@ -37,6 +38,9 @@ EARLIER = "skagents/"
 #: the provider that is for these versions alone: a gateway has checked the caller
 GATEWAY = "gateway"
 _Structure = TypeVar("_Structure", bound=BaseModel)
+_Judged = TypeVar("_Judged")
+#: what stands in for a `${NAME}` that is not set, where that text itself does not fit: the first that fits
+_STAND_INS = ("unset", "https://unset.invalid", "00000000-0000-0000-0000-000000000000")
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
@@ -144,7 +148,7 @@ def load(
     loading.put_over(unset)
     if not _is_of_this_version(document, problems):
         raise loading.refused()
-    file, auth = loading.validated(ConfigFile), auth_of(document, problems)
+    file, auth = loading.validated(ConfigFile), loading.judged(partial(auth_of, document))
     if file is None or auth is None:
         raise loading.refused()
     if auth.provider == GATEWAY:
@@ -213,18 +217,33 @@ class Loading:
 
     def validated(self, structure: type[_Structure]) -> _Structure | None:
         """The file by its structure; None where it is wrong."""
-        document = self.document
-        try:
-            return structure.model_validate(document.data)
-        except ValidationError as error:
-            own = [each for each in error.errors() if not _is_short_of_valid_items(each)]
-            found = [each for each in own if each["loc"] not in document.unset]
-            self.problems += (_problem(document, each, structure) for each in found)
-            if found:
+
+        def judge(mistakes: list[Mistake]) -> _Structure | None:
+            try:
+                return structure.model_validate(self.document.data)
+            except ValidationError as error:
+                own = (each for each in error.errors() if not _is_short_of_valid_items(each))
+                mistakes += (_mistake(self.document, each, structure) for each in own)
                 return None
-            for each in own:  # `${NAME}` of which the value is not known, where a number is wanted
-                document.remove(each["loc"])
-            return structure.model_validate(document.data)
+
+        return self.judged(judge)
+
+    def judged(self, judge: Callable[[list[Mistake]], _Judged | None]) -> _Judged | None:
+        """What `judge` makes of the document; None where it lists mistakes instead, which become problems.
+
+        A `${NAME}` that may stay unset is no mistake: something that fits takes its place, or nothing does.
+        """
+        for stand_in in (*_STAND_INS, None, None):
+            mistakes: list[Mistake] = []
+            if (made := judge(mistakes)) is not None:
+                return made
+            found = [each for each in mistakes if self.document.unset_around(each[0]) is None]
+            if found:
+                break
+            for path, _ in mistakes:
+                self.document.replace(self.document.unset_around(path) or path, stand_in)
+        self.problems += (self.document.problem(*each) for each in found or mistakes)
+        return None
 
     def check_remote_plugins(self, agent: AgentConfig, place: KeyPath) -> None:
         """Adds a problem where the agent that stands at `place` names some, and nothing describes them."""
@@ -271,7 +290,7 @@ def _resolve_paths(
     if isinstance(certificate, str) and (only is None or _CERTIFICATE in only):
         path = os.path.normpath(base / certificate)
         document.put(_CERTIFICATE, path)
-        if not os.path.isfile(path):
+        if not os.path.isfile(path) and _CERTIFICATE not in document.unset:
             problems.append(document.problem(_CERTIFICATE, f"there is no such file: {path}"))
 
 
@@ -280,10 +299,10 @@ def _directory(document: Document) -> Path:
     return Path(os.path.abspath(document.name)).parent
 
 
-def _problem(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> ConfigProblem:
+def _mistake(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> Mistake:
     path = (*error["loc"], *error.get("ctx", {}).get("path", ()))
     around = document.get(path[:-1])
-    return document.problem(path, explain(error, structure, around if isinstance(around, dict) else {}))
+    return path, explain(error, structure, around if isinstance(around, dict) else {})
 
 
 def _ordered(problems: list[ConfigProblem]) -> list[ConfigProblem]:

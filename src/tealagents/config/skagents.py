@@ -6,6 +6,7 @@ declared there; what is here is how they differ.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -180,7 +181,7 @@ def load(loading: Loading, unset: list[ConfigProblem] | None) -> EarlierConfig:
             document.remove(key[:2])
             if key[1] != "console":  # `serve` itself sets it, for all versions
                 warnings.append(f"{name}: has no effect: this version keeps no state")
-    file, auth = _file(loading, v2), auth_of(document, problems)
+    file, auth = _file(loading, v2), loading.judged(partial(auth_of, document))
     if file is None or auth is None or problems:
         raise loading.refused()
     warnings += unknown_keys(file, document)

@@ -98,7 +98,8 @@ class FileStore(BaseStore):
         return str(self._root)
 
     async def exists(self) -> bool:
-        return self._root.exists()
+        """Whether there is a store, or something that `open` refuses to make one of."""
+        return self._root.is_dir() and any(self._root.iterdir())
 
     async def open(self) -> None:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="file-store")

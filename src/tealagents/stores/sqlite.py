@@ -112,7 +112,7 @@ class SqliteStore(BaseStore):
         return str(self._path)
 
     async def exists(self) -> bool:
-        return self._path.exists()
+        return await self._in_thread(self._is_made)
 
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
@@ -390,6 +390,13 @@ class SqliteStore(BaseStore):
                 if _code(error) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
             time.sleep(0.005)
+
+    def _is_made(self) -> bool:
+        if not self._path.exists():
+            return False
+        place = f"{self._path.as_uri()}?mode=rw"  # opens what is there only; `ro` would leave a log beside it
+        with closing(sqlite3.connect(place, uri=True, timeout=self.options.busy_seconds)) as connection:
+            return bool(connection.execute(self._sql["is_made"]).fetchone()[0])
 
     def _migrate(self) -> list[str]:
         with closing(self._connect()) as connection, _transaction(connection):

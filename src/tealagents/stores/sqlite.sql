@@ -38,6 +38,9 @@ DELETE FROM records WHERE partition = ? AND key = ?
 -- name: sweep
 DELETE FROM records WHERE id IN (SELECT id FROM records WHERE expires <= ? ORDER BY expires LIMIT ?)
 
+-- name: is_made
+SELECT count(*) = 2 FROM sqlite_master WHERE type = 'table' AND name IN ('records', 'schema_version')
+
 -- name: create_schema_version
 CREATE TABLE IF NOT EXISTS schema_version (number INTEGER NOT NULL, name TEXT NOT NULL, applied TEXT NOT NULL)
 

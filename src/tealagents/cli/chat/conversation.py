@@ -89,10 +89,10 @@ class Chat:
 
     def converse(self) -> int:
         """Until the user leaves."""
-        self._greet()
+        lines = [self._greet()]
         while True:
             try:
-                self._obey(self._ask("\n› ").strip())
+                self._obey(lines.pop() if lines else self._ask("\n› ").strip())
             except EOFError:
                 return OK
             except (ClientError, ValueError) as error:
@@ -136,15 +136,15 @@ class Chat:
         self._console.file.write(text)
         self._console.file.flush()
 
-    def _greet(self) -> None:
+    def _greet(self) -> str:
+        """The command to begin with, or no line."""
         self._console.print(Text(f"{self._client.base_url} — /help lists the commands.", "dim"))
         if self._task_id is None:
-            return
+            return ""
         task = self._client.task(self._task_id)
         self._session_id = task.session_id
         self._note(f"continuing task {task.task_id} ({task.status}); /history shows it")
-        if task.status == "Paused":
-            self._decide(self._pending())
+        return "/decide" if task.status == "Paused" else ""
 
     def _obey(self, line: str) -> None:
         command, _, rest = line.partition(" ")

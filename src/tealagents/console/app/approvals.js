@@ -10,7 +10,7 @@ import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
 
-/** what was sent where its card is gone or does not know yet whether it arrived, by the id of the pause */
+/** what was sent and not refused, by the id of the pause: a card may come back before its pause is gone */
 const sending = new Shared();
 
 export function Pause({pause, foreign = false, open, onDecided}) {
@@ -91,6 +91,7 @@ const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
 function Decision({pause, outcome, setOutcome, onDecided}) {
   const {client, patient, drafts, ended, notify} = useApp();
+  const {reload: readInbox} = useInbox();
   const draft = `pause:${pause.approval_id}`;
   const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft))}));
   const [error, setError] = useState(null);
@@ -116,10 +117,14 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
     const {signal} = left.current;
     const show = (known) => setOutcome({...sent, ...known});
     const share = (known) => sending.set(pause.approval_id, known && {...sent, ...known});
+    let taken = false;
     const onTaken = () => {
+      taken = true;
       drafts.set(draft);
       show({status: "Running"});
-      share(signal.aborted ? {status: "Running", unfollowed: true} : undefined);
+      share({status: "Running", unfollowed: true});
+      ended.addEventListener("abort", () => share());
+      readInbox();
     };
     const onDelay = () => share({status: "Sending", delayed: true});
     share({status: "Sending"});
@@ -127,7 +132,7 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
     try {
       show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay}));
     } catch (failure) {
-      share();
+      if (!taken) share();
       if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
       setOutcome(null);
       setError(failure);

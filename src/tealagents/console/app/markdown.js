@@ -48,23 +48,33 @@ purify.addHook("afterSanitizeAttributes", (node) => {
 
 /** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
 const LONGEST_TEXT = 200_000;
-/** of blocks without a blank line: one item of a list is copied with each of its lines */
+/** of blocks without a blank line */
 const COSTLIEST_BLOCKS = 1.5e8;
+/** of items of lists without a blank line: an item is copied with each of its lines */
+const COSTLIEST_ITEMS = 1e7;
 /** of texts within blocks, each parsed in a time that grows with the square of its length, and of its markers */
 const COSTLIEST_TEXTS = 3e8;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
+const ENDS_OF_BLOCKS = /\n\s*\n/;
+const ENDS_OF_ITEMS = /\n[\s>]*\n|\n(?=[ \t>]*(?:[-*+]|\d+[.)])[ \t])/;
+const IN_ITEM = /^[ \t>]*(?:[-*+]|\d+[.)])[ \t]|^>?[ \t]{2}/;
+
 const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0);
 
+/** length × lines */
+const area = (part) => part.length * part.split("\n").length;
+
 /** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
-function blocksOf(text) {
+function blocksOf(given) {
+  const text = given.replace(/\r\n?/g, "\n");
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
-  const inBlocks = sum(text.split(/\n\s*\n/), (block) => block.length * block.split("\n").length);
-  if (inBlocks > COSTLIEST_BLOCKS) return null;
+  if (sum(text.split(ENDS_OF_BLOCKS), area) > COSTLIEST_BLOCKS) return null;
+  if (sum(text.split(ENDS_OF_ITEMS), (part) => (IN_ITEM.test(part) ? area(part) : 0)) > COSTLIEST_ITEMS) return null;
   try {
     const lexer = new Lexer(marked.defaults);
-    lexer.blockTokens(text.replace(/\r\n?/g, "\n"), lexer.tokens);
+    lexer.blockTokens(text, lexer.tokens);
     const inTexts = sum(lexer.inlineQueue, ({src}) => src.length ** 2 + 16 * (src.match(/[*_~]/g)?.length ?? 0) ** 2);
     if (inTexts > COSTLIEST_TEXTS) return null;
     for (const {src, tokens} of lexer.inlineQueue) lexer.inlineTokens(src, tokens);
