@@ -564,7 +564,7 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
 
 
 async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(pretender: Pretender) -> None:
-    """Where refresh tokens are replaced: the user is asked for a further scope at once, and keeps the token."""
+    """Though its refresh token is another: the user is asked for a further scope, and keeps the token."""
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()

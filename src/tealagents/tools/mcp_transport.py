@@ -128,8 +128,10 @@ class ReportingClient(BoundedClient):
         return _refused(request, response) if response.status_code >= 400 else response
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """The SDK gives notifications up after two streams that broke or were refused, however far apart: what
-        is refused for now is shown to it as a stream that has ended."""
+        """The SDK gives notifications up after two streams that broke or were refused, however far apart.
+
+        What is refused for now is shown to it as a stream that has ended.
+        """
         if response.status_code in _PASSING or response.status_code >= 500:
             return _ended(request)
         if _is_stream(response) or _is_lost_session(response.status_code, response.text):
