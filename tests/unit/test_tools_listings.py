@@ -403,6 +403,16 @@ async def test_what_was_not_called_was_not_done(
         await issues.connect(Context("ada"))
 
 
+def test_a_listing_that_is_the_same_as_the_last_one_is_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are listed whenever one could have changed: thousands of them would hold up all requests."""
+    files = lister()
+    before = files.listing([listed("drop", read_only=False)], None)
+    monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
+    assert files.listing([listed("drop", read_only=False)], before) is before
+
+
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:
     """A sandboxed server may say that a tool only reads; that it says so now and did not before is logged."""
     files = lister()
