@@ -21,6 +21,7 @@ from mcp.client.streamable_http import StreamableHTTPTransport
 from mcp.server.mcpserver import Context as SDKContext
 from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.shared._context_streams import create_context_streams
+from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -36,7 +37,15 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.mcp_connection import FIRST_PAUSE, MCPConnection
 from tealagents.tools.mcp_results import result_text
-from tealagents.tools.mcp_transport import BearerToken, ReportingClient
+from tealagents.tools.mcp_transport import (
+    NOT_SENT,
+    OUTCOME_UNKNOWN,
+    REFUSED,
+    SESSION_LOST,
+    UNAUTHORIZED,
+    BearerToken,
+    ReportingClient,
+)
 from tealagents.tools.options import MCPServerOptions
 
 #: seconds that something outside of this process is given to happen
@@ -641,6 +650,30 @@ async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(an
     assert calls == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (-32603, "Unexpected content type: image/png. This tool reads text only."),
+        (-32602, "Failed to parse JSON response: it is XML"),
+        (-32603, "Server returned an error response: 409, the name is taken"),
+        (-32600, "It is not a request"),
+    ],
+)
+def test_an_error_of_the_servers_own_is_a_failure_whatever_its_words(code: int, message: str) -> None:
+    """Though the SDK begins its own errors like this: the server has answered, so nothing is unknown."""
+    failure = MCPServer(MCPServerOptions(name="web", command="x"))._failure(MCPError(code, message))
+    assert (str(failure), isinstance(failure, ToolFailed) and failure.unknown) == (f"web: {message}", False)
+
+
+@pytest.mark.parametrize(
+    "code", [-32603, -32700, NOT_SENT, OUTCOME_UNKNOWN, REFUSED, UNAUTHORIZED, SESSION_LOST]
+)
+def test_no_message_of_a_server_reaches_the_model_uncut(code: int) -> None:
+    """Megabytes of it would be sent with every call of the model from then on."""
+    error = MCPError(code, "Failed to parse JSON response: " + "x" * 3_000_000)
+    assert len(str(MCPServer(MCPServerOptions(name="web", command="x"))._failure(error))) < 5_000
+
+
 class Broken(httpx2.AsyncByteStream):
     """A body that breaks behind an event."""
 
@@ -906,6 +939,4 @@ def test_users_are_shown_where_a_server_sends_them() -> None:
 
 
 def _elicitation(url: str) -> Any:
-    from mcp.shared.exceptions import MCPError
-
     return MCPError(-32042, "go there", {"elicitations": [{"mode": "url", "url": url}]})
