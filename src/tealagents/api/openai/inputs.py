@@ -37,7 +37,9 @@ _OWN = ("type", "server_label", "server_description", "require_approval", "defer
 _CONFIGURED = "is not possible: the agent's tools and servers are those of its config, and your own functions"
 #: within OpenAI's own bounds
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    bodies.FIRST_ENTRIES,
 ]
 
 
