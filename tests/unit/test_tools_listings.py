@@ -16,14 +16,15 @@ from pydantic import ValidationError
 from tools_setup import Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
-from tealagents.domain.models import Json, User
+from tealagents.domain.models import Json, ToolCall, User
 from tealagents.domain.ports import Tool, ToolContext
-from tealagents.engine.toolbox import Toolbox
+from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools import schema_form
 from tealagents.tools.catalogue import Catalogue, GovernedToolset
 from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_connection import MCPConnection
 from tealagents.tools.mcp_listing import Lister
 from tealagents.tools.mcp_transport import BearerToken
 from tealagents.tools.oauth import Consents
@@ -369,6 +370,23 @@ async def test_calls_at_once_to_a_server_that_says_nothing_are_not_made(
             assert "Nothing was done" in str(made)
             assert not made.unknown
     assert not server._users._open
+
+
+async def test_a_call_that_waited_for_a_session_until_the_limit_was_not_made() -> None:
+    """It says so, also where the limit of all tools is the shorter one."""
+    options = MCPServerOptions(name="issues", command="x", trust_level="trusted", timeout=0.05)
+    server = MCPServer(options)
+    server._list_all([types.Tool(name="pay", input_schema={})])
+    server._shared = MCPConnection(options, server._list_all)  # and never up
+    box = Toolbox(Scripted(), 0.05)
+    box.load([server])
+    context: Any = context_of(ADA)
+    result = await box.call(ToolCall("1", "issues-pay", "{}", "issues", False), context)
+    assert isinstance(result, ToolOutput)
+    assert (result.output, result.unknown) == (
+        "Error: issues cannot be reached: there is no session. Nothing was done.",
+        False,
+    )
 
 
 async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(

@@ -149,14 +149,10 @@ class Lister:
             parameters=parameters,
             governance=governance,
             auth=self._auth(),
-            timeout=self._timeout(),
+            timeout=self._options.request_timeout,
+            waits=self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
         )
-
-    def _timeout(self) -> float | None:
-        """Longer than a call with the wait for a session: a call that was not made is reported as such."""
-        seconds = self._options.request_timeout
-        return None if seconds is None else seconds + self._options.timeout + 1
 
     def _auth(self) -> Json | None:
         if not self._options.auth_server:
