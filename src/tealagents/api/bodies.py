@@ -30,6 +30,7 @@ from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 
 T = TypeVar("T", bound=BaseModel)
+N = TypeVar("N")
 E = TypeVar("E")
 
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
@@ -77,7 +78,8 @@ class _FirstElement:
         return core_schema.with_info_wrap_validator_function(check, handler(source))
 
 
-def _look_at_parts(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+def _first_entries(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Of an object with more entries than `MISTAKES`, only some of the first wrong ones are reported."""
     if isinstance(value, dict) and _is_searched_in_parts(value, info):
         entries = iter(value.items())
         while part := dict(islice(entries, 10)):
@@ -85,10 +87,9 @@ def _look_at_parts(value: Any, inner: ValidatorFunctionWrapHandler, info: Valida
     return inner(value)
 
 
-#: a list in a body
+#: a list in a body, and an object whose names and values are of one kind each
 Several = Annotated[list[E], _FirstElement()]
-#: beside the type of an object: of more entries than `MISTAKES`, only the first wrong ones are reported
-FIRST_ENTRIES = WrapValidator(_look_at_parts)
+Entries = Annotated[dict[N, E], WrapValidator(_first_entries)]
 
 
 class BodyBudget:
