@@ -5,11 +5,12 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from pydantic import AfterValidator, BaseModel
 from wire import JSON, NOBODYS, Json, problem, text
 
 from tealagents.api import bodies
@@ -460,6 +461,34 @@ def test_of_very_many_mistakes_not_each_is_reported(sent: int, ada: httpx.Client
     else:
         assert items["detail"].endswith("must be an object")
         assert "5,001 mistakes" in problem(unknown, 422, "invalid_request", "body")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"items": [{}] * 1000}, "items.0.content_type"),
+        ({"user_context": {f"n{n}": n for n in range(1001)}}, "user_context.n0"),
+        ({"items": [{}], "user_context": {f"n{n}": n for n in range(1000)}}, "items.0.content_type"),
+    ],
+)
+def test_of_more_mistakes_than_are_reported_the_first_is_named(
+    body: Json, field: str, ada: httpx.Client
+) -> None:
+    """Whether they are in one long list, in an object, or in several that are not long."""
+    items = [{"content_type": "text", "content": "hi"}]
+    refused = problem(ada.post("", json={"items": items, **body}), 422, "invalid_request", field)
+    assert len(refused["detail"]) < 300
+
+
+def test_a_long_list_is_looked_through_once() -> None:
+    """All other requests wait meanwhile."""
+    looked: list[int] = []
+
+    class Long(BaseModel):
+        items: bodies.Several[Annotated[int, AfterValidator(looked.append)]]
+
+    bodies.validated(Long, {"items": [*range(2 * bodies.MISTAKES)]})
+    assert len(looked) == 2 * bodies.MISTAKES
 
 
 @pytest.mark.parametrize("end", [b'"', b"", b"\\"])

@@ -603,7 +603,7 @@ async def test_without_a_thread_nothing_is_kept(
         assert (await agent.run("hello")).text == "Hello! How can I help?"
         assert service.requests[-1]["path"] == "/v1/responses"
         assert service.requests[-1]["body"]["store"] is False
-        with pytest.raises(InvalidRequest, match="store: is True, but the thread is local"):
+        with pytest.raises(InvalidRequest, match="store: is True, but without a thread nothing is kept"):
             await agent.run("hello", store=True)
     assert not list(tmp_path.glob("kept/*"))
 

@@ -2,25 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mcp_types as types
 import pytest
 from engine_setup import Scripted, Tools, noting
+from jsonschema import Draft202012Validator
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from mcp.shared.exceptions import MCPError
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 from pydantic import ValidationError
 from tools_setup import Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
-from tealagents.domain.models import Json, User
+from tealagents.domain.models import Json, ToolCall, User
 from tealagents.domain.ports import Tool, ToolContext
-from tealagents.engine.toolbox import Toolbox
+from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools import schema_form
 from tealagents.tools.catalogue import Catalogue, GovernedToolset
 from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_connection import MCPConnection
 from tealagents.tools.mcp_listing import Lister
 from tealagents.tools.mcp_transport import BearerToken
 from tealagents.tools.oauth import Consents
@@ -253,6 +257,57 @@ def test_an_array_of_a_schema_says_what_its_items_are() -> None:
     assert made["$defs"] == {"one": {"additionalProperties": described}}
 
 
+def references_of(schema: object) -> Iterator[str]:
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        yield from [value] if key == "$ref" else references_of(value)
+
+
+def test_what_is_no_json_schema_is_left_out() -> None:
+    """Whatever stands in a schema, as draft 2020-12 has it; one such tool would fail every request."""
+    vocabularies = [one["$ref"].partition("/")[2] for one in Draft202012Validator.META_SCHEMA["allOf"]]
+    base = "https://json-schema.org/draft/2020-12/meta/"
+    keywords = {key for name in vocabularies for key in REGISTRY.contents(base + name)["properties"]}
+    keywords |= Draft202012Validator.META_SCHEMA["properties"].keys()
+    assert len(keywords) > 50
+    values: list[Any] = [None, True, 0, -1, 5, 1.5, "", "x", "#/nowhere", [], [None], [5], ["x", "x"], [[]]]
+    values += [{}, *({"a": one} for one in values), [{"type": "array"}, 5]]
+    odd = {f"{key} {n}": {key: value} for key in keywords for n, value in enumerate(values)}
+    nested = {"properties": {**odd, "all": {"items": {"anyOf": [*odd.values()]}}}}
+    for schema in (nested, *(dict.fromkeys(keywords, value) for value in values)):
+        made = parameters_of(schema)
+        Draft202012Validator.check_schema(made)
+        assert list(references_of(made)) == []
+
+
+def test_what_earlier_drafts_say_is_said_in_todays_words() -> None:
+    """A tuple, as the TypeScript SDK writes it, and an exclusive bound."""
+    text, number = {"type": "string"}, {"type": "number"}
+    fields: dict[str, Json] = {
+        "pair": {"type": "array", "items": [text, number]},
+        "rest": {"type": "array", "items": [text], "additionalItems": False},
+        "size": {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+        "chosen": {"type": ["string", None, "text"], "enum": None, "default": None, "required": True},
+    }
+    assert parameters_of({"properties": fields})["properties"] == {
+        "pair": {"type": "array", "prefixItems": [text, number], "items": {}},
+        "rest": {"type": "array", "prefixItems": [text], "items": False},
+        "size": {"type": "number", "exclusiveMinimum": 0},
+        "chosen": {"type": ["string", "null"], "default": None},
+    }
+
+
+def test_every_reference_of_a_schema_leads_somewhere() -> None:
+    """Those into what may be chosen at the root, which is left out, allow any value."""
+    text = {"type": "string"}
+    leading = ["#", "#/properties/a", "#/$defs/A~1B", "#/$defs/A%2FB", "#/$defs/A~1B/anyOf/0"]
+    fields: Json = {"a": text} | {each: {"$ref": each} for each in leading}
+    lost: Json = {
+        each: {"$ref": each, "title": each} for each in ("#/anyOf/0", "#name", "x.json#/A", "#/$defs/B")
+    }
+    made = parameters_of({"anyOf": [{"properties": fields | lost}], "$defs": {"A/B": {"anyOf": [text]}}})
+    assert made["properties"] == fields | {each: {"title": each} for each in lost}
+
+
 class Connected:
     """A connection whose server lists one tool, or fails to."""
 
@@ -317,6 +372,23 @@ async def test_calls_at_once_to_a_server_that_says_nothing_are_not_made(
     assert not server._users._open
 
 
+async def test_a_call_that_waited_for_a_session_until_the_limit_was_not_made() -> None:
+    """It says so, also where the limit of all tools is the shorter one."""
+    options = MCPServerOptions(name="issues", command="x", trust_level="trusted", timeout=0.05)
+    server = MCPServer(options)
+    server._list_all([types.Tool(name="pay", input_schema={})])
+    server._shared = MCPConnection(options, server._list_all)  # and never up
+    box = Toolbox(Scripted(), 0.05)
+    box.load([server])
+    context: Any = context_of(ADA)
+    result = await box.call(ToolCall("1", "issues-pay", "{}", "issues", False), context)
+    assert isinstance(result, ToolOutput)
+    assert (result.output, result.unknown) == (
+        "Error: issues cannot be reached: there is no session. Nothing was done.",
+        False,
+    )
+
+
 async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(
     issues: MCPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +419,16 @@ async def test_what_was_not_called_was_not_done(
     assert not called.value.unknown
     with pytest.raises(ToolFailed, match="issues cannot be reached: "):
         await issues.connect(Context("ada"))
+
+
+def test_a_listing_that_is_the_same_as_the_last_one_is_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are listed whenever one could have changed: thousands of them would hold up all requests."""
+    files = lister()
+    before = files.listing([listed("drop", read_only=False)], None)
+    monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
+    assert files.listing([listed("drop", read_only=False)], before) is before
 
 
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:

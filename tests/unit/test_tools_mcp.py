@@ -21,9 +21,10 @@ from mcp.client.streamable_http import StreamableHTTPTransport
 from mcp.server.mcpserver import Context as SDKContext
 from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.shared._context_streams import create_context_streams
+from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
@@ -36,7 +37,15 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.mcp_connection import FIRST_PAUSE, MCPConnection
 from tealagents.tools.mcp_results import result_text
-from tealagents.tools.mcp_transport import GET_PAUSE, BearerToken, ReportingClient
+from tealagents.tools.mcp_transport import (
+    NOT_SENT,
+    OUTCOME_UNKNOWN,
+    REFUSED,
+    SESSION_LOST,
+    UNAUTHORIZED,
+    BearerToken,
+    ReportingClient,
+)
 from tealagents.tools.options import MCPServerOptions
 
 #: seconds that something outside of this process is given to happen
@@ -320,7 +329,8 @@ async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     """Past `request_timeout` the outcome is unknown, and the server is notified that the call is canceled."""
     async with opened(**odd(tmp_path), **TRUSTED, request_timeout=0.3) as server:
         # with the wait for a session: the limit from outside comes last, or what is known would be lost
-        assert by_name(server)["odd-slow"].spec.timeout == 0.3 + 30 + 1
+        spec = by_name(server)["odd-slow"].spec
+        assert (spec.timeout, spec.waits) == (0.3, 30 + 1)
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
             await call(server, "slow")
         await eventually(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
@@ -641,6 +651,30 @@ async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(an
     assert calls == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (-32603, "Unexpected content type: image/png. This tool reads text only."),
+        (-32602, "Failed to parse JSON response: it is XML"),
+        (-32603, "Server returned an error response: 409, the name is taken"),
+        (-32600, "It is not a request"),
+    ],
+)
+def test_an_error_of_the_servers_own_is_a_failure_whatever_its_words(code: int, message: str) -> None:
+    """Though the SDK begins its own errors like this: the server has answered, so nothing is unknown."""
+    failure = MCPServer(MCPServerOptions(name="web", command="x"))._failure(MCPError(code, message))
+    assert (str(failure), isinstance(failure, ToolFailed) and failure.unknown) == (f"web: {message}", False)
+
+
+@pytest.mark.parametrize(
+    "code", [-32603, -32700, NOT_SENT, OUTCOME_UNKNOWN, REFUSED, UNAUTHORIZED, SESSION_LOST]
+)
+def test_no_message_of_a_server_reaches_the_model_uncut(code: int) -> None:
+    """Megabytes of it would be sent with every call of the model from then on."""
+    error = MCPError(code, "Failed to parse JSON response: " + "x" * 3_000_000)
+    assert len(str(MCPServer(MCPServerOptions(name="web", command="x"))._failure(error))) < 5_000
+
+
 class Broken(httpx2.AsyncByteStream):
     """A body that breaks behind an event."""
 
@@ -656,12 +690,20 @@ class Ending(httpx2.AsyncByteStream):
         yield b"retry: 0\n\n"
 
 
+Answer = httpx2.AsyncByteStream | int | Exception
+
+
 @asynccontextmanager
-async def streaming(body: httpx2.AsyncByteStream, streams: list[str]) -> AsyncIterator[ReportingClient]:
-    """A client of a server each of whose streams has this body; what happens is noted in `streams`."""
+async def streaming(body: Answer, streams: list[Any]) -> AsyncIterator[ReportingClient]:
+    """A client of a server each of whose streams has this body, or that refuses each with this status or
+    error; what happens is noted in `streams`."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         streams.append(request.method)
+        if isinstance(body, Exception):
+            raise body
+        if isinstance(body, int):
+            return httpx2.Response(body, text="not now")
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=body)
 
     options = MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp")
@@ -670,28 +712,103 @@ async def streaming(body: httpx2.AsyncByteStream, streams: list[str]) -> AsyncIt
         yield client
 
 
-@pytest.mark.parametrize("body", [Broken(), Ending()])
-async def test_a_stream_of_notifications_is_opened_again_after_a_pause(
-    monkeypatch: pytest.MonkeyPatch, body: httpx2.AsyncByteStream
-) -> None:
-    """However often it breaks; and the tools are listed, since no one reported what changed in between. How
-    soon it ends is up to the server, how often it is asked for is not."""
-    seen: list[str] = []
+async def listened(monkeypatch: pytest.MonkeyPatch, body: Answer, *, gets: int) -> list[Any]:
+    """What happens until the server has been asked for its notifications so often, or no more."""
+    seen: list[Any] = []
     transport = StreamableHTTPTransport("http://127.0.0.1:1/mcp")
     transport.session_id = "x"
 
     async def pause(seconds: float) -> None:
-        if seconds == GET_PAUSE:
-            seen.append("pause")
-        if seen.count("GET") == 4:
+        if seen.count("GET") == gets:
             transport.session_id = None
+        elif seconds:
+            seen.append(seconds)
 
     monkeypatch.setattr("tealagents.tools.mcp_transport.anyio.sleep", pause)
     monkeypatch.setattr("mcp.client.streamable_http.DEFAULT_RECONNECTION_DELAY_MS", 0)
     writing, reading = create_context_streams[Any](10)
     async with streaming(body, seen) as client, writing, reading:
         await transport.handle_get_stream(client, writing)
-    assert seen == ["pause", "GET", "list"] * 4
+    return seen
+
+
+@pytest.mark.parametrize("body", [Broken(), Ending()])
+async def test_a_stream_of_notifications_is_opened_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, body: httpx2.AsyncByteStream
+) -> None:
+    """However often it breaks; and the tools are listed, since no one reported what changed in between. How
+    soon it ends is up to the server, how often it is asked for is not: ever more seldom."""
+    again: list[Any] = ["GET", "list"]
+    pauses = [each for n in (1, 2, 4, 8, 16, 30, 30) for each in (n, *again)]
+    assert await listened(monkeypatch, body, gets=8) == again + pauses
+
+
+async def test_a_stream_of_notifications_that_stayed_open_is_opened_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pauses are for those that do not."""
+    monkeypatch.setattr("tealagents.tools.mcp_transport.LONGEST_GET_PAUSE", -1.0)
+    assert await listened(monkeypatch, Ending(), gets=3) == ["GET", "list"] * 3
+
+
+@pytest.mark.parametrize("refusal", [503, 502, 401, 409, 429, httpx2.ConnectError("away")])
+async def test_a_stream_of_notifications_that_is_refused_for_now_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, refusal: int | Exception
+) -> None:
+    """However long that takes: the server or its proxy is restarted, or the user's token has expired."""
+    assert await listened(monkeypatch, refusal, gets=5) == ["GET", 1, "GET", 2, "GET", 4, "GET", 8, "GET"]
+
+
+async def test_a_server_without_a_stream_of_notifications_is_asked_for_it_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """405 is no refusal for now. 404 may mean that the session is forgotten: the tools are listed to see."""
+    assert await listened(monkeypatch, 405, gets=5) == ["GET", 1, "GET"]
+    assert await listened(monkeypatch, 404, gets=5) == ["GET", "list", 1, "GET", "list"]
+
+
+async def test_a_session_that_the_server_has_forgotten_is_made_anew_without_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart of the server: its new tools are there before anyone has called an old one."""
+    monkeypatch.setattr("mcp.client.streamable_http.DEFAULT_RECONNECTION_DELAY_MS", 0)
+    monkeypatch.setattr("tealagents.tools.mcp_transport.GET_PAUSE", 0.01)
+    known, names, asked = "first", ["old"], list[str]()
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b": open\n\n"
+        while known == "first":
+            await asyncio.sleep(0.01)
+
+    async def answer(request: Any) -> Response:
+        session = request.headers.get("mcp-session-id", known)
+        if session != known:
+            return Response(status_code=404)
+        if request.method != "POST":
+            return StreamingResponse(stream(), media_type="text/event-stream")
+        message = await request.json()
+        asked.append(message["method"])
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {"listChanged": True}},
+                "serverInfo": {"name": "web", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]},
+        }
+        if message["method"] not in results:
+            return Response(status_code=202 if "id" not in message else 400)
+        result = {"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]}
+        return JSONResponse(result, headers={"mcp-session-id": known})
+
+    app = Starlette(routes=[Route("/mcp", answer, methods=["POST", "GET", "DELETE"])])
+    with served(app) as url:
+        async with opened("web", url=f"{url}/mcp", protocol_version="2025-06-18") as server:
+            # at its start, and once the stream is open
+            await eventually(lambda: asked.count("tools/list") == 2)
+            assert set(by_name(server)) == {"web-old"}
+            known, names = "second", ["new"]
+            await eventually(lambda: set(by_name(server)) == {"web-new"})
 
 
 async def test_a_stream_with_the_answer_of_a_call_breaks_for_the_call(
@@ -831,6 +948,4 @@ def test_users_are_shown_where_a_server_sends_them() -> None:
 
 
 def _elicitation(url: str) -> Any:
-    from mcp.shared.exceptions import MCPError
-
     return MCPError(-32042, "go there", {"elicitations": [{"mode": "url", "url": url}]})

@@ -563,6 +563,20 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
     assert await here.wider(Context(), server, "wider") is None
 
 
+async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(pretender: Pretender) -> None:
+    """Though its refresh token is another: the user is asked for a further scope, and keeps the token."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = SecretStore()
+    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    asked = await here.ask(Context(), server)
+    await here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    pretender.answered = {"access_token": "renewed", "refresh_token": "next"}
+    assert await there.token(Context(), server) == "renewed"
+    assert await here.wider(Context(), server, "granted") is None
+    assert await here.token(Context(), server) == "granted"
+
+
 async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_stored(
     pretender: Pretender,
 ) -> None:

@@ -275,8 +275,8 @@ class Agent:
         """The agent's answer; on a thread it continues from there, without one it is forgotten.
 
         `store` need not be given: the thread's kind decides where the conversation is kept, and what
-        contradicts it is refused. A request that fails leaves the thread as it was: `RequestTimeout` is one
-        that takes longer than `limits.request_timeout_seconds`.
+        contradicts it is refused, as is True without a thread. A request that fails leaves the thread as it
+        was: `RequestTimeout` is one that takes longer than `limits.request_timeout_seconds`.
         """
         answering = self._answering(message, thread, store, user_context, streamed=False)
         stream = AnswerStream(answering)
@@ -305,7 +305,10 @@ class Agent:
         *,
         streamed: bool,
     ) -> AsyncGenerator[Update | AgentAnswer, None]:
-        thread = thread if thread is not None else LocalThread()  # whatever the kind: no one keeps it
+        if thread is None:
+            if store:
+                raise InvalidRequest("store", "is True, but without a thread nothing is kept. Pass a thread")
+            thread = LocalThread()  # whatever the kind: no one keeps it
         while isinstance(thread, WorkflowThread):
             thread = self._main(thread)
         kind = _kind(thread, store)

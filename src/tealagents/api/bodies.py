@@ -6,10 +6,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import islice
 from typing import Annotated, Any, NoReturn
 
 import msgspec
-from pydantic import BaseModel, FailFast, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    FailFast,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from starlette.requests import Request
 from starlette.types import Scope
@@ -20,6 +30,7 @@ from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 
 T = TypeVar("T", bound=BaseModel)
+N = TypeVar("N")
 E = TypeVar("E")
 
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
@@ -42,27 +53,43 @@ VALUES, BYTES_PER_VALUE = 100_000, 20
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
-#: mistakes that a refusal is made of, and elements of the longest list in which all are looked for: each
-#: takes a kilobyte of memory
+#: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
+#: each takes a kilobyte of memory
 MISTAKES = 1000
+#: the context of a validation that looks for the first mistake of each list or object
+_FIRST = "first"
 
 
-class _FirstMistake:
+def _is_searched_in_parts(value: Any, info: ValidationInfo) -> bool:
+    return info.context == _FIRST or len(value) > MISTAKES
+
+
+class _FirstElement:
     """Of a list that is longer than `MISTAKES`, only the first wrong element is reported."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        whole = TypeAdapter(Annotated[source, FailFast()])
+        failing_fast = TypeAdapter(Annotated[source, FailFast()])
 
-        def check(value: Any) -> Any:
-            if isinstance(value, list) and len(value) > MISTAKES:
-                whole.validate_python(value)
-            return value
+        def check(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+            if isinstance(value, list) and _is_searched_in_parts(value, info):
+                return failing_fast.validate_python(value, context=info.context)
+            return inner(value)
 
-        return core_schema.no_info_before_validator_function(check, handler(source))
+        return core_schema.with_info_wrap_validator_function(check, handler(source))
 
 
-#: a list in a body
-Several = Annotated[list[E], _FirstMistake()]
+def _first_entries(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Of an object with more entries than `MISTAKES`, only some of the first wrong ones are reported."""
+    if isinstance(value, dict) and _is_searched_in_parts(value, info):
+        entries = iter(value.items())
+        while part := dict(islice(entries, 10)):
+            inner(part)
+    return inner(value)
+
+
+#: a list in a body, and an object whose names and values are of one kind each
+Several = Annotated[list[E], _FirstElement()]
+Entries = Annotated[dict[N, E], WrapValidator(_first_entries)]
 
 
 class BodyBudget:
@@ -297,12 +324,14 @@ def _check_text(text: str) -> None:
 def validated(kind: type[T], value: Any) -> T:
     """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others."""
     _check_object(value)
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        if (count := error.error_count()) > MISTAKES:
-            raise InvalidRequest("body", f"has {count:,} mistakes") from None
-        raise refusal(error.errors(include_url=False, include_input=False)) from None
+    for context in (None, _FIRST):
+        try:
+            return kind.model_validate(value, context=context)
+        except ValidationError as error:
+            count = error.error_count()
+            if count <= MISTAKES:
+                raise refusal(error.errors(include_url=False, include_input=False)) from None
+    raise InvalidRequest("body", f"has {count:,} mistakes")
 
 
 def string(of: Json, name: str, where: str) -> str:

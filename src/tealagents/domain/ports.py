@@ -250,6 +250,8 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     auth: Json | None = None
     #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
     timeout: float | None = None
+    #: seconds that a call may take besides, before anything is sent: for a session, or the user's token
+    waits: float = 0
     #: what `name` begins with, before a hyphen; empty: what stands before the first one
     plugin: str = ""
 

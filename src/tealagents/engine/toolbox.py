@@ -311,7 +311,7 @@ class Toolbox:
         tool = self.find(call.tool)
         if call.pinned and isinstance(tool, Unlisted):
             try:
-                async with asyncio.timeout(tool.spec.timeout or self._timeout):
+                async with asyncio.timeout(self._limit(tool)):
                     await tool.list_for(context)
             except (ToolFailed, NeedsAuthorization, NeedsOwner):
                 raise
@@ -323,6 +323,10 @@ class Toolbox:
             return self.current().find(call.tool)
         return tool
 
+    def _limit(self, tool: Tool) -> float:
+        """Seconds after which a call may have been made: while it waits, the tool reports that it was not."""
+        return (tool.spec.timeout or self._timeout) + tool.spec.waits
+
     async def _attempt(self, tool: Tool | None, call: ToolCall, context: CallContext) -> str:
         if tool is None:
             listed = ", ".join(sorted(self._tools)[:NAMES_LISTED]) or "none"
@@ -330,7 +334,7 @@ class Toolbox:
         arguments = _arguments(call)
         if not isinstance(arguments, dict):
             raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
-        seconds = tool.spec.timeout or self._timeout
+        seconds = self._limit(tool)
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:

@@ -25,7 +25,14 @@ from weakref import WeakValueDictionary
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    URL_ELICITATION_REQUIRED,
+)
 from pydantic import ValidationError
 
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
@@ -48,14 +55,12 @@ logger = logging.getLogger(__name__)
 MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 #: users whose listings are remembered
 MAX_LISTINGS = 2_000
-#: how the SDK begins its errors for answers over HTTP that it cannot read
-_UNREADABLE = (
-    "Failed to parse JSON response",
-    "Failed to parse SSE message",
-    "Unexpected content type",
-    "server answered a request with 202",
-    "Server returned an error response",
-)
+#: how the SDK begins its errors for answers over HTTP that it cannot read, by code; and one that is whole
+_UNREADABLE = {
+    PARSE_ERROR: ("Failed to parse JSON response: ", "Failed to parse SSE message: "),
+    INVALID_REQUEST: ("Unexpected content type: ", "server answered a request with 202 Accepted"),
+}
+_NO_ERROR = (INTERNAL_ERROR, "Server returned an error response")
 
 
 class MCPServer:
@@ -277,20 +282,20 @@ class MCPServer:
 
     def _failure(self, error: MCPError) -> Exception:
         """An error as the model, or the user, sees it."""
-        name = self.options.name
+        name, message = self.options.name, bounded(error.message, 4_000)
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
             return NeedsAuthorization(name, url)
         if error.code == NOT_SENT:
-            return ToolFailed(f"{name} cannot be reached: {error.message}. Nothing was done.")
+            return ToolFailed(f"{name} cannot be reached: {message}. Nothing was done.")
         if _is_without_answer(error):
             return ToolFailed(
-                f"{name} gave no answer: {error.message}. Whether the call was carried out is unknown; "
+                f"{name} gave no answer: {message}. Whether the call was carried out is unknown; "
                 "find out before it is made again.",
                 unknown=True,
             )
         if error.code in (UNAUTHORIZED, SESSION_LOST):
-            return ToolFailed(f"{name} refused the call: {error.message}. Nothing was done.")
-        return ToolFailed(f"{name}: {bounded(error.message, 4_000)}")
+            return ToolFailed(f"{name} refused the call: {message}. Nothing was done.")
+        return ToolFailed(f"{name}: {message}")
 
 
 class _UserConnections:
@@ -364,7 +369,9 @@ def _is_without_answer(error: MCPError) -> bool:
         return error.message.startswith(("Connection closed", "SSE stream"))
     if error.code == REQUEST_TIMEOUT:
         return error.message.startswith("Request ") and error.message.endswith("timed out")
-    return error.code == OUTCOME_UNKNOWN or error.message.startswith(_UNREADABLE)
+    if error.code == OUTCOME_UNKNOWN or (error.code, error.message) == _NO_ERROR:
+        return True
+    return error.message.startswith(_UNREADABLE.get(error.code, ()))
 
 
 def _elicited(error: MCPError) -> str | None:

@@ -52,6 +52,8 @@ class UnlistedTool(MCPTool):
 class Listing(NamedTuple):
     """What a server has listed, for all users or for one."""
 
+    #: as the server lists it
+    listed: Sequence[types.Tool]
     #: the server's own names, by ours
     functions: Mapping[str, str]
     tools: tuple[Tool, ...]
@@ -71,6 +73,8 @@ class Lister:
 
     def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
         """The tools of a listing; `before` itself where they are the same."""
+        if before is not None and before.listed == listed:
+            return before  # most are: to make thousands of tools would hold up all requests
         functions = [tool.name for tool in listed]
         names = tool_names(self._options.name, functions)
         tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
@@ -78,7 +82,7 @@ class Lister:
             if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
                 return before
             self._warn_of_loosened(before, tools)
-        return Listing(dict(zip(names, functions, strict=True)), tools)
+        return Listing(listed, dict(zip(names, functions, strict=True)), tools)
 
     def unlisted(self, name: str, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool | None:
         """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
@@ -145,14 +149,10 @@ class Lister:
             parameters=parameters,
             governance=governance,
             auth=self._auth(),
-            timeout=self._timeout(),
+            timeout=self._options.request_timeout,
+            waits=self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
         )
-
-    def _timeout(self) -> float | None:
-        """Longer than a call with the wait for a session: a call that was not made is reported as such."""
-        seconds = self._options.request_timeout
-        return None if seconds is None else seconds + self._options.timeout + 1
 
     def _auth(self) -> Json | None:
         if not self._options.auth_server:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,8 +47,11 @@ MAX_MARKS = 500_000
 MAX_REASON = 2_000
 #: seconds for which what a process that has ended wrote last is waited for
 LAST_WORDS_SECONDS = 1.0
-#: seconds before a GET opens a stream, besides those that the server asks for: it may end each at once
-GET_PAUSE = 1.0
+#: seconds before a GET opens a stream again, besides those that the server asks for: it may end each at once;
+#: and the most of them, for a stream of notifications that does not stay open
+GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
+#: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
+_PASSING = frozenset({401, 408, 409, 425, 429})
 _GUARD = Path(__file__).with_name("process_guard.py")
 
 
@@ -65,7 +69,8 @@ class BearerToken:
 async def http_transport(
     options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]
 ) -> AsyncGenerator[TransportStreams]:
-    """`listening` is called each time the stream of the server's notifications has been opened."""
+    """`listening` is called each time the stream of the server's notifications has been opened, or refused to
+    a session that is forgotten: the tools are to be listed, for what was not reported."""
     url = options.url or ""
     async with (
         ReportingClient(options, bearer, listening) as client,
@@ -96,28 +101,50 @@ class ReportingClient(BoundedClient):
         self._listening = listening
         #: the SDK's tasks that have sent a message; a GET of theirs resumes its answer
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
+        #: seconds before the stream of notifications is opened next, and when it was last
+        self._pause = self._opened = 0.0
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         listens = self._listens(request)
-        if request.method == "GET":
+        if listens:
+            await self._rest()
+        elif request.method == "GET":
             await anyio.sleep(GET_PAUSE)
         if self._bearer.token is not None:
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
         try:
             response = await super().send(request, stream=True, **options)
             if _is_stream(response):
-                # the SDK gives notifications up after two streams that broke, however far apart
                 response.stream = _Sparse(response.stream, break_is_end=listens)
-                if listens:
-                    self._listening()
             else:
                 # read here, so that an answer that is refused midway is reported as well
                 _check_marks(_marks(await response.aread()))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
-            return _reported(request, NOT_SENT, _reason(error))
+            return _ended(request) if listens else _reported(request, NOT_SENT, _reason(error))
         except (httpx2.TransportError, httpx2.StreamError) as error:
-            return _reported(request, OUTCOME_UNKNOWN, _reason(error))
+            return _ended(request) if listens else _reported(request, OUTCOME_UNKNOWN, _reason(error))
+        if listens:
+            return self._notifications(request, response)
         return _refused(request, response) if response.status_code >= 400 else response
+
+    def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        """The SDK gives notifications up after two streams that broke or were refused, however far apart.
+
+        What is refused for now is shown to it as a stream that has ended.
+        """
+        if response.status_code in _PASSING or response.status_code >= 500:
+            return _ended(request)
+        if _is_stream(response) or _is_lost_session(response.status_code, response.text):
+            self._listening()
+        return response
+
+    async def _rest(self) -> None:
+        """A pause before the stream of notifications is opened, which doubles while it does not stay open."""
+        if time.monotonic() - self._opened > LONGEST_GET_PAUSE:
+            self._pause = 0.0
+        await anyio.sleep(self._pause)
+        self._pause = min(self._pause * 2 or GET_PAUSE, LONGEST_GET_PAUSE)
+        self._opened = time.monotonic()
 
     def _listens(self, request: httpx2.Request) -> bool:
         """Whether the request is for the server's notifications: the task that reads them sends nothing."""
@@ -190,6 +217,11 @@ def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Respo
 def _is_lost_session(status: int, body: str) -> bool:
     """404 as the specification says; 400 as widespread servers do it."""
     return status == 404 or (status == 400 and "session" in body.lower())
+
+
+def _ended(request: httpx2.Request) -> httpx2.Response:
+    """A stream that has ended, which is opened again."""
+    return httpx2.Response(200, headers={"content-type": "text/event-stream"}, request=request)
 
 
 def _reported(request: httpx2.Request, code: int, message: str, **data: str) -> httpx2.Response:

@@ -61,6 +61,8 @@ class _Grant(Struct, frozen=True, kw_only=True):
     refresh_token: str
     #: what the user was asked for
     scopes: tuple[str, ...] = ()
+    #: the consent that it comes from, whose refresh tokens replace one another
+    consent: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class _Access:
     token: str
     expires_at: float
     scopes: tuple[str, ...]
-    #: `_mark` of its grant
-    grant: str
+    #: that of its grant
+    consent: str
 
 
 class Consents:
@@ -141,7 +143,7 @@ class Consents:
         access = self._access.get(key)
         if access is not None and access.token == token:
             grant = self._usable(await self._stored(key[0], server), server)
-            if grant is None or _mark(grant) == access.grant:
+            if grant is None or grant.consent == access.consent:
                 return None
             # a user may grant less than was asked for, and all of it later: the scopes are the same then.
             # Fewer are of an older grant: nothing is stored of one without a refresh token
@@ -203,7 +205,7 @@ class Consents:
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes, _mark(grant))
+        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes, grant.consent)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
@@ -323,6 +325,7 @@ class Consents:
             refresh_token=answer.get("refresh_token") or "",
             # where none were asked for, the answer names those granted (RFC 6749, 3.3)
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
+            consent=secrets.token_urlsafe(8),
         )
         await self._keep(pending.user_key, pending.server_key, answer, grant)
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
@@ -331,11 +334,6 @@ class Consents:
     async def refuse(self, state: str) -> None:
         """The browser came back without a code: the user said no. The state is used up."""
         await self._pending.take(state)
-
-
-def _mark(grant: _Grant) -> str:
-    """Tells a grant from others; the refresh token itself is kept in the encrypted store alone."""
-    return hashlib.sha256(repr((grant.refresh_token, sorted(grant.scopes))).encode()).hexdigest()
 
 
 def owner_key(context: ToolContext) -> str:

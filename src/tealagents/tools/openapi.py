@@ -102,7 +102,8 @@ class OpenAPITool:
             description=bounded(description, MAX_DESCRIPTION),
             parameters=operation.schema,
             governance=Governance(),
-            timeout=service.options.timeout + TOKEN_SECONDS,
+            timeout=service.options.timeout,
+            waits=TOKEN_SECONDS,
             plugin=plugin_of(service.options.plugin_name),
         )
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.schema_form import LISTS, MAPS, SINGLE, with_items
+from tealagents.tools.schema_form import LISTS, MAPS, SINGLE, sound, target_of, with_items, without_booleans
 
 #: characters of the definitions that one tool may bring along; those beyond it become "any value"
 MAX_DEFINITIONS = 60_000
@@ -20,12 +20,6 @@ MAX_REFERENCES = 32
 #: characters of an example that is shown
 MAX_EXAMPLE = 200
 
-#: what the value of a keyword is; one that is something else says nothing, and model services refuse it
-_SHAPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys((*LISTS, "enum", "required"), list),
-    **dict.fromkeys(MAPS, dict),
-    "type": (str, list),
-}
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
@@ -60,14 +54,10 @@ def pointed_at(document: Json, reference: str, where: str) -> Any:
         raise ToolsetError(
             f"{where}: the reference {reference!r} leads out of the document. Bundle it into one document."
         )
-    target: Any = document
-    for part in [unquote(part) for part in reference[1:].split("/")[1:]]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        try:
-            target = target[int(key)] if isinstance(target, list) else target[key]
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise ToolsetError(f"{where}: the reference {reference!r} leads nowhere.") from error
-    return target
+    try:
+        return target_of(document, reference)
+    except LookupError as error:
+        raise ToolsetError(f"{where}: the reference {reference!r} leads nowhere.") from error
 
 
 class Schemas:
@@ -90,15 +80,14 @@ class Schemas:
             return {} if schema else {"not": {}}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
-        schema = _sound(schema)
+        schema = sound(schema)
         result: Json = {}
         for key, value in schema.items():
             if key in _DROPPED or key.startswith("x-"):
                 continue
             result[key] = self._member(key, value)
-        result = with_items(result)
+        result = without_booleans(with_items(result))
         self._leave_out_read_only(schema, result)
-        _without_booleans(result)
         example = json.dumps(schema["example"], default=str) if "example" in schema else ""
         if 0 < len(example) <= MAX_EXAMPLE:
             result["examples"] = [schema["example"]]
@@ -189,7 +178,7 @@ class Schemas:
             return self._file(pointed_at(self._document, reference, self._where), (*seen, reference))
         if schema.get("format") == "binary" or "contentMediaType" in schema:
             return dict(FILE)
-        schema = _sound(schema)
+        schema = sound(schema)
         item = self._file(schema.get("items"), seen)
         if item is not None:
             return {"type": "array", "items": item}
@@ -206,7 +195,7 @@ class Schemas:
                 return None
             target = pointed_at(self._document, reference, self._where)
             return self._fields(target, (*seen, reference))
-        schema = _sound(schema)
+        schema = sound(schema)
         kind = schema.get("type", "object")
         if any(key in schema for key in ("oneOf", "anyOf", "not", "if")) or "object" not in (
             [kind] if isinstance(kind, str) else kind
@@ -240,15 +229,6 @@ class Schemas:
         return self._converted[name]
 
 
-def _sound(schema: Json) -> Json:
-    """The keywords whose values are of their shape."""
-    sound = {key: value for key, value in schema.items() if isinstance(value, _SHAPES.get(key, object))}
-    if isinstance(kinds := sound.get("type"), list):
-        # YAML reads a `null` without quotes as a value
-        sound["type"] = ["null" if kind is None else kind for kind in kinds]
-    return sound
-
-
 def _is_read_only(schema: Any) -> bool:
     return isinstance(schema, dict) and schema.get("readOnly") is True
 
@@ -261,15 +241,6 @@ def _references(schema: Any) -> list[str]:
     if isinstance(schema, list):
         return [name for value in schema for name in _references(value)]
     return []
-
-
-def _without_booleans(schema: Json) -> None:
-    """OpenAPI 3.0 says `exclusiveMinimum: true` beside the minimum, JSON Schema the bound itself."""
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(schema.get(exclusive), bool):
-            strict = schema.pop(exclusive)
-            if strict and bound in schema:
-                schema[exclusive] = schema.pop(bound)
 
 
 def _nullable(schema: Json) -> Json:

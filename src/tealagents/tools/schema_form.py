@@ -1,17 +1,54 @@
 """JSON Schema as model services take it: one tool's schema that they refuse fails every request."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 
 #: keywords whose values are lists of schemas, schemas by name, and schemas
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAPS = ("properties", "patternProperties", "dependentSchemas")
-SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+SINGLE = (
+    *("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
 _DEFINITIONS = ("$defs", "definitions")
+_NAMED = (*MAPS, *_DEFINITIONS)
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf")
 #: what the root of a tool's schema must not have
 _REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
+#: keywords of texts and of flags; bounds
+_TEXTS = (
+    *("$ref", "$comment", "title", "description", "pattern", "format"),
+    *("contentEncoding", "contentMediaType"),
+)
+_FLAGS = ("uniqueItems", "deprecated", "readOnly", "writeOnly")
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_COUNTS = tuple(
+    f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")
+)
+#: what the value of a keyword is; one that is something else says nothing, and model services refuse it
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys((*LISTS, "enum", "required", "examples"), (list,)),
+    **dict.fromkeys((*_NAMED, "dependencies", "dependentRequired"), (dict,)),
+    **dict.fromkeys(SINGLE, (dict, bool)),
+    **dict.fromkeys(_TEXTS, (str,)),
+    **dict.fromkeys(_FLAGS, (bool,)),
+    **dict.fromkeys(_COUNTS, (int,)),
+    **dict.fromkeys((*_EXCLUSIVE.values(), "multipleOf"), (int, float)),
+    **dict.fromkeys(_EXCLUSIVE, (int, float, bool)),
+    "type": (str, list),
+}
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+#: keywords of which null is a value
+_NULLABLE = ("const", "default")
+#: what names a schema, or refers to a name: references are followed by their path alone; of earlier drafts
+_DROPPED = frozenset(
+    {"$schema", "$vocabulary", "$id", "$anchor", "$dynamicAnchor", "$dynamicRef"}
+    | {"$recursiveAnchor", "$recursiveRef", "additionalItems"}
+)
 #: parts of a schema that are searched for fields, and different descriptions that are kept of one field
 _MOST_PARTS, _MOST_DESCRIPTIONS = 100, 32
 
@@ -20,7 +57,8 @@ def as_parameters(schema: Json) -> Json:
     """The schema of an MCP tool as an object with properties, which lets more through than the server does.
 
     The fields of what may be chosen at the root become optional ones; one that the choices describe in
-    different ways may be any of these. Nulls, which some servers write for what they leave out, are left out.
+    different ways may be any of these. What is no JSON Schema is left out: nulls, which some servers write
+    for what they leave out, and references that lead nowhere.
     """
     described: dict[str, list[Any]] = {}
     needed: dict[str, None] = {}
@@ -31,7 +69,7 @@ def as_parameters(schema: Json) -> Json:
             if len(ones) <= _MOST_DESCRIPTIONS and one not in ones:
                 ones.append(one)
         if whole:
-            needed |= {name: None for name in _listed(part.get("required")) if isinstance(name, str)}
+            needed |= dict.fromkeys(_texts(_listed(part.get("required"))))
         for key in (*_COMPOSITIONS, "then", "else"):
             for branch in _listed(part.get(key)) or [part.get(key)]:
                 if len(parts) == _MOST_PARTS:
@@ -40,10 +78,11 @@ def as_parameters(schema: Json) -> Json:
                     # what all of them require is required; what is chosen may be another
                     parts.append((found, whole and key == "allOf"))
     fields = {name: _either(ones) for name, ones in described.items()} | _object(schema.get("properties"))
-    kept = {key: value for key, value in schema.items() if key not in _REFUSED and value is not None}
+    kept = {key: value for key, value in schema.items() if key not in _REFUSED}
     required = {"required": list(needed)} if needed else {}
-    parameters: Json = _with_items_throughout(kept | {"type": "object", "properties": fields} | required)
-    return parameters
+    parameters = _throughout(kept | {"type": "object", "properties": fields} | required, _valid)
+    made: Json = _throughout(parameters, partial(_without_dangling, root=parameters))
+    return made
 
 
 def _either(ones: list[Any]) -> Any:
@@ -59,18 +98,91 @@ def with_items(schema: Json) -> Json:
     return {**schema, "items": {}} if is_array and not {"items", "prefixItems"} & schema.keys() else schema
 
 
-def _with_items_throughout(schema: Any) -> Any:
+def sound(schema: Json) -> Json:
+    """The keywords whose values are of their kind."""
+    kept = {key: value for key, value in schema.items() if key not in _KINDS or type(value) in _KINDS[key]}
+    if isinstance(kinds := kept.get("type"), list):
+        # YAML reads a `null` without quotes as a value
+        kept["type"] = ["null" if kind is None else kind for kind in kinds]
+    return kept
+
+
+def without_booleans(schema: Json) -> Json:
+    """Earlier drafts say `exclusiveMinimum: true` beside the minimum, JSON Schema the bound itself."""
+    for exclusive, bound in _EXCLUSIVE.items():
+        if isinstance(schema.get(exclusive), bool):
+            kept = {key: value for key, value in schema.items() if key != exclusive}
+            if schema[exclusive] and bound in kept:
+                kept[exclusive] = kept.pop(bound)
+            schema = kept
+    return schema
+
+
+def target_of(document: Any, reference: str) -> Any:
+    """What a reference within a document stands for (RFC 6901); `LookupError` where it leads nowhere."""
+    place, *parts = reference.split("/")
+    if place != "#":
+        raise LookupError(reference)
+    for part in parts:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        try:
+            document = document[int(key)] if isinstance(document, list) else document[key]
+        except (ValueError, TypeError) as error:
+            raise LookupError(reference) from error
+    return document
+
+
+def _throughout(schema: Any, change: Callable[[Json], Json]) -> Any:
+    """The schema with all schemas within it changed, from the outside in."""
     if not isinstance(schema, dict):
         return schema
-    return with_items({key: _member(key, value) for key, value in schema.items()})
+    return {key: _member(key, value, change) for key, value in change(schema).items()}
 
 
-def _member(key: str, value: Any) -> Any:
-    if key in LISTS and isinstance(value, list):
-        return [_with_items_throughout(one) for one in value]
-    if key in (*MAPS, *_DEFINITIONS) and isinstance(value, dict):
-        return {name: _with_items_throughout(one) for name, one in value.items()}
-    return _with_items_throughout(value) if key in SINGLE else value
+def _member(key: str, value: Any, change: Callable[[Json], Json]) -> Any:
+    if key in LISTS:
+        return [_throughout(one, change) for one in value]
+    if key in _NAMED:
+        return {name: _throughout(one, change) for name, one in value.items()}
+    return _throughout(value, change) if key in SINGLE else value
+
+
+def _valid(schema: Json) -> Json:
+    """What of a schema is JSON Schema (2020-12), with what earlier drafts say in its words."""
+    if isinstance(several := schema.get("items"), list):
+        schema = {**schema, "prefixItems": several, "items": schema.get("additionalItems", {})}
+    kept = without_booleans(sound(schema))
+    for key in kept.keys() & _CLEANED.keys():
+        kept[key] = _CLEANED[key](kept[key])
+    return with_items({key: value for key, value in kept.items() if value is not None or key in _NULLABLE})
+
+
+def _schemas(value: list[Any]) -> list[Any] | None:
+    return [one for one in value if isinstance(one, dict | bool)] or None
+
+
+def _named_schemas(value: Json) -> Json:
+    return {name: one for name, one in value.items() if isinstance(one, dict | bool)}
+
+
+def _dependent(value: Json) -> Json:
+    return {name: _texts(one) for name, one in value.items() if isinstance(one, list)}
+
+
+def _types(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value in _TYPES else None
+    return [kind for kind in _texts(value) if kind in _TYPES] or None
+
+
+def _without_dangling(schema: Json, root: Json) -> Json:
+    if "$ref" not in schema:
+        return schema
+    try:
+        leads = isinstance(target_of(root, schema["$ref"]), dict | bool)
+    except LookupError:
+        leads = False
+    return schema if leads else {key: value for key, value in schema.items() if key != "$ref"}
 
 
 def _target(schema: Json, branch: Any) -> Any:
@@ -87,5 +199,23 @@ def _object(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
 
+def _texts(value: list[Any]) -> list[str]:
+    return list(dict.fromkeys(one for one in value if isinstance(one, str)))
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+#: what of a keyword's value is valid; None where nothing is
+_CLEANED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(LISTS, _schemas),
+    **dict.fromkeys(_NAMED, _named_schemas),
+    **dict.fromkeys(("dependencies", "dependentRequired"), _dependent),
+    **dict.fromkeys(_COUNTS, lambda value: value if value >= 0 else None),
+    **dict.fromkeys(_DROPPED, lambda _: None),
+    "multipleOf": lambda value: value if value > 0 else None,
+    "enum": lambda value: value or None,
+    "required": _texts,
+    "type": _types,
+}

@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.api.bodies import Several
+from tealagents.api.bodies import Entries, Several
 from tealagents.api.items import image_problem
 from tealagents.api.v1alpha1.schemas import Accepted, Uuid
 from tealagents.domain.depth import LARGEST_INTEGER, SMALLEST_INTEGER
@@ -125,7 +125,7 @@ class UserMessage(Accepted):
     session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
     task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
     items: Several[ItemIn] = Field(min_length=1, description="The message as a list of items")
-    user_context: dict[str, Text] | None = Field(
+    user_context: Entries[str, Text] | None = Field(
         None,
         description="Sent to the model in this request only; up to 64 KB of JSON",
         examples=[{"timezone": "UTC"}],
