@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, calls, noting, process, says
@@ -13,6 +14,8 @@ from tealagents.domain.ports import ToolContext
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.exporting import export
+from tealagents.testing.clock import advance
+from tealagents.unwinding import UNWIND_SECONDS
 
 
 def returned(recorded: list[Recorded]) -> ToolReturned:
@@ -109,6 +112,34 @@ async def test_a_canceled_tool_lets_go_before_its_request_has_ended() -> None:
         assert ended.is_set()
         assert request.status == "Canceled"
         assert len(here.model.calls) == 1
+
+
+async def test_a_tool_that_ignores_that_its_time_is_up_is_left_behind_and_the_model_informed() -> None:
+    """It costs a request the tool's own time, not the request's. covers: HITL-1"""
+    called, heard, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def lingers(_: Json) -> str:
+        while not released.is_set():
+            called.set()
+            with suppress(asyncio.CancelledError):
+                await released.wait()
+            heard.set()
+        return "too late"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", lingers, timeout=5)) as here:
+        asking = asyncio.ensure_future(here.ask(streamed=True))
+        await called.wait()
+        advance(asyncio.get_running_loop(), 5)
+        await heard.wait()
+        await asyncio.sleep(0)
+        advance(asyncio.get_running_loop(), UNWIND_SECONDS)
+        ended, _ = await asyncio.wait({asking}, timeout=30)
+        released.set()
+        assert ended
+        request = await asking
+        assert request.status == "Completed"
+        assert "gave no result within 5 seconds" in returned(await here.followed(request.request_id)).output
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
