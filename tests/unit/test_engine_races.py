@@ -486,6 +486,51 @@ async def test_a_newer_message_ends_no_pause_that_it_meets_elsewhere(
         assert (await there.ask("newer", sent.request.task_id, supersede=True)).status == "Completed"
 
 
+@pytest.mark.parametrize("concurrency", ["interrupt", "rollback"])
+async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_is_approved(
+    monkeypatch: pytest.MonkeyPatch, concurrency: Any
+) -> None:
+    """It pauses while another replica asks it to give way: that message is refused, the pause stays, and the
+    approval holds. covers: HITL-1"""
+    store, gate, end = shared(), asyncio.Event(), asyncio.Event()
+    asks, ran = calls(DELETE), list[Json]()
+
+    async def pauses(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await gate.wait()
+        async for event in asks(call):
+            yield event
+
+    model = Scripted(pauses, waits(end, "done"))
+    async with (
+        process(store, model, noting(ran, governed=True), concurrency=concurrency) as here,
+        process(store, Scripted(says("newer")), concurrency=concurrency) as there,
+    ):
+        sent = await here.send()
+        request_id, signal = sent.request.request_id, there.tasks.peers.signal
+
+        async def late(worker_id: str, word: workers.Word) -> None:
+            gate.set()
+            await eventually(lambda: not here.tasks.begun_here)
+            await signal(worker_id, word)
+
+        monkeypatch.setattr(there.tasks.peers, "signal", late)
+        with pytest.raises(ApprovalPending):
+            await there.ask("newer", sent.request.task_id)
+        resumed = await here.approvals.resume(ADA, request_id, Command(action="approve"), streamed=False)
+        await eventually(lambda: len(model.calls) == 2)
+        # the next word is read with all that have been left before
+        await signal(here.lease.worker_id, workers.Word(request_id=random_id(), actor="mock.ada"))
+        mailbox = keys.signals("Tester", here.lease.worker_id)
+        await eventually(lambda: _is_empty(store, mailbox))
+        end.set()
+        assert (await here.service.outcome(resumed)).status == "Completed"
+        assert len(ran) == 1
+
+
+async def _is_empty(store: MemoryStore, partition: str) -> bool:
+    return not await names(store, partition)
+
+
 async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -> None:
     """Where its process does not answer: its model calls count, and its end is a step of the trace.
     covers: REQUEST-8"""
