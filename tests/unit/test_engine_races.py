@@ -35,6 +35,7 @@ from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
 from tealagents.state.pruning import Departure
 from tealagents.state.records import SystemClock
+from tealagents.state.streams import SPARE_SECONDS
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
 from tealagents.testing.waits import eventually
@@ -594,10 +595,11 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         yield TextDelta("my secret")
         yield ModelDone(finish_reason="tool_calls", tool_calls=(DELETE,))
 
-    store, ran = Between(), list[Json]()
-    async with process(store, Scripted(asks), noting(ran, governed=True)) as here:
+    store, ran, clock = Between(), list[Json](), Ahead()
+    async with process(store, Scripted(asks), noting(ran, governed=True), clock=clock) as here:
         paused = await here.ask(streamed=True)
         assert await names(store, here.partition(), "events/")
+        clock.seconds = SPARE_SECONDS + 60
 
         async def erases() -> None:
             await Departure(here.records, here.eraser, here.tasks.directory, ADA.user).erase()
@@ -609,4 +611,36 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         with pytest.raises(NotFound):
             await here.service.outcome(resumed)
         assert not await names(store, here.partition(), "events/")
+    assert ran == []
+
+
+class Behind(MemoryStore):
+    """Lets something else happen behind the next commit of a task."""
+
+    there: Callable[[], Awaitable[object]] | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        if self.there is not None and writes_a_log(commit):
+            there, self.there = self.there, None
+            await there()
+
+
+async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_call() -> None:
+    """What was approved is not made any more once the request has ended. covers: HITL-1"""
+    store, ran = Behind(), list[Json]()
+    async with process(store, Scripted(calls(DELETE)), noting(ran, governed=True)) as here:
+        paused, other = await here.ask(), Process(store, Scripted())
+
+        async def ends() -> None:
+            head = await other.tasks.here(here.partition(), paused.task_id)
+            assert await other.tasks.end(
+                here.partition(), head, paused.request_id, tasks.INTERRUPTED, "service"
+            )
+
+        store.there = ends
+        resumed = await here.approvals.resume(
+            ADA, paused.request_id, Command(action="approve"), streamed=False
+        )
+        assert (await here.service.outcome(resumed)).status == "Failed"
     assert ran == []

@@ -37,7 +37,7 @@ from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored, no_task
-from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
+from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import (
     SERVICE,
     KeyLife,
@@ -70,8 +70,8 @@ class TaskRules(Struct, frozen=True, kw_only=True):
 
     @property
     def event_seconds(self) -> float:
-        """For which an event is stored: a day behind the latest possible end of its request."""
-        return KEPT_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
+        """For which an event is stored: a day behind the latest possible end of its request, and a while."""
+        return KEPT_SECONDS + SPARE_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
 
 
 class Ending(Struct, frozen=True):
