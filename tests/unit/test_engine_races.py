@@ -25,10 +25,11 @@ from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import Json, TokenUsage, ToolCall
+from tealagents.domain.models import Json, RequestRecord, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine import service
 from tealagents.engine.approvals import Command
+from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
@@ -257,6 +258,27 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
             return (await there.request(sent.request.request_id)).status == "Failed"
 
         await eventually(ended)
+
+
+async def test_an_observer_that_raises_keeps_no_place() -> None:
+    """The request that it should have observed ends, and another one takes its place. covers: TASK-5"""
+
+    class Broken(Observer):
+        def request(self, request: RequestRecord) -> RequestWatch:
+            raise ValueError("no exporter")
+
+    async with process(agent={"observer": Broken()}) as here:
+        sent = await here.send()
+        (carried,) = here.service._carrying
+        with pytest.raises(ValueError, match="no exporter"):
+            await carried
+        assert here.service.load().in_flight == 0
+        request_id = sent.request.request_id
+        await eventually(lambda: _has_ended(here, request_id))
+
+
+async def _has_ended(here: Process, request_id: str) -> bool:
+    return (await here.request(request_id)).status == "Failed"
 
 
 async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(

@@ -110,13 +110,18 @@ class Run:
         if resumption is not None:
             self._recorder.intended(resumption.approved)
             self.stream.publish(*map(ToolCalled, resumption.approved))
-        with self._agent.observer.request(self.request) as watch:
-            await self._to_the_end(resumption)
-            fault = self.outcome.exception()
-            if fault is None:
-                watch.ended(self.outcome.result())
-            elif isinstance(fault, TealError):
-                watch.failed(fault)
+        try:
+            with self._agent.observer.request(self.request) as watch:
+                await self._to_the_end(resumption)
+                fault = self.outcome.exception()
+                if fault is None:
+                    watch.ended(self.outcome.result())
+                elif isinstance(fault, TealError):
+                    watch.failed(fault)
+        finally:  # an observer reports to what its host has set up, which may raise
+            self.stream.stop()
+            if not self.outcome.done():
+                self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
 
     async def _to_the_end(self, resumption: Resumption | None) -> None:
         try:
@@ -131,10 +136,6 @@ class Run:
                 raise
             log.exception("request %s failed inside the service", self.request.request_id)
             await self._fail_last(error)
-        finally:
-            self.stream.stop()
-            if not self.outcome.done():
-                self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
 
     async def _take_turn(self, resumption: Resumption | None) -> None:
         """The turn, and its end. Stopped before it begins, it ends without one."""
