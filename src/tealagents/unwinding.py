@@ -2,13 +2,42 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: seconds that canceled calls get to clean up, before the request continues to its end
 UNWIND_SECONDS = 1.0
+
+
+class Overdue(TimeoutError):
+    """The work took longer than it may."""
+
+
+async def within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+    """What the work returns or raises. `Overdue` where it takes longer; it is canceled then, and left behind
+    where it ignores that."""
+    task = asyncio.ensure_future(_contained(work))
+    try:
+        ended, _ = await asyncio.wait((task,), timeout=seconds)
+    finally:
+        await unwound((task,))
+    if not ended and (task.cancelled() or not task.done()):
+        raise Overdue
+    result = task.result()
+    if isinstance(result, SystemExit):
+        raise result
+    return result
+
+
+async def _contained(work: Callable[[], Awaitable[T]]) -> T | SystemExit:
+    try:
+        return await work()
+    except SystemExit as error:  # a task that raises it stops the event loop
+        return error
 
 
 async def unwound(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -8,6 +8,8 @@ from engine_setup import ADA, Function, Process, Scripted, calls, process, says
 from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import Json, RequestRecord, ToolCall
 from tealagents.engine.approvals import Command
+from tealagents.engine.run import Stop
+from tealagents.state.tasks import CANCELED
 
 BEFORE, WITHIN = False, True
 
@@ -78,6 +80,22 @@ async def test_a_call_that_had_begun_is_named_once_its_request_has_ended(
         if way != "supersede":
             await here.service.cancel(here.partition(), request.request_id, "ada")
         await here.ask("Go on.", request.task_id, supersede=True)
+        assert any(NOTE in part for part in here.model.calls[-1].prompt) is noted
+
+
+@pytest.mark.parametrize(("begun", "noted"), [(BEFORE, False), (WITHIN, True)])
+async def test_an_approved_call_that_was_never_begun_is_not_in_doubt(begun: bool, noted: bool) -> None:
+    """Its request is canceled before it continues: only what the call had done before is unknown."""
+    async with process(None, model(), asking(begun)) as here:
+        request = await here.ask()
+        command = Command(action="approve")
+        sent = await here.approvals.resume(ADA, request.request_id, command, streamed=False)
+        run = here.service.run_of(request.request_id)
+        assert run is not None
+        run.stop(Stop(CANCELED, "ada"))
+        assert (await here.service.outcome(sent)).status == "Canceled"
+        assert await tool_steps(here, request) == ["unknown"] * noted
+        await here.ask("Go on.", request.task_id)
         assert any(NOTE in part for part in here.model.calls[-1].prompt) is noted
 
 

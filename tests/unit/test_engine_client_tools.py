@@ -225,6 +225,26 @@ async def test_a_call_that_wants_consent_waits_until_the_client_has_answered() -
     assert [said for role, said in prompt(model) if role == "tool"] == ["read", "fog", "ok"]
 
 
+@pytest.mark.parametrize("way", ["cancel", "answer and cancel"])
+async def test_a_call_that_waited_for_consent_behind_the_clients_was_not_made(way: str) -> None:
+    """Its request is canceled before its turn: the model is not sent that its outcome is unknown."""
+
+    def read(arguments: Json) -> str:
+        raise NeedsAuthorization("files", "https://login.example", ("read",))
+
+    model = Scripted(calls(ToolCall("c1", "Files-read", "{}"), ToolCall("c2", "weather", "{}")), says("on"))
+    async with process(None, model, Function("Files-read", read)) as here:
+        request = await paused_for(here)
+        if way == "answer and cancel":
+            request = await resumed(here, request, decisions=(CallDecision("c2", output="fog"),))
+        await here.service.cancel(here.partition(), request.request_id, "ada")
+        head = (await here.tasks.head(here.partition(), request.task_id)).value
+        steps, _ = await here.tasks.history.steps(here.partition(), request.task_id, head.tail_seq, limit=50)
+        assert [step.name for step in steps if step.kind == "tool"] == []
+        await here.ask("Go on.", request.task_id)
+        assert not any(b"Files-read" in part for part in model.calls[-1].prompt)
+
+
 async def test_a_call_that_had_begun_waits_for_its_user_behind_the_clients() -> None:
     """What it did before it wanted consent is not repeated unasked, in no process. covers: HITL-1"""
     sent: list[str] = []

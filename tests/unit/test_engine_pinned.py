@@ -231,6 +231,23 @@ async def test_a_tool_that_was_listed_only_after_its_approval_is_shown_as_it_is_
         assert ran == [{}]
 
 
+async def test_the_trace_counts_the_tools_that_the_call_was_sent() -> None:
+    """A tool has made a server list another one in the midst of the turn."""
+    server = Relisting(noting([]))
+
+    def looks(_: Json) -> str:
+        server.serve(server.tool)
+        return "There is more."
+
+    model = Scripted(calls(ToolCall("c1", "Shell-look", "{}")), says("Done."))
+    async with process(None, model) as here:
+        here.service.agent.toolbox.load([Tools(Function("Shell-look", looks)), server])
+        request = await here.ask()
+        head = (await here.tasks.head(here.partition(), request.task_id)).value
+        steps, _ = await here.tasks.history.steps(here.partition(), request.task_id, head.tail_seq, limit=50)
+        assert [step.input and step.input["tools"] for step in steps if step.kind == "model"] == [1, 2]
+
+
 class Broken(StandIn):
     """The same for a server whose listing breaks the rules."""
 

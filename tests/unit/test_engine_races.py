@@ -25,16 +25,18 @@ from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import Json, TokenUsage, ToolCall
+from tealagents.domain.models import Json, RequestRecord, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine import service
 from tealagents.engine.approvals import Command
+from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
 from tealagents.state.pruning import Departure
 from tealagents.state.records import SystemClock
+from tealagents.state.streams import SPARE_SECONDS
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
 from tealagents.testing.waits import eventually
@@ -256,6 +258,27 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
             return (await there.request(sent.request.request_id)).status == "Failed"
 
         await eventually(ended)
+
+
+async def test_an_observer_that_raises_keeps_no_place() -> None:
+    """The request that it should have observed ends, and another one takes its place. covers: TASK-5"""
+
+    class Broken(Observer):
+        def request(self, request: RequestRecord) -> RequestWatch:
+            raise ValueError("no exporter")
+
+    async with process(agent={"observer": Broken()}) as here:
+        sent = await here.send()
+        (carried,) = here.service._carrying
+        with pytest.raises(ValueError, match="no exporter"):
+            await carried
+        assert here.service.load().in_flight == 0
+        request_id = sent.request.request_id
+        await eventually(lambda: _has_ended(here, request_id))
+
+
+async def _has_ended(here: Process, request_id: str) -> bool:
+    return (await here.request(request_id)).status == "Failed"
 
 
 async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(
@@ -486,6 +509,51 @@ async def test_a_newer_message_ends_no_pause_that_it_meets_elsewhere(
         assert (await there.ask("newer", sent.request.task_id, supersede=True)).status == "Completed"
 
 
+@pytest.mark.parametrize("concurrency", ["interrupt", "rollback"])
+async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_is_approved(
+    monkeypatch: pytest.MonkeyPatch, concurrency: Any
+) -> None:
+    """It pauses while another replica asks it to give way: that message is refused, the pause stays, and the
+    approval holds. covers: HITL-1"""
+    store, gate, end = shared(), asyncio.Event(), asyncio.Event()
+    asks, ran = calls(DELETE), list[Json]()
+
+    async def pauses(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await gate.wait()
+        async for event in asks(call):
+            yield event
+
+    model = Scripted(pauses, waits(end, "done"))
+    async with (
+        process(store, model, noting(ran, governed=True), concurrency=concurrency) as here,
+        process(store, Scripted(says("newer")), concurrency=concurrency) as there,
+    ):
+        sent = await here.send()
+        request_id, signal = sent.request.request_id, there.tasks.peers.signal
+
+        async def late(worker_id: str, word: workers.Word) -> None:
+            gate.set()
+            await eventually(lambda: not here.tasks.begun_here)
+            await signal(worker_id, word)
+
+        monkeypatch.setattr(there.tasks.peers, "signal", late)
+        with pytest.raises(ApprovalPending):
+            await there.ask("newer", sent.request.task_id)
+        resumed = await here.approvals.resume(ADA, request_id, Command(action="approve"), streamed=False)
+        await eventually(lambda: len(model.calls) == 2)
+        # the next word is read with all that have been left before
+        await signal(here.lease.worker_id, workers.Word(request_id=random_id(), actor="mock.ada"))
+        mailbox = keys.signals("Tester", here.lease.worker_id)
+        await eventually(lambda: _is_empty(store, mailbox))
+        end.set()
+        assert (await here.service.outcome(resumed)).status == "Completed"
+        assert len(ran) == 1
+
+
+async def _is_empty(store: MemoryStore, partition: str) -> bool:
+    return not await names(store, partition)
+
+
 async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -> None:
     """Where its process does not answer: its model calls count, and its end is a step of the trace.
     covers: REQUEST-8"""
@@ -549,10 +617,11 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         yield TextDelta("my secret")
         yield ModelDone(finish_reason="tool_calls", tool_calls=(DELETE,))
 
-    store, ran = Between(), list[Json]()
-    async with process(store, Scripted(asks), noting(ran, governed=True)) as here:
+    store, ran, clock = Between(), list[Json](), Ahead()
+    async with process(store, Scripted(asks), noting(ran, governed=True), clock=clock) as here:
         paused = await here.ask(streamed=True)
         assert await names(store, here.partition(), "events/")
+        clock.seconds = SPARE_SECONDS + 60
 
         async def erases() -> None:
             await Departure(here.records, here.eraser, here.tasks.directory, ADA.user).erase()
@@ -564,4 +633,36 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         with pytest.raises(NotFound):
             await here.service.outcome(resumed)
         assert not await names(store, here.partition(), "events/")
+    assert ran == []
+
+
+class Behind(MemoryStore):
+    """Lets something else happen behind the next commit of a task."""
+
+    there: Callable[[], Awaitable[object]] | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        if self.there is not None and writes_a_log(commit):
+            there, self.there = self.there, None
+            await there()
+
+
+async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_call() -> None:
+    """What was approved is not made any more once the request has ended. covers: HITL-1"""
+    store, ran = Behind(), list[Json]()
+    async with process(store, Scripted(calls(DELETE)), noting(ran, governed=True)) as here:
+        paused, other = await here.ask(), Process(store, Scripted())
+
+        async def ends() -> None:
+            head = await other.tasks.here(here.partition(), paused.task_id)
+            assert await other.tasks.end(
+                here.partition(), head, paused.request_id, tasks.INTERRUPTED, "service"
+            )
+
+        store.there = ends
+        resumed = await here.approvals.resume(
+            ADA, paused.request_id, Command(action="approve"), streamed=False
+        )
+        assert (await here.service.outcome(resumed)).status == "Failed"
     assert ran == []

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from engine_setup import ADA, Faulty, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Faulty, Function, Process, Scripted, calls, noting, process, says
 from executed_lines import lines_of
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
@@ -16,6 +16,7 @@ from tealagents.engine.approvals import Command
 from tealagents.state.exporting import export
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.waits import eventually
 
 DELETE, LOOK, AGAIN = (
     ToolCall("c1", "Shell-delete", "{}"),
@@ -158,6 +159,31 @@ async def test_what_a_round_has_returned_is_stored_before_the_model_is_called_ag
         await here.ask()
     assert stored == ["c2", "c3"]
     assert commits == [3]  # the message, the intents, the results
+
+
+async def test_a_round_costs_a_commit_for_each_moment_at_which_calls_return() -> None:
+    """Those that return together are stored together. covers: STATE-3"""
+    store, later = Faulty(MemoryStore()), asyncio.Event()
+
+    def commits() -> int:
+        return sum(any("log/" in key for key in commit.put) for _, commit in store.commits)
+
+    async def waits(_: Json) -> str:
+        await later.wait()
+        return "ok"
+
+    at_once, slow = ("c1", "c2", "c3"), ("c4", "c5")
+    wanted = [
+        *(ToolCall(each, "Shell-look", "{}") for each in at_once),
+        *(ToolCall(each, "Shell-wait", "{}") for each in slow),
+    ]
+    model = Scripted(calls(*wanted), says("done"))
+    async with process(store, model, noting([], "Shell-look"), Function("Shell-wait", waits)) as here:
+        asking = asyncio.ensure_future(here.ask())
+        await eventually(lambda: commits() == 3)  # the message, the intents, the results that are there
+        later.set()
+        await asking
+    assert commits() == 5  # the other results, and the answer
 
 
 async def test_calls_that_share_an_id_are_renamed_without_trying_each_number_again() -> None:

@@ -27,10 +27,11 @@ from tealagents.bootstrap import AGAIN_SECONDS, background
 from tealagents.domain.errors import CorruptState, NotFound, Overloaded, PersistenceUnavailable, TealError
 from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
-from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
+from tealagents.domain.models import ENDED, Json, Message, MessageBody, RequestRecord, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine.approvals import Command
 from tealagents.engine.run import Stop
+from tealagents.engine.turn import LAST_WORDS_SECONDS
 from tealagents.state import keys, records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.new_message import Key
@@ -706,28 +707,69 @@ async def test_tasks_without_an_answer_take_room_in_the_memory_of_histories(
         assert len(here.service.conversations.whole._kept) == 10
 
 
+class Deaf(ContextProvider):
+    """Ignores that it is canceled, in the call of this name, until it is released."""
+
+    def __init__(self, where: str, seconds: float = 3000) -> None:
+        super().__init__(ProviderOptions(timeout_seconds=seconds))
+        self.where = where
+        self.called, self.heard, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        await self._linger("invoking")
+        return None
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        await self._linger("invoked")
+
+    async def _linger(self, where: str) -> None:
+        while where == self.where and not self.released.is_set():
+            self.called.set()
+            with suppress(asyncio.CancelledError):
+                await self.released.wait()
+            self.heard.set()
+
+
+async def outlasted(here: Process, deaf: Deaf, seconds: float) -> RequestRecord:
+    """How a request ends although its provider lets go neither after `seconds` nor in the time that it then
+    gets."""
+    asking = asyncio.ensure_future(here.ask())
+    await deaf.called.wait()
+    advance(asyncio.get_running_loop(), seconds)
+    await deaf.heard.wait()
+    await asyncio.sleep(0)
+    advance(asyncio.get_running_loop(), UNWIND_SECONDS)
+    ended, _ = await asyncio.wait({asking}, timeout=30)
+    deaf.released.set()
+    assert ended
+    return await asking
+
+
 async def test_a_provider_that_ignores_that_it_is_canceled_does_not_hold_up_the_end() -> None:
     """The request ends when its time is up; the provider is left behind. covers: THREAD-10"""
-    released, heard = asyncio.Event(), asyncio.Event()
-
-    class Deaf(ContextProvider):
-        async def invoking(self, invocation: Invocation) -> Context | None:
-            while not released.is_set():
-                with suppress(asyncio.CancelledError):
-                    await released.wait()
-                heard.set()
-            return None
-
-    agent = {"providers": Providers([Deaf(ProviderOptions(timeout_seconds=3000))])}
-    limits = {"request_timeout_seconds": 60}
+    deaf = Deaf("invoking")
+    agent, limits = {"providers": Providers([deaf])}, {"request_timeout_seconds": 60}
     async with process(agent=agent, limits=limits, lease_seconds=30_000) as here:
-        asking = asyncio.ensure_future(here.ask())
-        await eventually(lambda: here.service._runs)
-        advance(asyncio.get_running_loop(), 61)
-        await heard.wait()
-        await asyncio.sleep(0)
-        advance(asyncio.get_running_loop(), UNWIND_SECONDS)
-        ended = await asking
-        assert ended.error is not None
-        assert ended.error.code == "request_timeout"
-        released.set()
+        request = await outlasted(here, deaf, 61)
+        assert request.error is not None
+        assert request.error.code == "request_timeout"
+
+
+async def test_a_provider_that_ignores_that_its_last_words_are_over_does_not_hold_up_the_end() -> None:
+    """A request that fails ends, and the task takes its next message. covers: THREAD-10"""
+    deaf = Deaf("invoked")
+    agent = {"providers": Providers([deaf])}
+    async with process(None, Scripted(fails, says("hello")), agent=agent, lease_seconds=30_000) as here:
+        request = await outlasted(here, deaf, LAST_WORDS_SECONDS)
+        assert request.error is not None
+        assert request.error.code == "model_error"
+        assert (await here.ask("again", request.task_id)).status == "Completed"
+
+
+async def test_a_provider_that_ignores_that_its_time_is_up_is_left_behind() -> None:
+    """It costs a request its own time, not the request's. covers: THREAD-10"""
+    deaf = Deaf("invoking", seconds=5)
+    async with process(agent={"providers": Providers([deaf])}, lease_seconds=30_000) as here:
+        assert (await outlasted(here, deaf, 5)).status == "Completed"

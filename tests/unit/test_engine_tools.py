@@ -2,17 +2,22 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 
 import pytest
-from engine_setup import ADA, Function, Scripted, Tools, calls, noting, process, says
+from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
-from tealagents.domain.ports import ToolContext
+from tealagents.domain.ports import Commit, ToolContext
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.exporting import export
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import advance
+from tealagents.testing.waits import eventually
+from tealagents.unwinding import UNWIND_SECONDS
 
 
 def returned(recorded: list[Recorded]) -> ToolReturned:
@@ -109,6 +114,67 @@ async def test_a_canceled_tool_lets_go_before_its_request_has_ended() -> None:
         assert ended.is_set()
         assert request.status == "Canceled"
         assert len(here.model.calls) == 1
+
+
+async def test_a_request_that_ends_between_two_results_waits_for_the_tools_that_still_run() -> None:
+    """One result of a round is there, and being stored, when the request is canceled. covers: HITL-1"""
+    storing, held, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def works(_: Json) -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+        return "done"
+
+    class Holding(Watched):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            if any(b'"tool.called"' in value for value, _ in commit.put.values()):
+                storing.set()
+                await held.wait()
+            await super().commit(partition, commit)
+
+    wanted = (ToolCall("c1", "Quick-tool", "{}"), ToolCall("c2", "Odd-tool", "{}"))
+    model = Scripted(calls(*wanted), says("never"))
+    tools = (noting([], "Quick-tool"), Function("Odd-tool", works))
+    async with process(Holding(MemoryStore()), model, *tools) as here:
+        request_id = (await here.send()).request.request_id
+        await storing.wait()
+        run = here.service.run_of(request_id)
+        canceling = asyncio.ensure_future(here.service.cancel(here.partition(), request_id, "ada"))
+        await eventually(lambda: run and run._scope and run._scope.expired())
+        held.set()
+        assert (await canceling).status == "Canceled"
+        assert ended.is_set()
+
+
+async def test_a_tool_that_ignores_that_its_time_is_up_is_left_behind_and_the_model_informed() -> None:
+    """It costs a request the tool's own time, not the request's. covers: HITL-1"""
+    called, heard, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def lingers(_: Json) -> str:
+        while not released.is_set():
+            called.set()
+            with suppress(asyncio.CancelledError):
+                await released.wait()
+            heard.set()
+        return "too late"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", lingers, timeout=5)) as here:
+        asking = asyncio.ensure_future(here.ask(streamed=True))
+        await called.wait()
+        advance(asyncio.get_running_loop(), 5)
+        await heard.wait()
+        await asyncio.sleep(0)
+        advance(asyncio.get_running_loop(), UNWIND_SECONDS)
+        ended, _ = await asyncio.wait({asking}, timeout=30)
+        released.set()
+        assert ended
+        request = await asking
+        assert request.status == "Completed"
+        assert "gave no result within 5 seconds" in returned(await here.followed(request.request_id)).output
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:

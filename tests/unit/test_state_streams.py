@@ -3,9 +3,23 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 
 import pytest
-from engine_setup import ADA, Process, Scripted, damage, names, noting, process, waits
+from engine_setup import (
+    ADA,
+    Answer,
+    Faulty,
+    Process,
+    Scripted,
+    calls,
+    damage,
+    names,
+    noting,
+    process,
+    says,
+    waits,
+)
 from msgspec.structs import replace
 
 from tealagents.domain.errors import Conflict
@@ -16,10 +30,12 @@ from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.new_message import NewMessage
 from tealagents.state.queue import Waiting, try_start
-from tealagents.state.streams import BATCH_BYTES, JUMP, portion
+from tealagents.state.streams import BATCH_BYTES, JUMP, SPARE_SECONDS, portion
 from tealagents.state.submission import Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import ShiftedClock
 from tealagents.testing.waits import eventually
 
 
@@ -160,6 +176,57 @@ async def test_parts_are_kept_with_a_resumed_log_and_erased_with_their_task() ->
         await here.service.cancel(here.partition(), request.request_id, "ada")
         await here.eraser.delete_task(here.partition(), request.task_id)
         assert not await names(here.store, here.partition(), "event")
+
+
+def speaks_in_batches(here: Process, batches: int) -> Answer:
+    """Says so many words, each once that before it is stored; then it calls a tool."""
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for n in range(batches):
+            yield TextDelta(f"word{n} ")
+            await eventually(lambda n=n: _are_stored(here, n + 1))  # type: ignore[misc]
+        yield ModelDone(finish_reason="tool_calls", tool_calls=(ToolCall("c1", "Shell-delete", "{}"),))
+
+    return answer
+
+
+async def _are_stored(here: Process, batches: int) -> bool:
+    return len(await names(here.store, here.partition(), "events/")) >= batches
+
+
+async def written_again(here: Process, store: Faulty, request_id: str) -> list[list[str]]:
+    """The batches of before that are written again when the request is approved, commit by commit."""
+    there = await names(here.store, here.partition(), "events/")
+    store.commits.clear()
+    approval_id = (await here.request(request_id)).approvals[-1]
+    command = Command(action="approve", approval_id=approval_id)
+    await here.service.outcome(await here.approvals.resume(ADA, request_id, command, streamed=True))
+    again = [[key for key in commit.put if key in there] for _, commit in store.commits]
+    return [keys for keys in again if keys]
+
+
+async def test_an_approval_costs_the_same_however_long_the_request_has_streamed() -> None:
+    """The approved call does not wait until the events of before are written again. covers: SESSION-8"""
+    store = Faulty(MemoryStore())
+    async with process(store, Scripted(), noting([], governed=True)) as here:
+        here.model.answers = [speaks_in_batches(here, 20), says("done")]
+        paused = await here.ask(streamed=True)
+        assert await written_again(here, store, paused.request_id) == []
+
+
+async def test_the_events_of_a_request_that_is_approved_late_are_kept_anew_once() -> None:
+    """As many in a commit as it holds, and not again with the next approval. covers: SESSION-8"""
+    store, clock = Faulty(MemoryStore()), ShiftedClock()
+    async with process(store, Scripted(), noting([], governed=True), clock=clock) as here:
+        again = calls(ToolCall("c2", "Shell-delete", "{}"))
+        here.model.answers = [speaks_in_batches(here, 20), again, says("done")]
+        paused = await here.ask(streamed=True)
+        batches = await names(here.store, here.partition(), "events/")
+        clock.shift += timedelta(seconds=SPARE_SECONDS + 60)
+        kept = await written_again(here, store, paused.request_id)
+        assert [key for keys in kept for key in keys] == batches
+        assert len(kept) <= 4
+        assert await written_again(here, store, paused.request_id) == []
 
 
 def test_a_batch_is_bounded_in_events_and_in_bytes() -> None:

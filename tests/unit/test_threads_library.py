@@ -230,6 +230,15 @@ async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | 
     assert {call.id for call in asked_for.tool_calls} == {each.tool_call_id for each in results}
 
 
+async def test_a_stream_shows_an_approved_call_before_its_result(make: MakeAgent) -> None:
+    """As it shows any other; one that was not approved is not made, and not shown."""
+    wanted = " and ".join(f'call Shell-delete {{"path": "/{name}"}}' for name in "xy")
+    async with make(agent={"plugins": ["Shell"]}, approve=lambda call: "/x" in call.arguments) as agent:
+        updates = [update async for update in agent.run_stream(wanted)]
+    shown = [(u.tool_call and u.tool_call.arguments, u.tool_result) for u in updates if not u.text]
+    assert shown == [('{"path": "/x"}', None), ('{"path": "/x"}', "deleted /x")]
+
+
 async def test_consent_to_one_call_is_no_answer_to_another(make: MakeAgent) -> None:
     """Of a round that waits for both, the governed call is asked about, and each other has its own URL."""
     asked: list[str] = []

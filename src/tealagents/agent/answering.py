@@ -155,7 +155,8 @@ class Answering(Struct, frozen=True, kw_only=True):
                     while (happened := await time.next(events)) is not None:
                         if isinstance(happened, Waits):
                             resumption = await self._decided(happened.needed)
-                        elif isinstance(happened, turns.TurnDone):
+                            happened = tuple(map(ToolCalled, resumption.approved))
+                        if isinstance(happened, turns.TurnDone):
                             last = happened
                         else:
                             for event in happened:

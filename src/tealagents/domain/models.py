@@ -446,6 +446,8 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     started_at: datetime | None = None
     #: when its last pause was decided, until it ends
     resumed_at: datetime | None = None
+    #: when its events last began to expire anew: with that decision
+    events_kept_at: datetime | None = None
     ended_at: datetime | None = None
     worker_id: str | None = None
     #: the checkpoint this request continues

@@ -101,7 +101,8 @@ class TaskConversations:
         none of the calls that were approved may be made then.
         """
         head, partition = writer.head, writer.partition
-        await self._keep_events(writer)
+        if writer.request.events_kept_at == writer.request.resumed_at:
+            await self._keep_events(writer)
         running = head.running
         if running is None:
             raise ValueError("a resumed task is running")
@@ -112,6 +113,7 @@ class TaskConversations:
             if isinstance(logged.body, MessageBody)
         ]
         done = await history.tool_outcomes(partition, head.task_id, first, tail)
+        await writer.rebase()
         recorder.messages.extend(said)
         recorder.intents = {tool.call_id: tool for tool in done} | recorder.intents
 

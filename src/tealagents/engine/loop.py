@@ -197,8 +197,9 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             yield Calling(free)
         deferred = list(resumption.begun)
         due = replace(resumption, approved=(*resumption.approved, *free))
-        async for made in _make_calls(state, due, deferred, waits=bool(governed)):
-            yield made
+        async with aclosing(_make_calls(state, due, deferred, waits=bool(governed))) as making:
+            async for made in making:
+                yield made
         if governed or deferred:
             # calls of this round may have listed tools, or other ones than it began with
             yield _human_needed(state.toolbox.current(), governed, deferred)

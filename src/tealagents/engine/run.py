@@ -110,13 +110,18 @@ class Run:
         if resumption is not None:
             self._recorder.intended(resumption.approved)
             self.stream.publish(*map(ToolCalled, resumption.approved))
-        with self._agent.observer.request(self.request) as watch:
-            await self._to_the_end(resumption)
-            fault = self.outcome.exception()
-            if fault is None:
-                watch.ended(self.outcome.result())
-            elif isinstance(fault, TealError):
-                watch.failed(fault)
+        try:
+            with self._agent.observer.request(self.request) as watch:
+                await self._to_the_end(resumption)
+                fault = self.outcome.exception()
+                if fault is None:
+                    watch.ended(self.outcome.result())
+                elif isinstance(fault, TealError):
+                    watch.failed(fault)
+        finally:  # an observer reports to what its host has set up, which may raise
+            self.stream.stop()
+            if not self.outcome.done():
+                self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
 
     async def _to_the_end(self, resumption: Resumption | None) -> None:
         try:
@@ -131,10 +136,6 @@ class Run:
                 raise
             log.exception("request %s failed inside the service", self.request.request_id)
             await self._fail_last(error)
-        finally:
-            self.stream.stop()
-            if not self.outcome.done():
-                self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
 
     async def _take_turn(self, resumption: Resumption | None) -> None:
         """The turn, and its end. Stopped before it begins, it ends without one."""
@@ -305,11 +306,10 @@ class Run:
         superseded = self._stop is not None and self._stop.ending is SUPERSEDED
         withdrawn = superseded and self._tasks.rules.concurrency == "rollback"
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-        running, request_id = list(self._recorder.running.values()), self.request.request_id
+        begun = self._unreturned(now)
 
         async def store() -> None:
             tools = await self._tools()
-            begun = [unreturned(request_id, call, now) for call in running]
 
             def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
                 return stopped(
@@ -335,14 +335,22 @@ class Run:
             self._conversations.forget(self.request.task_id)
         self._settle(self.request)
 
+    def _unreturned(self, now: datetime) -> list[Draft]:
+        """The entries of the calls that were begun: none of what was approved before there is a turn."""
+        if self._turn is None:
+            return []
+        return [unreturned(self.request.request_id, call, now) for call in self._recorder.running.values()]
+
     async def _tools(self) -> Sequence[ToolOutcome]:
-        """What the request's tools did: by the log where the run ended before it was recalled."""
+        """What the request's tools did: by the log where the run ended before it made any call."""
         head = self._writer.head
         if self._turn is not None or head.running is None:
             return tuple(self._recorder.intents.values())
-        return await self._tasks.history.tool_outcomes(
+        produced = await self._tasks.history.produced(
             self.partition, head.task_id, head.running.first_seq, head.tail_seq
         )
+        unmade = {call.id for call in produced.running if not call.begun}
+        return [tool for tool in produced.tools if tool.call_id not in unmade]
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Writes an end, however long the store is away, as long as the lease is held.

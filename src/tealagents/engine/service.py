@@ -166,7 +166,7 @@ class Service:
         )
         run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
         self.tails.runs_here(request.request_id)
-        if request.request_id in self.tasks.ended_early:
+        if self.tasks.ended_early.get(request.request_id) == len(request.approvals):
             run.stop(Stop(CANCELED))
         task = asyncio.create_task(
             self._carry(run, caller.user.key, resumption), name=f"request {request.request_id}"
@@ -291,10 +291,11 @@ class Service:
     def _end_as_asked(self, word: Word) -> None:
         """Another process asks to end a request that runs here, or has ended it."""
         run = self._runs.get(word.request_id)
-        if run is not None:
+        if run is None:
+            if self.tasks.begun_here[word.request_id]:
+                self.tasks.ended_early[word.request_id] = word.pauses
+        elif word.pauses == len(run.request.approvals):
             run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
-        elif self.tasks.begun_here[word.request_id]:
-            self.tasks.ended_early.add(word.request_id)
 
     async def _drop_lost(self) -> None:
         """What runs under a lost lease is for another process to end."""

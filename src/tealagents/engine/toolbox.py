@@ -6,6 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from tealagents.domain.ports import (
     Unlisted,
 )
 from tealagents.engine.texts import storable, storable_json
+from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
 
@@ -311,8 +313,7 @@ class Toolbox:
         tool = self.find(call.tool)
         if call.pinned and isinstance(tool, Unlisted):
             try:
-                async with asyncio.timeout(self._limit(tool)):
-                    await tool.list_for(context)
+                await within(self._limit(tool), partial(tool.list_for, context))
             except (ToolFailed, NeedsAuthorization, NeedsOwner):
                 raise
             except BaseException as error:  # as of a tool: it fails this call alone
@@ -335,10 +336,8 @@ class Toolbox:
         if not isinstance(arguments, dict):
             raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
         seconds = self._limit(tool)
-        deadline = asyncio.timeout(seconds)
         try:
-            async with deadline:
-                return _text(call.tool, await tool.call(context, arguments))
+            return _text(call.tool, await within(seconds, partial(tool.call, context, arguments)))
         except (ToolFailed, NeedsAuthorization, NeedsOwner):
             raise
         # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
@@ -351,7 +350,7 @@ class Toolbox:
                 ) from None
             if isinstance(error, SystemExit):
                 raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
-            if isinstance(error, TimeoutError) and deadline.expired():
+            if isinstance(error, Overdue):
                 raise ToolFailed(
                     f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",
                     unknown=True,

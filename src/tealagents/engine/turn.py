@@ -305,7 +305,7 @@ class TurnLoop:
                     case Noted():
                         recorder.noted(event.reports)
                     case Answered():
-                        recorder.answered(event, self._agent.model.name, len(self._turn.toolbox))
+                        recorder.answered(event, self._agent.model.name, len(state.toolbox))
                     case Calling():
                         yield tuple(map(ToolCalled, event.calls))
                         await recorder.intend(event.calls)

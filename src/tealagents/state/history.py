@@ -212,7 +212,6 @@ class History:
         """The same, what all its model calls have used, and which of its tool calls have not returned."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
-        ran: set[str] = set()
         usage = TokenUsage()
         if first > tail:
             return Produced((), usage, ())
@@ -229,18 +228,16 @@ class History:
             elif isinstance(body, StepBody) and body.step.kind == "tool":
                 call_id = str((body.step.input or {}).get("call_id", ""))
                 running.pop(call_id, None)
-                ran.add(call_id)
                 if call_id in calls and body.step.outcome in ("done", "failed"):
                     calls[call_id] = replace(calls[call_id], outcome=body.step.outcome)
             elif (
                 isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
             ):
-                # asked for once more, a call waits for its owner, or for consent: it has not run, unless it
-                # found so within
-                for shown in (body.step.input or {}).get("tool_calls", ()):
-                    running.pop(shown["id"], None)
-                    if shown["id"] not in ran:
-                        calls.pop(shown["id"], None)
+                # nothing runs in a pause: what has not returned waits for its owner, for consent, or for the
+                # client's outputs, and was not made
+                for call_id in running:
+                    del calls[call_id]
+                running.clear()
         return Produced(tuple(calls.values()), usage, tuple(running.values()))
 
 

@@ -343,7 +343,7 @@ class RecordStore:
         chunks = [text[i : i + size] for i in range(0, len(text), size)]
         named = {keys.blob(task_id, digest, n): chunk for n, chunk in enumerate(chunks)}
         expect = {keys.task(task_id): version} if version is not None else {}
-        for put in _portions(named):
+        for put in portions(named):
             await self.commit(partition, marker=next(iter(put)), expect=expect, put=put)
         return BlobRef(digest, len(chunks))
 
@@ -386,16 +386,16 @@ class RecordStore:
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
 
 
-def _portions(chunks: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    """Chunks by as many as one commit holds, with the head that it expects."""
+def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    """Values by as many as one commit holds, with the one record that it expects."""
     portion: dict[str, object] = {}
     room = PORTION_BYTES
-    for key, chunk in chunks.items():
-        size = len(codec.encode_json(chunk))
+    for key, value in values.items():
+        size = len(codec.encode_json(value))
         if portion and (size > room or len(portion) == MOST_RECORDS - 1):
             yield portion
             portion, room = {}, PORTION_BYTES
-        portion[key] = chunk
+        portion[key] = value
         room -= size
     if portion:
         yield portion

@@ -19,7 +19,7 @@ from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.events import Recorded, Started, TextDelta, ToolCalled
 from tealagents.domain.models import RequestRecord
 from tealagents.state import codec, keys
-from tealagents.state.records import RecordStore
+from tealagents.state.records import MOST_RECORDS, RecordStore, portions
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ PART_CHARACTERS = 128 * 1024
 JUMP = 1001
 #: seconds for which a log is kept after the end
 KEPT_SECONDS = 86400.0
+#: seconds for which it is kept beyond that: a request that is resumed so soon after it began, or after all of
+#: its log was written again, needs none of it written again
+SPARE_SECONDS = 3600.0
 
 
 class Unfinished(Struct, frozen=True):
@@ -75,7 +78,7 @@ class StreamLog:
 
     def __init__(self, records: RecordStore, ttl: float) -> None:
         self._records = records
-        #: seconds from its writing for which a batch is kept: a day behind the latest possible end
+        #: seconds from its writing for which a batch is kept: past a day behind the latest possible end
         self.ttl = ttl
 
     async def write(self, partition: str, request_id: str, version: str, events: Sequence[Recorded]) -> int:
@@ -215,10 +218,11 @@ class StreamLog:
         self, partition: str, prefix: str, kind: type[Any], unchanged: Mapping[str, str]
     ) -> None:
         after: str | None = None
-        while found := await self._records.scan(partition, prefix, kind, after=after, limit=8):
-            for key, value in found:
+        while found := await self._records.scan(partition, prefix, kind, after=after, limit=MOST_RECORDS):
+            for put in portions(dict(found)):
+                ttl = dict.fromkeys(put, self.ttl)
                 await self._records.commit(
-                    partition, marker=key, expect=unchanged, put={key: value}, ttl={key: self.ttl}
+                    partition, marker=next(iter(put)), expect=unchanged, put=put, ttl=ttl
                 )
             after = found[-1][0]
 

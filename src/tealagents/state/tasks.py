@@ -37,7 +37,7 @@ from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored, no_task
-from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
+from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import (
     SERVICE,
     KeyLife,
@@ -70,8 +70,8 @@ class TaskRules(Struct, frozen=True, kw_only=True):
 
     @property
     def event_seconds(self) -> float:
-        """For which an event is stored: a day behind the latest possible end of its request."""
-        return KEPT_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
+        """For which an event is stored: a day behind the latest possible end of its request, and a while."""
+        return KEPT_SECONDS + SPARE_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
 
 
 class Ending(Struct, frozen=True):
@@ -137,8 +137,8 @@ class Tasks:
         #: requests begun in this process and not yet over; one that the store says runs here and that is
         #: not among them was begun by a commit whose reply never came
         self.begun_here: Counter[str] = Counter()
-        #: of these, what was ended before its run was stopped
-        self.ended_early: set[str] = set()
+        #: of these, what was ended before its run was stopped, and how many pauses it had by then
+        self.ended_early: dict[str, int] = {}
         #: what ends requests that no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
         self.key_life = KeyLife(running=rules.event_seconds, ended=KEPT_SECONDS)
@@ -245,7 +245,7 @@ class Tasks:
         self.begun_here[request_id] -= 1
         if self.begun_here[request_id] <= 0:
             del self.begun_here[request_id]
-            self.ended_early.discard(request_id)
+            self.ended_early.pop(request_id, None)
 
     def stop(self) -> None:
         """The process ends: what it leaves behind is for others, once its lease has lapsed."""
@@ -354,8 +354,8 @@ class Tasks:
             await self.commit(partition, transition, version=found.version)
         except Conflict:
             return False
-        if self.begun_here[request_id]:
-            self.ended_early.add(request_id)
+        if self.begun_here[request_id] and transition.request is not None:
+            self.ended_early[request_id] = len(transition.request.approvals)
         log.info("request %s ended %s (%s) from outside", request_id, ending.status, ending.code)
         return True
 
@@ -426,7 +426,6 @@ class Tasks:
 
         The process that runs it is asked first: the end that it writes holds all that was shown so far.
         """
-        word = Word(request_id=request_id, actor=actor, superseded=ending is SUPERSEDED)
         asked = ending not in (CANCELED, SUPERSEDED)
         while True:
             request = (await self.request(partition, request_id)).value
@@ -440,6 +439,12 @@ class Tasks:
                 return False
             worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
             elsewhere = worker if worker != self.lease.worker_id else None
+            word = Word(
+                request_id=request_id,
+                actor=actor,
+                superseded=ending is SUPERSEDED,
+                pauses=len(request.approvals),
+            )
             if elsewhere is not None and not asked:
                 asked = True
                 await self.peers.signal(elsewhere, word)

@@ -5,7 +5,7 @@ one place where a transition is written. No I/O, no clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +33,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
+from tealagents.state.streams import SPARE_SECONDS
 
 #: the actor of what the service does by itself
 SERVICE = "service"
@@ -100,6 +101,7 @@ def resumed(
     held = request.setup if setup is None else setup
     if setup is None and held.tool_choice is not None:
         held = replace(held, tool_choice=None)
+    kept = request.events_kept_at or request.created_at
     return Transition(
         head=lifecycle.resume(head, worker_id, now),
         entries=entries,
@@ -108,6 +110,7 @@ def resumed(
             status="Running",
             worker_id=worker_id,
             resumed_at=now,
+            events_kept_at=now if now - kept > timedelta(seconds=SPARE_SECONDS) else request.events_kept_at,
             pause=None,
             setup=held,
         ),

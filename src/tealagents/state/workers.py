@@ -54,6 +54,8 @@ class Word(Struct, frozen=True, kw_only=True):
     actor: str
     #: for a newer message
     superseded: bool = False
+    #: how many pauses it had by then: once it has paused, this is not for what continues after the decision
+    pauses: int = 0
 
 
 class Lease:

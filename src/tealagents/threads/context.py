@@ -34,7 +34,7 @@ from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
-from tealagents.unwinding import unwound
+from tealagents.unwinding import Overdue, unwound, within
 
 log = logging.getLogger(__name__)
 
@@ -308,17 +308,15 @@ async def _watched(
     watch = Stopwatch()
     seconds = provider.options.timeout_seconds
     seconds = seconds if most_seconds is None else min(seconds, most_seconds)
-    deadline = asyncio.timeout(seconds)
     failed = ""
     result: T | None = None
     try:
-        async with deadline:
-            result = await work()
+        result = await within(seconds, work)
     except BaseException as error:
         if ends_task(error):
             raise
         log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
-        late = isinstance(error, TimeoutError) and deadline.expired()
+        late = isinstance(error, Overdue)
         failed = f"took longer than {seconds:g} seconds" if late else f"{type(error).__name__}: {error}"
     if failed and provider.options.required and earlier is None:
         raise ContextProviderFailed(f"The context provider {provider.name} failed in {what}: {failed}.")
