@@ -215,7 +215,6 @@ class _Wiring:
 
     def __init__(self, config: EarlierConfig, clock: Clock) -> None:
         self.config = config
-        self.clock = clock
         self.credential = credential_of(config)
         self.auth = None
         if config.auth.provider != GATEWAY:

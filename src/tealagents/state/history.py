@@ -42,7 +42,6 @@ class Round(Struct, frozen=True, kw_only=True):
 
     request_id: str
     first_seq: int
-    last_seq: int
     messages: tuple[Message, ...] = ()
     remote_id: str | None = None
     #: as in the `RequestEnd`
@@ -126,7 +125,6 @@ class History:
                     yield Round(
                         request_id=end.body.request_id,
                         first_seq=end.body.first_seq,
-                        last_seq=end.seq,
                         messages=tuple(in_call_order(messages[::-1])),
                         remote_id=end.body.remote_id,
                         finish_reason=end.body.finish_reason,

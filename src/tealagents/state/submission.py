@@ -61,7 +61,6 @@ class BusyElsewhere(Struct, frozen=True):
 
     partition: str
     request_id: str
-    worker_id: str
 
 
 class _Again(Struct, frozen=True):
@@ -292,7 +291,7 @@ class _Attempt:
                 self._check_room(head)
                 return await self._queued(stored, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
-                return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
+                return BusyElsewhere(partition, head.running.request_id)
             if head.running is not None:
                 raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)

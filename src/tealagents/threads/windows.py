@@ -209,9 +209,7 @@ class Windows(Generic[T]):
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
         if messages:
-            added = Round(
-                request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
-            )
+            added = Round(request_id="", first_seq=first_seq, messages=tuple(messages))
             self._grow(window, self._known(added), newest=True)
             window.context = context or {}
         self._shrink()
