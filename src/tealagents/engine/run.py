@@ -257,7 +257,6 @@ class Run:
             message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
-            number=len(request.approvals) + 1,
             event_id=self.stream.last_event + 1,
             awaits_owner=needed.awaits_owner,
             usage=self._recorder.usage,
