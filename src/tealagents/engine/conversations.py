@@ -112,10 +112,10 @@ class TaskConversations:
             async for logged in history.forwards(partition, head.task_id, ((first, tail),))
             if isinstance(logged.body, MessageBody)
         ]
-        done = await history.tool_outcomes(partition, head.task_id, first, tail)
+        done = await history.produced(partition, head.task_id, first, tail)
         await writer.rebase()
         recorder.messages.extend(said)
-        recorder.intents = {tool.call_id: tool for tool in done} | recorder.intents
+        recorder.intents = {tool.call_id: tool for tool in done.tools} | recorder.intents
 
     async def _keep_events(self, writer: TaskWriter) -> None:
         while True:

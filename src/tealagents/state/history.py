@@ -51,7 +51,9 @@ class Round(Struct, frozen=True, kw_only=True):
 class Produced(Struct, frozen=True):
     """What a request has produced so far, by the log."""
 
+    #: what its tools have done, or may have
     tools: tuple[ToolOutcome, ...]
+    #: of all its model calls
     usage: TokenUsage
     #: calls that were begun and have not returned
     running: tuple[ToolCall, ...]
@@ -200,14 +202,8 @@ class History:
                 last = logged.body.first_seq
         return found, None
 
-    async def tool_outcomes(
-        self, partition: str, task_id: str, first: int, tail: int
-    ) -> tuple[ToolOutcome, ...]:
-        """What the tools of the request whose entries begin at `first` have done, or may have."""
-        return (await self.produced(partition, task_id, first, tail)).tools
-
-    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> "Produced":
-        """The same, what all its model calls have used, and which of its tool calls have not returned."""
+    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> Produced:
+        """What the request whose entries begin at `first` has produced up to the entry `tail`."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
         usage = TokenUsage()
