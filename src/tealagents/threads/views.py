@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import TealError, ViewFailed
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
+from tealagents.state.history import grouped
 
 #: when a reducer works: as messages are added, or as they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
@@ -236,20 +237,10 @@ def parts_of(messages: Sequence[Message], turn: int = 0) -> list[Part]:
     """A round's messages in parts, oldest first, without calls that have no result and results that have no
     call, which no model service accepts."""
     parts: list[Part] = []
-    position = 0
-    while position < len(messages):
-        message = messages[position]
-        position += 1
-        if message.role == "tool":
-            continue
-        results: list[Message] = []
+    for message, *results in grouped(messages):
         if message.tool_calls:
-            end = position
-            while end < len(messages) and messages[end].role == "tool":
-                end += 1
-            message, results = _answered(message, messages[position:end])
-            position = end
-        if message.tool_calls or message.items:
+            message, results = _answered(message, results)
+        if message.role != "tool" and (message.tool_calls or message.items):
             parts.append(Part(messages=(message, *results), turn=turn, begins=not parts))
     return parts
 
