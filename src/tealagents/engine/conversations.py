@@ -31,7 +31,7 @@ class TaskConversation:
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
         if kept.agent.thread_kind == "remote":
-            return await kept.whole.context_of(partition, head)
+            return await kept.tasks.records.context_of(partition, head) or {}
         if kept.agent.view is None:
             return (await kept.whole.load(partition, head)).context
         self._window = await kept.viewed.load(partition, head)

@@ -64,7 +64,7 @@ class Changes:
             if head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
-            context = await self._context(partition, head)
+            context = await self._records.context_of(partition, head)
             grown, entries, record = resent(head, said, actor.key, context, source=tasks.source, now=now)
             put = {keys.request(record.request_id): record}
             return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
@@ -72,13 +72,6 @@ class Changes:
         written = await tasks.transact(partition, task_id, decide)
         assert written is not None
         return written.head
-
-    async def _context(self, partition: str, head: Head) -> Json | None:
-        """What the conversation remembers as of its current checkpoint."""
-        if head.checkpoint_id is None:
-            return None
-        found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
-        return found.value.context if found else None
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""

@@ -20,7 +20,7 @@ from tealagents.domain.errors import (
     TealError,
     Unknown,
 )
-from tealagents.domain.models import Approval, Batch, Body, Entry, Head, RequestRecord, User
+from tealagents.domain.models import Approval, Batch, Body, Entry, Head, Json, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
 from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
@@ -113,6 +113,13 @@ class RecordStore:
             gap = CorruptState(key, "is missing", task_id=task_id)
             raise await self.unless_deleted(partition, task_id, gap)
         return found
+
+    async def context_of(self, partition: str, head: Head) -> Json | None:
+        """What the conversation of a task remembers as of its current checkpoint."""
+        if head.checkpoint_id is None:
+            return None
+        found = await self.get(partition, keys.request(head.checkpoint_id), RequestRecord)
+        return found.value.context if found else None
 
     def open(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
         """A record that was read, checked and parsed."""
