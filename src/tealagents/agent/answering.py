@@ -144,8 +144,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         time = TimeLeft(agent.limits.request_timeout_seconds, self.clock)
         async with time.spent():
             turn = await open_turn(agent, conversation, self._asked())
-        remote_id = conversation.remote_id
-        loop = TurnLoop(agent, turn, recorder, context, self.clock, streamed=streamed, remote_id=remote_id)
+        loop = TurnLoop(agent, turn, recorder, context, streamed=streamed)
         last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
         try:

@@ -174,15 +174,7 @@ class Run:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
         conversation = conversations.open(writer)
         turn = self._turn = await open_turn(self._agent, conversation, conversations.asked(writer, recorder))
-        loop = TurnLoop(
-            self._agent,
-            turn,
-            recorder,
-            self._context,
-            self._tasks.records.clock,
-            streamed=self._streamed,
-            remote_id=conversation.remote_id,
-        )
+        loop = TurnLoop(self._agent, turn, recorder, self._context, streamed=self._streamed)
         async with aclosing(loop.events(resumption)) as events:
             return await self._shown(events)
 

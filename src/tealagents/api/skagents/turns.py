@@ -293,9 +293,7 @@ class _Call:
             said=recorder.messages,
         )
         turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), asked)
-        loop = TurnLoop(
-            agent, turn, recorder, self._context(agent), self._clock, streamed=streamed, remote_id=None
-        )
+        loop = TurnLoop(agent, turn, recorder, self._context(agent), streamed=streamed)
         resumption: Resumption | None = None
         try:
             while True:
