@@ -11,7 +11,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tealagents.domain import ids
 from tealagents.domain.events import Event, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     AS_CONFIGURED,
@@ -41,6 +40,7 @@ from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.state.history import open_round
 from tealagents.state.memories import Memory
+from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Part, Report, Upcoming
 
@@ -224,15 +224,8 @@ async def _prompt(
 def _from_application(asked: Asked) -> list[Message]:
     if not asked.user_context:
         return []
-    return [
-        Message(
-            message_id=ids.random_id(),
-            request_id=asked.request_id,
-            role="user",
-            created_at=asked.said[0].created_at,
-            items=(Item("text", context_note(asked.user_context)),),
-        )
-    ]
+    items = (Item("text", context_note(asked.user_context)),)
+    return [message_of(asked.request_id, "user", items, asked.said[0].created_at)]
 
 
 # --- taking it -----------------------------------------------------------------------------------

@@ -10,19 +10,16 @@ from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import AlreadyExists, NotFound
 from tealagents.domain.models import (
     Head,
-    Item,
     Json,
-    Message,
     MessageBody,
     RequestEnd,
     RequestRecord,
-    Role,
     Session,
     User,
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.new_message import Earlier, NewMessage
+from tealagents.state.new_message import Earlier, NewMessage, message_of
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
@@ -140,7 +137,3 @@ def resent(
         resent=True,
     )
     return replace(head, checkpoint_id=request_id, path=path), entries, record
-
-
-def message_of(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
-    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)

@@ -36,8 +36,8 @@ from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
 from tealagents.state.importing import Importing
-from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
-from tealagents.state.new_task import NewTask, message_of, new_task
+from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
+from tealagents.state.new_task import NewTask, new_task
 from tealagents.state.queue import Waiting, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter

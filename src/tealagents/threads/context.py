@@ -26,12 +26,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.domain import ids
 from tealagents.domain.errors import ContextProviderFailed, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
+from tealagents.state.new_message import message_of
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
 from tealagents.unwinding import Overdue, unwound, within
@@ -80,13 +80,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
     def message(self, text: str) -> Message:
         """A message to add to this request."""
-        return Message(
-            message_id=ids.random_id(),
-            request_id=self.request_id,
-            role="user",
-            created_at=Stopwatch().started_at,
-            items=(Item("text", text),),
-        )
+        return message_of(self.request_id, "user", (Item("text", text),), Stopwatch().started_at)
 
 
 class Context(Struct, frozen=True, kw_only=True):
