@@ -47,8 +47,6 @@ async def new_task(
     now = tasks.records.clock.now()
     session_id, put, expect = await _session(tasks.directory, message.session_id, owner, found, now)
     task_id = await _task_id(tasks.directory, message.new_task_id, owner, taken)
-    put[keys.task_by_creation(now, task_id)] = task_id
-    put[keys.task_by_session(session_id, now, task_id)] = task_id
     head = Head(
         task_id=task_id,
         session_id=session_id,
@@ -60,6 +58,7 @@ async def new_task(
         metadata=message.metadata,
         log_id=ids.operation_id() if message.new_task_id else "",
     )
+    put |= dict.fromkeys(keys.listings(head), task_id)
     if not message.earlier:
         return NewTask(head, [], put, expect)
     head, entries, earlier = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
