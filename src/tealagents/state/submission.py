@@ -32,7 +32,7 @@ from tealagents.domain.models import (
     Session,
 )
 from tealagents.domain.ports import Record
-from tealagents.state import keys, owner_directory
+from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
 from tealagents.state.importing import Importing
@@ -275,7 +275,7 @@ class _Attempt:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
-            await owner_directory.foreign(tasks.directory, tasks.records, self._caller, keys.task, task_id)
+            await tasks.directory.foreign(self._caller, keys.task, task_id)
         stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
             return _Again()
