@@ -22,7 +22,6 @@ from tealagents.api.folding import EventFold
 from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
-    CorruptState,
     InvalidRequest,
     NotFound,
     TaskBusy,
@@ -99,13 +98,10 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return total - self.before.usage if self.before else total
 
 
-async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
+async def _pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
     """A pause of a request. `CorruptState` where the request names one that is gone."""
-    found = await requests.find_pause(exchange, view.partition, approval_id)
-    if found is None:
-        gap = CorruptState(keys.approval(approval_id), "is missing")
-        raise await exchange.service.records.unless_deleted(view.partition, view.record.task_id, gap)
-    return found
+    records, key = exchange.service.records, keys.approval(approval_id)
+    return (await records.named(view.partition, view.record.task_id, key, Approval)).value
 
 
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
@@ -118,7 +114,7 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
     if 1 < wanted <= view.record.imported_pauses + 1:
         wanted = 1
     around = [
-        await pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
+        await _pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
         for n in (wanted - 2, wanted - 1)
     ]
     before, after = around
@@ -279,7 +275,7 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
     """The pause of a stretch that was decided while its events were followed."""
     view = stretch.view
     record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
-    return await pause(exchange, view, record.approvals[stretch.number - 1])
+    return await _pause(exchange, view, record.approvals[stretch.number - 1])
 
 
 async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:

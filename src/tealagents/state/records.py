@@ -107,8 +107,11 @@ class RecordStore:
 
     async def request(self, partition: str, task_id: str, request_id: str) -> Stored[RequestRecord]:
         """A request that its task names. `CorruptState` where it is gone, or `NotFound` with its task."""
-        key = keys.request(request_id)
-        found = await self.get(partition, key, RequestRecord)
+        return await self.named(partition, task_id, keys.request(request_id), RequestRecord)
+
+    async def named(self, partition: str, task_id: str, key: str, kind: type[T]) -> Stored[T]:
+        """A record that its task names. Raises as `request`."""
+        found = await self.get(partition, key, kind)
         if found is None:
             gap = CorruptState(key, "is missing", task_id=task_id)
             raise await self.unless_deleted(partition, task_id, gap)
