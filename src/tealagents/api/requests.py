@@ -192,15 +192,6 @@ async def added(
     return replace(message, task_id=head.task_id)
 
 
-async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
-    """One of the pauses of a request. `NotFound`."""
-    if approval_id in view.record.approvals:
-        found = await find_pause(exchange, view.partition, approval_id)
-        if found is not None:
-            return found
-    raise NotFound(f"The request {view.record.request_id} has no such pause.")
-
-
 async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Approval | None:
     """A pause of any request of the partition."""
     found = await exchange.service.records.get(partition, keys.approval(approval_id), Approval)
