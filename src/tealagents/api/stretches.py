@@ -41,7 +41,6 @@ from tealagents.domain.models import (
     Approval,
     Body,
     Caller,
-    Message,
     MessageBody,
     RequestRecord,
     RequestSetup,
@@ -52,7 +51,6 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.queue import waiting_message
 
 F = TypeVar("F", bound=EventFold)
 
@@ -302,18 +300,6 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
     if record.output and record.status != "Completed" and not isinstance(events[-1], TextDelta):
         events.append(TextDelta(record.output))
     return [*events, ending(record)]
-
-
-async def asked(exchange: Exchange, view: RequestView) -> Message | None:
-    """The user's message that a request began with, or waits with; None where there is none."""
-    record = view.record
-    if not record.first_seq and record.waiting is not None:
-        return await waiting_message(exchange.tasks, view.partition, record)
-    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
-    async for logged in exchange.history.forwards(view.partition, record.task_id, path):
-        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
-            return logged.body.message
-    return None
 
 
 async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
