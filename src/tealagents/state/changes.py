@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
@@ -86,8 +85,8 @@ class Changes:
             )
 
         def moved(head: Head) -> Head:
-            now = self._records.clock.now()
-            return lifecycle.go_to(_free(head), checkpoint_id, target.path, target.remote_id, now)
+            path, remote_id = target.path, target.remote_id
+            return replace(_free(head), checkpoint_id=checkpoint_id, path=path, remote_id=remote_id)
 
         note = Note("rolled back", {"checkpoint_id": checkpoint_id})
         return await self._change(partition, task_id, actor, "task.rolled_back", note, moved)
