@@ -78,9 +78,6 @@ class TaskConversations:
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
-    def open(self, writer: TaskWriter) -> TaskConversation:
-        return TaskConversation(self, writer)
-
     def asked(self, writer: TaskWriter, recorder: Recorder) -> Asked:
         """What the turn of a request is about."""
         request, effects = writer.request, effects_note(writer.head)
@@ -136,10 +133,6 @@ class TaskConversations:
         """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
         if self.agent.thread_kind != "remote":
             self.windows.extend(head, first_seq, messages, context)
-
-    def recheck_keys(self, task_id: str) -> tuple[str, Sequence[int]]:
-        """The batches to read again because what was made of them is kept, and whose log they are of."""
-        return self.windows.recheck_keys(task_id)
 
     def forget(self, task_id: str) -> None:
         self.windows.forget(task_id)

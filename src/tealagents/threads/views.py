@@ -11,7 +11,7 @@ out together with its results, and the system prompt not at all.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime
 from inspect import iscoroutine
 from typing import Literal, Protocol, runtime_checkable
@@ -266,8 +266,8 @@ async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
 class Stopwatch:
     """The start of something, and its duration."""
 
-    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.started_at = now()
+    def __init__(self) -> None:
+        self.started_at = datetime.now(UTC)
         self._started = time.perf_counter()
 
     @property
