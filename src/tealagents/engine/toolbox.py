@@ -241,10 +241,6 @@ class Toolbox:
         return len(self._tools)
 
     @property
-    def names(self) -> list[str]:
-        return list(self._tools)
-
-    @property
     def tools(self) -> list[Tool]:
         return list(self._tools.values())
 
