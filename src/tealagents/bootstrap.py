@@ -5,6 +5,7 @@ needed, and closed in the reverse order.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +28,7 @@ from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
-from tealagents.engine.toolbox import Toolbox
+from tealagents.engine.toolbox import Govern, Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
 from tealagents.outbound.addresses import is_loopback_host, shown
@@ -133,6 +134,18 @@ def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -
             "openai-responses, or set thread.kind to local."
         )
     return model
+
+
+def agent_of(config: ServiceConfig, model: Model, govern: Govern) -> AgentSpec:
+    """The config's agent, whatever it is served by. Its tools are loaded once they are open."""
+    return AgentSpec(
+        name=config.name,
+        version=config.version,
+        system_prompt=(config.agent.system_prompt or "").strip(),
+        model=model,
+        toolbox=Toolbox(model, config.limits.tool_timeout_seconds, govern),
+        limits=config.limits,
+    )
 
 
 def view_of(config: ServiceConfig) -> View | None:
@@ -279,14 +292,12 @@ class ServiceWiring:
         self.auth: Authenticator = open_auth(config.auth.provider, config.auth.options, clock)
         records = record_store_of(config, self.store, clock)
         self.tooling = Tooling(config, records, clock)
-        self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds, self.tooling.govern)
         self.providers = providers_of(config)
         self.lease = Lease(records, config.limits.lease_seconds)
-        directory = Directory(records)
-        source = f"{config.name}:{config.version}"
-        tasks = Tasks(records, self.lease, directory, rules_of(config), source)
-        self.service = Service(self._agent(), tasks)
-        self.service.agent.observer.loaded(self.service.load)
+        agent = self._agent()
+        tasks = Tasks(records, self.lease, Directory(records), rules_of(config), agent.source)
+        self.service = Service(agent, tasks)
+        agent.observer.loaded(self.service.load)
         self.console = console_of(config)
         self.exchange = Exchange(self.service, self.auth, self._settings())
 
@@ -299,13 +310,8 @@ class ServiceWiring:
 
     def _agent(self) -> AgentSpec:
         config = self.config
-        return AgentSpec(
-            name=config.name,
-            version=config.version,
-            system_prompt=(config.agent.system_prompt or "").strip(),
-            model=self.model,
-            toolbox=self.toolbox,
-            limits=config.limits,
+        return dataclasses.replace(
+            agent_of(config, self.model, self.tooling.govern),
             thread_kind=config.thread.kind,
             view=view_of(config),
             providers=self.providers,
@@ -350,7 +356,8 @@ class ServiceWiring:
             await stack.enter_async_context(self.model)
             await stack.enter_async_context(self.auth)
             stack.push_async_callback(self.tooling.close)
-            self.toolbox.load(await self.tooling.open(self.toolbox.reload))
+            toolbox = self.service.agent.toolbox
+            toolbox.load(await self.tooling.open(toolbox.reload))
             await stack.enter_async_context(self.providers)
             await self.lease.start()
             stack.push_async_callback(self.lease.stop)

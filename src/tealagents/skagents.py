@@ -23,15 +23,21 @@ from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.api.skagents.turns import Plan, TaskStep, Turns
 from tealagents.auth import open_auth
-from tealagents.bootstrap import credential_of, identity_problems, is_open, model_of, observer_of, observing
+from tealagents.bootstrap import (
+    agent_of,
+    credential_of,
+    identity_problems,
+    is_open,
+    model_of,
+    observer_of,
+    observing,
+)
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
 from tealagents.config.skagents import EarlierConfig, EarlierTask
 from tealagents.domain.models import Json, ResponseFormat
-from tealagents.domain.ports import Clock, Model, ToolSpec
-from tealagents.engine.agent import AgentSpec
+from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
-from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
 from tealagents.llm.encoding import valid_name
 from tealagents.outbound.addresses import is_loopback_host
@@ -215,7 +221,6 @@ class _Wiring:
 
     def __init__(self, config: EarlierConfig, clock: Clock) -> None:
         self.config = config
-        self.clock = clock
         self.credential = credential_of(config)
         self.auth = None
         if config.auth.provider != GATEWAY:
@@ -310,24 +315,17 @@ class _AgentWiring:
     """One agent of a config: its model and its tools."""
 
     def __init__(self, config: EarlierConfig, wiring: _Wiring, clock: Clock) -> None:
-        self._model: Model = model_of(config, wiring.credential)
         self._tooling = Tooling(config, None, clock)
-        limits = config.limits
-        self._toolbox = Toolbox(self._model, limits.tool_timeout_seconds, self._tooling.govern)
-        self.agent = AgentSpec(
-            name=config.name,
-            version=config.version,
-            system_prompt=config.agent.system_prompt.strip(),
-            model=self._model,
-            toolbox=self._toolbox,
-            limits=limits,
+        self.agent = dataclasses.replace(
+            agent_of(config, model_of(config, wiring.credential), self._tooling.govern),
             delegation=self._tooling.delegation,
             forward_headers=config.forward_headers,
             observer=wiring.observer,
         )
 
     async def open(self, stack: AsyncExitStack) -> None:
-        await stack.enter_async_context(self._model)
+        toolbox = self.agent.toolbox
+        await stack.enter_async_context(self.agent.model)
         stack.push_async_callback(self._tooling.close)
-        self._toolbox.load(await self._tooling.open(self._toolbox.reload))
-        check_tools([tool.spec for tool in self._toolbox.tools])
+        toolbox.load(await self._tooling.open(toolbox.reload))
+        check_tools([tool.spec for tool in toolbox.tools])

@@ -33,6 +33,10 @@ from tealagents.tools.options import MCPServerOptions
 ADA, BOB, TWIN = User("contoso", "ada"), User("contoso", "bob"), User("fabrikam", "ada")
 
 
+def names(of: Toolbox) -> list[str]:
+    return [tool.spec.name for tool in of.tools]
+
+
 def context_of(user: User) -> Context:
     return Context(user.oid, tenant_id=user.tid)
 
@@ -100,9 +104,9 @@ async def test_a_turn_sees_what_its_owner_is_listed_meanwhile() -> None:
             box.load([GovernedToolset(server, None, consents), Tools(noting([]))])
             extra = noting([], "Extra-tool")
             turn = box.of(ADA).with_tools([extra])
-            assert turn.names == ["Extra-tool", "private-connect", "Shell-delete"]
+            assert names(turn) == ["Extra-tool", "private-connect", "Shell-delete"]
             await authorize(server, provider, consents, ADA, "Ada")
-            assert turn.current().names == [
+            assert names(turn.current()) == [
                 *("Extra-tool", "private-notes_of_Ada", "private-notes", "Shell-delete")
             ]
             assert turn.current().current().encoded == turn.current().encoded

@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
-from tealagents.agent.answering import Approve, answering
+from tealagents.agent.answering import Answering, Approve, ThreadRecorder
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
 from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
 from tealagents.config import ServiceConfig, load
@@ -316,15 +316,14 @@ class Agent:
         with thread.taken():
             async with self._opened() as working:
                 await thread.create()
-                begun = answering(
-                    await working.agent(kind),
-                    working.records,
-                    thread,
-                    self._user,
-                    self._clock,
-                    self._approve,
-                    message,
-                    user_context or {},
+                begun = Answering(
+                    agent=await working.agent(kind),
+                    records=working.records,
+                    thread=thread,
+                    user=self._user,
+                    approve=self._approve,
+                    recorder=ThreadRecorder(message, self._clock),
+                    user_context=dict(user_context or {}),
                 )
                 async with aclosing(begun.answering(streamed=streamed)) as updates:
                     async for update in updates:

@@ -1,7 +1,7 @@
 """One message and its answer, on a thread of the library."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -20,7 +20,6 @@ from tealagents.domain.models import (
     Decision,
     Item,
     Json,
-    Message,
     Step,
     StepBody,
     TokenUsage,
@@ -37,6 +36,7 @@ from tealagents.engine.turn import Asked, TurnLoop, Waits, open_turn
 from tealagents.state.decisions import decision_step
 from tealagents.state.history import in_call_order
 from tealagents.state.memories import Memory
+from tealagents.state.new_message import message_of
 from tealagents.state.records import RecordStore
 from tealagents.threads.base import AgentThread
 from tealagents.threads.local import LocalThread
@@ -88,8 +88,11 @@ class ThreadConversation:
 class ThreadRecorder(Recorder):
     """Keeps the steps for the answer."""
 
-    def __init__(self, request_id: str, clock: Clock, message: Message) -> None:
-        super().__init__(request_id, clock, message, TokenUsage())
+    def __init__(self, message: str | Sequence[Item], clock: Clock) -> None:
+        """`InvalidRequest` for what is no message."""
+        request_id = ids.random_id()
+        said = message_of(request_id, "user", _items(message), clock.now())
+        super().__init__(request_id, clock, said, TokenUsage())
         self.steps: list[Step] = []
 
     def record(self, action: str, body: Body, **details: object) -> None:
@@ -133,7 +136,6 @@ class Answering(Struct, frozen=True, kw_only=True):
     records: RecordStore
     thread: AgentThread
     user: User
-    clock: Clock
     approve: Approve | None
     recorder: ThreadRecorder
     user_context: dict[str, str]
@@ -141,11 +143,10 @@ class Answering(Struct, frozen=True, kw_only=True):
     async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | AgentAnswer, None]:
         agent, recorder, context = self.agent, self.recorder, self._call_context()
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
-        time = TimeLeft(agent.limits.request_timeout_seconds, self.clock)
+        time = TimeLeft(agent.limits.request_timeout_seconds, recorder.clock)
         async with time.spent():
             turn = await open_turn(agent, conversation, self._asked())
-        remote_id = conversation.remote_id
-        loop = TurnLoop(agent, turn, recorder, context, self.clock, streamed=streamed, remote_id=remote_id)
+        loop = TurnLoop(agent, turn, recorder, context, streamed=streamed)
         last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
         try:
@@ -225,7 +226,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         authorizations = zip(needed.consents, needed.authorizations, strict=True)
         urls = {call_id: str(each["url"]) for call_id, each in authorizations}
         approved = [c for c in needed.calls if c.id not in urls and await self._approves(c)]
-        now = self.clock.now()
+        now = self.recorder.clock.now()
         decisions = tuple(
             Decision(id=call.id, action="approve" if call in approved else "reject") for call in needed.calls
         )
@@ -247,7 +248,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         return bool(await decided) if isawaitable(decided) else bool(decided)
 
     def _approval(self, needed: HumanNeeded) -> Approval:
-        now, thread_id = self.clock.now(), self.thread.thread_id
+        now, thread_id = self.recorder.clock.now(), self.thread.thread_id
         return Approval(
             approval_id=ids.random_id(),
             request_id=self.recorder.request_id,
@@ -282,34 +283,6 @@ def _items(message: object) -> tuple[Item, ...]:
     except UnicodeEncodeError:
         raise InvalidRequest("message", "holds a lone surrogate, which is not a character") from None
     return tuple(message)
-
-
-def answering(
-    agent: AgentSpec,
-    records: RecordStore,
-    thread: AgentThread,
-    user: User,
-    clock: Clock,
-    approve: Approve | None,
-    message: str | Sequence[Item],
-    user_context: Mapping[str, str],
-) -> Answering:
-    """What answers a message on a thread; `InvalidRequest` for what is no message."""
-    items = _items(message)
-    request_id = ids.random_id()
-    said = Message(
-        message_id=ids.random_id(), request_id=request_id, role="user", created_at=clock.now(), items=items
-    )
-    return Answering(
-        agent=agent,
-        records=records,
-        thread=thread,
-        user=user,
-        clock=clock,
-        approve=approve,
-        recorder=ThreadRecorder(request_id, clock, said),
-        user_context=dict(user_context),
-    )
 
 
 def _updates(event: Event, calls: dict[str, ToolCall]) -> list[Update]:

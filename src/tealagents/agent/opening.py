@@ -2,14 +2,14 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, Literal, TypeVar
 
 from tealagents.config import ServiceConfig
-from tealagents.domain.ports import Clock, Store, Tool, Toolset
+from tealagents.domain.ports import Clock, Store, Toolset
 from tealagents.engine.agent import AgentSpec
-from tealagents.engine.toolbox import Toolbox
+from tealagents.engine.toolbox import Govern
 from tealagents.llm.credentials import AzureCredential
 from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
@@ -65,7 +65,7 @@ class Opened:
         records: RecordStore,
         providers: Providers,
         toolsets: Sequence[Toolset],
-        govern: Callable[[Sequence[Tool]], Sequence[Tool]],
+        govern: Govern,
         view: View | None,
         credential: AzureCredential | None,
     ) -> None:
@@ -82,22 +82,15 @@ class Opened:
     async def agent(self, kind: Kind) -> AgentSpec:
         """The agent as it serves a kind of thread; its model's client is opened when it is first needed."""
         if kind not in self._agents:
-            from tealagents.bootstrap import model_of
+            from tealagents.bootstrap import agent_of, model_of
 
             config = with_kind(self._config, kind)
             model = await self._stack.enter_async_context(model_of(config, self._credential))
-            toolbox = Toolbox(model, config.limits.tool_timeout_seconds, self._govern)
-            toolbox.load(self._toolsets)
-            self._agents[kind] = AgentSpec(
-                name=config.name,
-                version=config.version,
-                system_prompt=(config.agent.system_prompt or "").strip(),
-                model=model,
-                toolbox=toolbox,
-                limits=config.limits,
-                thread_kind=kind,
-                view=self._view if kind == "local" else None,
-                providers=self._providers,
+            agent = agent_of(config, model, self._govern)
+            agent.toolbox.load(self._toolsets)
+            view = self._view if kind == "local" else None
+            self._agents[kind] = dataclasses.replace(
+                agent, thread_kind=kind, view=view, providers=self._providers
             )
         return self._agents[kind]
 

@@ -41,7 +41,7 @@ from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
 from tealagents.engine.reconstruction import ReconstructedPrompt, Reconstruction
 from tealagents.engine.service import Service, Submitted
-from tealagents.state import keys, owner_directory
+from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import MOST_METADATA, Changes, check_metadata
@@ -152,12 +152,9 @@ class Exchange:
         return ProtectedResource(self.authenticator, path, self.settings.public_url)
 
     async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
-        """The partition of a record that the caller may use; see `owner_directory.locate`."""
-        tasks = self.tasks
+        """The partition of a record that the caller may use; see `Directory.locate`."""
         self.agent.observer.named(**{f"{kind.__name__}_id": identifier})
-        return await owner_directory.locate(
-            tasks.directory, tasks.records, caller, kind, identifier, reading=reading
-        )
+        return await self.tasks.directory.locate(caller, kind, identifier, reading=reading)
 
     # --- limits ----------------------------------------------------------------------------------
 
@@ -276,10 +273,8 @@ class Exchange:
 
     async def approval(self, caller: Caller, request_id: str, approval_id: str) -> ShownApproval:
         """A pause that the caller may read or decide, with the tools of its calls. `NotFound`, `NotOwner`."""
-        tasks = self.tasks
-        partition = await owner_directory.locate(
-            tasks.directory, tasks.records, caller, keys.request, request_id, reading=True, deciding=True
-        )
+        directory = self.tasks.directory
+        partition = await directory.locate(caller, keys.request, request_id, reading=True, deciding=True)
         approval = await self.catalog.approval(partition, request_id, approval_id)
         toolbox = self.agent.toolbox.of(approval.owner)
         shown = {call.id: toolbox.as_shown(call) for call in approval.calls}

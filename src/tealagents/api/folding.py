@@ -44,9 +44,8 @@ class EventFold:
 
     def __init__(self, *opening: bytes) -> None:
         """`opening` comes before the frames of the first event."""
-        #: what is sent of the event under way, and its number
+        #: what is sent of the event under way
         self.frames = list(opening)
-        self.event_id = 0
         #: whether there was text since the last call of a tool
         self.said = False
         #: it was last seen to wait its turn
@@ -54,7 +53,6 @@ class EventFold:
 
     def __call__(self, recorded: Recorded) -> bytes:
         """The frames of one event."""
-        self.event_id = recorded.id
         self.take(recorded.event)
         frames, self.frames = b"".join(self.frames), []
         return frames

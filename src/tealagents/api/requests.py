@@ -35,12 +35,14 @@ from tealagents.domain.models import (
     IdempotencyRecord,
     Item,
     Message,
+    MessageBody,
     RequestEnd,
     RequestRecord,
 )
 from tealagents.state import keys, latest
 from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
+from tealagents.state.queue import waiting_message
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50
@@ -135,19 +137,15 @@ class Named(Struct, frozen=True):
                 unanswered.setdefault(last, record.status in ("Failed", "Canceled"))
                 theirs = list(record.client.get("messages", ()))
                 mark = issued.get(record.request_id)
-                if mark is not None and sent[mark] == await self._said(record):
-                    theirs.append(mark)
+                if mark is not None:
+                    said = await asked(self.exchange, self.partition, record)
+                    if said is not None and said.items == sent[mark]:
+                        theirs.append(mark)
                 known = {**dict.fromkeys(theirs, last), **known}
         fresh = [mark for mark in marks if mark not in known]
         if not fresh and marks and unanswered[known[marks[-1]]]:
             return marks[-1:], known[marks[-1]]
         return fresh, None
-
-    async def _said(self, record: RequestRecord) -> tuple[Item, ...]:
-        """What the user has said in a request of this task."""
-        tail = self.head.tail_seq if self.head else 0
-        found = await self.exchange.history.messages_of(self.partition, record, tail)
-        return next((message.items for message in found if message.role == "user"), ())
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""
@@ -190,15 +188,6 @@ async def added(
                 if is_unstored(record):
                     raise InvalidRequest(field, "was not stored: send what was said before instead")
     return replace(message, task_id=head.task_id)
-
-
-async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
-    """One of the pauses of a request. `NotFound`."""
-    if approval_id in view.record.approvals:
-        found = await find_pause(exchange, view.partition, approval_id)
-        if found is not None:
-            return found
-    raise NotFound(f"The request {view.record.request_id} has no such pause.")
 
 
 async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Approval | None:
@@ -273,6 +262,17 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
     found = await exchange.history.messages_of(view.partition, record, tail)
     said = [each for each in found if each.items and each.role != "tool"]
     return said if most is None else said[-most:]
+
+
+async def asked(exchange: Exchange, partition: str, record: RequestRecord) -> Message | None:
+    """The user's message that a request began with, or waits with; None where there is none."""
+    if not record.first_seq and record.waiting is not None:
+        return await waiting_message(exchange.tasks, partition, record)
+    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
+    async for logged in exchange.history.forwards(partition, record.task_id, path):
+        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
+            return logged.body.message
+    return None
 
 
 async def page(

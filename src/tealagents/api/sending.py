@@ -157,7 +157,7 @@ async def _check_message(exchange: Exchange, view: RequestView, message: NewMess
     if message.client.get("background") and unstored:
         raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
     if message.items:
-        said = await stretches.asked(exchange, view)
+        said = await requests.asked(exchange, view.partition, view.record)
         if said is None or said.items != message.items:
             raise InvalidRequest("input", ADDS_A_MESSAGE)
 
@@ -175,7 +175,7 @@ async def _retried(
     if view is not None:
         view = replace(view, replayed=view.record.status in ENDED)
         return await stretches.cut(exchange, view, 1)
-    said = await stretches.asked(exchange, failed.view)
+    said = await requests.asked(exchange, failed.view.partition, record)
     first = {name: record.client[name] for name in SET_FIRST if name in record.client}
     anew = {
         "setup": setup or record.setup,

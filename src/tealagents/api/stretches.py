@@ -22,7 +22,6 @@ from tealagents.api.folding import EventFold
 from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
-    CorruptState,
     InvalidRequest,
     NotFound,
     TaskBusy,
@@ -42,7 +41,6 @@ from tealagents.domain.models import (
     Approval,
     Body,
     Caller,
-    Message,
     MessageBody,
     RequestRecord,
     RequestSetup,
@@ -53,7 +51,6 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.queue import waiting_message
 
 F = TypeVar("F", bound=EventFold)
 
@@ -99,13 +96,10 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return total - self.before.usage if self.before else total
 
 
-async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
+async def _pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
     """A pause of a request. `CorruptState` where the request names one that is gone."""
-    found = await requests.find_pause(exchange, view.partition, approval_id)
-    if found is None:
-        gap = CorruptState(keys.approval(approval_id), "is missing")
-        raise await exchange.service.records.unless_deleted(view.partition, view.record.task_id, gap)
-    return found
+    records, key = exchange.service.records, keys.approval(approval_id)
+    return (await records.named(view.partition, view.record.task_id, key, Approval)).value
 
 
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
@@ -118,7 +112,7 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
     if 1 < wanted <= view.record.imported_pauses + 1:
         wanted = 1
     around = [
-        await pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
+        await _pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
         for n in (wanted - 2, wanted - 1)
     ]
     before, after = around
@@ -279,7 +273,7 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
     """The pause of a stretch that was decided while its events were followed."""
     view = stretch.view
     record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
-    return await pause(exchange, view, record.approvals[stretch.number - 1])
+    return await _pause(exchange, view, record.approvals[stretch.number - 1])
 
 
 async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:
@@ -306,18 +300,6 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
     if record.output and record.status != "Completed" and not isinstance(events[-1], TextDelta):
         events.append(TextDelta(record.output))
     return [*events, ending(record)]
-
-
-async def asked(exchange: Exchange, view: RequestView) -> Message | None:
-    """The user's message that a request began with, or waits with; None where there is none."""
-    record = view.record
-    if not record.first_seq and record.waiting is not None:
-        return await waiting_message(exchange.tasks, view.partition, record)
-    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
-    async for logged in exchange.history.forwards(view.partition, record.task_id, path):
-        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
-            return logged.body.message
-    return None
 
 
 async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:

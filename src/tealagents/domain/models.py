@@ -558,8 +558,6 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     authorizations: tuple[Json, ...] = ()
     #: SHA-256 of the calls as they were shown; what runs is checked against it
     digest: str = ""
-    #: 1 for the request's first pause
-    number: int = 1
     #: the id of the stream event that announced it
     event_id: int = 0
     decided_at: datetime | None = None

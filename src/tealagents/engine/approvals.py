@@ -30,7 +30,7 @@ from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
-from tealagents.state.owner_directory import anothers, locate
+from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 
@@ -76,9 +76,7 @@ class Approvals:
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
         `RequestCanceled`, `NotFound`.
         """
-        partition = await locate(
-            self._tasks.directory, self._records, caller, keys.request, request_id, deciding=True
-        )
+        partition = await self._tasks.directory.locate(caller, keys.request, request_id, deciding=True)
         for _ in range(ATTEMPTS):
             record = (await self._tasks.request(partition, request_id)).value
             if not record.approvals and partition != self._records.partition(caller.user):

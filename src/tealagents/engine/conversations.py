@@ -31,7 +31,7 @@ class TaskConversation:
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
         if kept.agent.thread_kind == "remote":
-            return await kept.whole.context_of(partition, head)
+            return await kept.tasks.records.context_of(partition, head) or {}
         if kept.agent.view is None:
             return (await kept.whole.load(partition, head)).context
         self._window = await kept.viewed.load(partition, head)
@@ -78,9 +78,6 @@ class TaskConversations:
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
-    def open(self, writer: TaskWriter) -> TaskConversation:
-        return TaskConversation(self, writer)
-
     def asked(self, writer: TaskWriter, recorder: Recorder) -> Asked:
         """What the turn of a request is about."""
         request, effects = writer.request, effects_note(writer.head)
@@ -112,10 +109,10 @@ class TaskConversations:
             async for logged in history.forwards(partition, head.task_id, ((first, tail),))
             if isinstance(logged.body, MessageBody)
         ]
-        done = await history.tool_outcomes(partition, head.task_id, first, tail)
+        done = await history.produced(partition, head.task_id, first, tail)
         await writer.rebase()
         recorder.messages.extend(said)
-        recorder.intents = {tool.call_id: tool for tool in done} | recorder.intents
+        recorder.intents = {tool.call_id: tool for tool in done.tools} | recorder.intents
 
     async def _keep_events(self, writer: TaskWriter) -> None:
         while True:
@@ -136,10 +133,6 @@ class TaskConversations:
         """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
         if self.agent.thread_kind != "remote":
             self.windows.extend(head, first_seq, messages, context)
-
-    def recheck_keys(self, task_id: str) -> tuple[str, Sequence[int]]:
-        """The batches to read again because what was made of them is kept, and whose log they are of."""
-        return self.windows.recheck_keys(task_id)
 
     def forget(self, task_id: str) -> None:
         self.windows.forget(task_id)

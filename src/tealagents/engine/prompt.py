@@ -52,7 +52,6 @@ class RemotePrompt(Prompt):
     def __init__(self, model: Model, standing: Sequence[bytes], new: Sequence[bytes]) -> None:
         super().__init__(model, [*standing, *new])
         self._standing = len(standing)
-        self._answered = len(self._parts)
 
     def add(self, message: Message) -> None:
         if message.role != "assistant":

@@ -41,7 +41,7 @@ class Recorder:
     def __init__(self, request_id: str, clock: Clock, message: Message | None, usage: TokenUsage) -> None:
         """`message` began the request; None after a pause, until what was said before it is recalled."""
         self.request_id = request_id
-        self._clock = clock
+        self.clock = clock
         self.usage = usage
         self.messages: list[Message] = [message] if message else []
         #: the request's tool calls by id, and what is known of them
@@ -131,7 +131,7 @@ class Recorder:
             request_id=self.request_id,
             kind="tool",
             name=call.tool,
-            started_at=self._clock.now() - timedelta(milliseconds=result.duration_ms),
+            started_at=self.clock.now() - timedelta(milliseconds=result.duration_ms),
             duration_ms=result.duration_ms,
             input={"call_id": call.id, "arguments": call.arguments},
             output={"output": result.output[:OUTPUT_SHOWN]},

@@ -28,7 +28,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
-from tealagents.engine.conversations import TaskConversations
+from tealagents.engine.conversations import TaskConversation, TaskConversations
 from tealagents.engine.loop import HumanNeeded, Resumption
 from tealagents.engine.publishing import Publisher
 from tealagents.engine.recorder import TaskRecorder
@@ -172,17 +172,9 @@ class Run:
             await conversations.recall(writer, recorder)
         elif writer.request.retries is not None:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
-        conversation = conversations.open(writer)
+        conversation = TaskConversation(conversations, writer)
         turn = self._turn = await open_turn(self._agent, conversation, conversations.asked(writer, recorder))
-        loop = TurnLoop(
-            self._agent,
-            turn,
-            recorder,
-            self._context,
-            self._tasks.records.clock,
-            streamed=self._streamed,
-            remote_id=conversation.remote_id,
-        )
+        loop = TurnLoop(self._agent, turn, recorder, self._context, streamed=self._streamed)
         async with aclosing(loop.events(resumption)) as events:
             return await self._shown(events)
 
@@ -257,7 +249,6 @@ class Run:
             message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
-            number=len(request.approvals) + 1,
             event_id=self.stream.last_event + 1,
             awaits_owner=needed.awaits_owner,
             usage=self._recorder.usage,

@@ -64,7 +64,7 @@ class Service:
         )
         #: the process has drained: followers of what continues elsewhere are sent there
         self.closed = False
-        self._submission = Submission(tasks, self.conversations.recheck_keys)
+        self._submission = Submission(tasks, self.conversations.windows.recheck_keys)
         self._runs: dict[str, Run] = {}
         #: what carries the runs to their ends
         self._carrying: set[asyncio.Task[None]] = set()

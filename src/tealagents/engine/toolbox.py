@@ -42,6 +42,9 @@ NAMES_LISTED = 40
 
 Outcome = Literal["done", "failed", "unknown"]
 
+#: puts tools under governance
+Govern = Callable[[Sequence[Tool]], Sequence[Tool]]
+
 
 class ToolOutput(Struct, frozen=True):
     """The outcome of one call; `output` is what the model is sent."""
@@ -148,7 +151,7 @@ class Toolbox:
         self,
         model: Model,
         timeout_seconds: float,
-        govern: Callable[[Sequence[Tool]], Sequence[Tool]] = list,
+        govern: Govern = list,
     ) -> None:
         """`govern` puts tools that come with a request under the governance of all others."""
         self._model = model
@@ -236,10 +239,6 @@ class Toolbox:
 
     def __len__(self) -> int:
         return len(self._tools)
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._tools)
 
     @property
     def tools(self) -> list[Tool]:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tealagents.domain import ids
 from tealagents.domain.events import Event, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     AS_CONFIGURED,
@@ -23,7 +22,6 @@ from tealagents.domain.models import (
     ToolCall,
     User,
 )
-from tealagents.domain.ports import Clock
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
     Answered,
@@ -42,6 +40,7 @@ from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.state.history import open_round
 from tealagents.state.memories import Memory
+from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Part, Report, Upcoming
 
@@ -105,11 +104,14 @@ class Turn:
         providers: Providers,
         gathered: Gathered,
         context: Json | None,
+        remote_id: str | None,
     ) -> None:
         """`context` is what the conversation remembers, to be kept with the checkpoint; None: nothing."""
         self.prompt = prompt
         self.toolbox = toolbox
         self.setup = setup
+        #: where a remote conversation continues
+        self.remote_id = remote_id
         self._providers = providers
         self._gathered = gathered
         self._context = context
@@ -159,7 +161,8 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
     notes = [*gathered.instructions, *filter(None, [asked.setup.instructions]), *asked.notes]
     new = [*gathered.messages, *_from_application(asked)]
     prompt = await _prompt(agent, conversation, asked, notes, new, toolbox, context)
-    return Turn(prompt, toolbox, asked.setup, agent.providers, gathered, context)
+    remote_id = conversation.remote_id
+    return Turn(prompt, toolbox, asked.setup, agent.providers, gathered, context, remote_id)
 
 
 async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
@@ -221,15 +224,8 @@ async def _prompt(
 def _from_application(asked: Asked) -> list[Message]:
     if not asked.user_context:
         return []
-    return [
-        Message(
-            message_id=ids.random_id(),
-            request_id=asked.request_id,
-            role="user",
-            created_at=asked.said[0].created_at,
-            items=(Item("text", context_note(asked.user_context)),),
-        )
-    ]
+    items = (Item("text", context_note(asked.user_context)),)
+    return [message_of(asked.request_id, "user", items, asked.said[0].created_at)]
 
 
 # --- taking it -----------------------------------------------------------------------------------
@@ -254,15 +250,7 @@ class TurnLoop:
     """Drives a turn: every step is recorded before the next one is asked for."""
 
     def __init__(
-        self,
-        agent: AgentSpec,
-        turn: Turn,
-        recorder: Recorder,
-        context: CallContext,
-        clock: Clock,
-        *,
-        streamed: bool,
-        remote_id: str | None,
+        self, agent: AgentSpec, turn: Turn, recorder: Recorder, context: CallContext, *, streamed: bool
     ) -> None:
         self._agent = agent
         self._turn = turn
@@ -274,7 +262,7 @@ class TurnLoop:
             toolbox=turn.toolbox,
             call_tool=self._call_tool,
             observer=agent.observer,
-            clock=clock,
+            clock=recorder.clock,
             request_id=recorder.request_id,
             prompt=turn.prompt,
             stream=streamed,
@@ -283,7 +271,7 @@ class TurnLoop:
             response_format=turn.setup.response_format or agent.response_format,
             tool_choice=turn.setup.tool_choice,
             remote=agent.thread_kind == "remote",
-            remote_id=remote_id,
+            remote_id=turn.remote_id,
             rounds=sum(1 for message in messages if message.tool_calls),
             call_ids={call.id: 1 for message in messages for call in message.tool_calls} or None,
         )

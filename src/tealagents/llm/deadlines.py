@@ -1,27 +1,13 @@
 """The deadlines of one call of the model, on the event loop's clock. No I/O."""
 
-from typing import Protocol
-
 from tealagents.domain.errors import ModelTimeout
-
-
-class DeadlineOptions(Protocol):
-    """Seconds; see `ModelOptions`."""
-
-    @property
-    def model_timeout_seconds(self) -> float: ...
-
-    @property
-    def first_piece_timeout_seconds(self) -> float: ...
-
-    @property
-    def piece_timeout_seconds(self) -> float: ...
+from tealagents.llm.options import ModelOptions
 
 
 class Deadlines:
     """How long one call is waited for: in all, for its first delta, and then for each next one."""
 
-    def __init__(self, timeouts: DeadlineOptions, now: float) -> None:
+    def __init__(self, timeouts: ModelOptions, now: float) -> None:
         self._timeouts = timeouts
         self._total_at = now + timeouts.model_timeout_seconds
         self._first_at = now + timeouts.first_piece_timeout_seconds

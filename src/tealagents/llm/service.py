@@ -24,7 +24,7 @@ from tealagents.llm.retries import Retries, RetryBudget
 from tealagents.outbound.addresses import proxy_for
 
 if TYPE_CHECKING:
-    from tealagents.llm.wire import ModelResponse, ServiceConnection
+    from tealagents.llm.wire import ServiceConnection
 
 _log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class ModelService:
                         break
                 await answer.linger()
             else:
-                if said := list(reading.whole(await self._json(answer))):
+                if said := list(reading.whole(self._checked(await answer.whole(), answer.content_type))):
                     yield said
             done = reading.done()
             if len(done.tool_calls) > MAX_CALLS:
@@ -220,10 +220,6 @@ class ModelService:
         status = failed.complaint.status if failed.complaint is not None else None
         _log.info("Trying the model service again in %.2f s (HTTP status %s).", pause, status or "none")
         return pause
-
-    async def _json(self, answer: "ModelResponse") -> bytes:
-        """The body of an answer that came in one."""
-        return self._checked(await answer.whole(), answer.content_type)
 
     def _checked(self, body: bytes, content_type: str = "") -> bytes:
         """The body, unless it is a page of HTML, which is reported as one, not as broken JSON."""

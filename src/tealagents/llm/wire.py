@@ -17,7 +17,7 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -349,21 +349,23 @@ class ServiceConnection:
 
     async def get(self, path: str, deadlines: Deadlines) -> bytes:
         """The body of what is at the path. `AttemptFailed`, `ModelTimeout`."""
-        response = await _in_time(
-            self._client.get(self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}),
-            deadlines,
-        )
-        return await _whole(response, deadlines)
+        return await self._whole(self._client.get, path, deadlines)
 
     async def delete(self, path: str, deadlines: Deadlines) -> bytes:
         """Deletes what is at the path. `AttemptFailed`, `ModelTimeout`."""
-        response = await _in_time(
-            self._client.delete(
-                self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}
-            ),
-            deadlines,
-        )
-        return await _whole(response, deadlines)
+        return await self._whole(self._client.delete, path, deadlines)
+
+    async def _whole(
+        self, send: Callable[..., Awaitable[httpx2.Response]], path: str, deadlines: Deadlines
+    ) -> bytes:
+        """What a call without a body is answered."""
+        options = {"headers": self._headers}
+        sending = send(self._root + path, cast_to=httpx2.Response, options=options)
+        answer = ModelResponse(_response(await _in_time(sending, deadlines)), deadlines)
+        try:
+            return await answer.whole()
+        finally:
+            answer.close()
 
     async def aclose(self) -> None:
         await self._client.close()
@@ -376,14 +378,6 @@ async def _in_time(response: Awaitable[Response], deadlines: Deadlines) -> Respo
             return await response
     except TimeoutError:
         raise deadlines.overdue(loop.time()) from None
-
-
-async def _whole(response: httpx2.Response, deadlines: Deadlines) -> bytes:
-    answer = ModelResponse(_response(response), deadlines)
-    try:
-        return await answer.whole()
-    finally:
-        answer.close()
 
 
 def _broken_off(failure: Exception) -> AttemptFailed:

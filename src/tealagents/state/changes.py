@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
@@ -64,7 +63,7 @@ class Changes:
             if head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
-            context = await self._context(partition, head)
+            context = await self._records.context_of(partition, head)
             grown, entries, record = resent(head, said, actor.key, context, source=tasks.source, now=now)
             put = {keys.request(record.request_id): record}
             return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
@@ -72,13 +71,6 @@ class Changes:
         written = await tasks.transact(partition, task_id, decide)
         assert written is not None
         return written.head
-
-    async def _context(self, partition: str, head: Head) -> Json | None:
-        """What the conversation remembers as of its current checkpoint."""
-        if head.checkpoint_id is None:
-            return None
-        found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
-        return found.value.context if found else None
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
@@ -93,8 +85,8 @@ class Changes:
             )
 
         def moved(head: Head) -> Head:
-            now = self._records.clock.now()
-            return lifecycle.go_to(_free(head), checkpoint_id, target.path, target.remote_id, now)
+            path, remote_id = target.path, target.remote_id
+            return replace(_free(head), checkpoint_id=checkpoint_id, path=path, remote_id=remote_id)
 
         note = Note("rolled back", {"checkpoint_id": checkpoint_id})
         return await self._change(partition, task_id, actor, "task.rolled_back", note, moved)

@@ -88,12 +88,8 @@ class Copy:
         await self.flush()
         await self._flush_requests()
         task_key, session_key = keys.task(head.task_id), keys.session(head.session_id)
-        listed = keys.task_by_creation(head.created_at, head.task_id)
-        put: dict[str, object] = {
-            task_key: head,
-            listed: head.task_id,
-            keys.task_by_session(head.session_id, head.created_at, head.task_id): head.task_id,
-        }
+        listed = keys.listings(head)
+        put: dict[str, object] = {task_key: head, **dict.fromkeys(listed, head.task_id)}
         if session is None:
             now = self._records.clock.now()
             put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
@@ -103,7 +99,8 @@ class Copy:
         try:
             await self._records.commit(
                 self._partition,
-                marker=listed,  # a message to the task overwrites its head, and its deletion erases its log
+                # a message to the task overwrites its head, and its deletion erases its log
+                marker=listed[0],
                 expect={**expect, **self._tail},
                 put=put,
                 delete=list(self._guard),

@@ -394,8 +394,7 @@ class Importer:
             return {}
         if key.startswith(keys.task("")):
             head = codec.unseal(partition, key, row.stored, Head)
-            made[keys.task_by_creation(head.created_at, head.task_id)] = head.task_id
-            made[keys.task_by_session(head.session_id, head.created_at, head.task_id)] = head.task_id
+            made |= dict.fromkeys(keys.listings(head), head.task_id)
         elif key.startswith(keys.session("")):
             session = codec.unseal(partition, key, row.stored, Session)
             made[keys.session_by_creation(session.created_at, session.session_id)] = session.session_id

@@ -270,10 +270,7 @@ class Eraser:
                 marker=key,
                 expect={key: stored.version, **(expect or {})},
                 put={key: buried},
-                delete=[
-                    keys.task_by_creation(head.created_at, head.task_id),
-                    keys.task_by_session(head.session_id, head.created_at, head.task_id),
-                ],
+                delete=keys.listings(head),
             )
         except Conflict:
             return None

@@ -42,7 +42,6 @@ class Round(Struct, frozen=True, kw_only=True):
 
     request_id: str
     first_seq: int
-    last_seq: int
     messages: tuple[Message, ...] = ()
     remote_id: str | None = None
     #: as in the `RequestEnd`
@@ -52,7 +51,9 @@ class Round(Struct, frozen=True, kw_only=True):
 class Produced(Struct, frozen=True):
     """What a request has produced so far, by the log."""
 
+    #: what its tools have done, or may have
     tools: tuple[ToolOutcome, ...]
+    #: of all its model calls
     usage: TokenUsage
     #: calls that were begun and have not returned
     running: tuple[ToolCall, ...]
@@ -126,7 +127,6 @@ class History:
                     yield Round(
                         request_id=end.body.request_id,
                         first_seq=end.body.first_seq,
-                        last_seq=end.seq,
                         messages=tuple(in_call_order(messages[::-1])),
                         remote_id=end.body.remote_id,
                         finish_reason=end.body.finish_reason,
@@ -202,14 +202,8 @@ class History:
                 last = logged.body.first_seq
         return found, None
 
-    async def tool_outcomes(
-        self, partition: str, task_id: str, first: int, tail: int
-    ) -> tuple[ToolOutcome, ...]:
-        """What the tools of the request whose entries begin at `first` have done, or may have."""
-        return (await self.produced(partition, task_id, first, tail)).tools
-
-    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> "Produced":
-        """The same, what all its model calls have used, and which of its tool calls have not returned."""
+    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> Produced:
+        """What the request whose entries begin at `first` has produced up to the entry `tail`."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
         usage = TokenUsage()

@@ -8,6 +8,8 @@ import hashlib
 import re
 from datetime import UTC, datetime
 
+from tealagents.domain.models import Head
+
 #: seconds for which a pause stays in its tenant's inbox when its time is up
 INBOX_SECONDS = 7 * 86400.0
 
@@ -169,17 +171,15 @@ def created(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
-def task_by_creation(at: datetime, task_id: str) -> str:
-    return f"tasks/{created(at)}/{task_id}"
-
-
 def tasks_of_session(session_id: str) -> str:
     """The prefix of the index of one session's tasks."""
     return f"session-tasks/{session_id}/"
 
 
-def task_by_session(session_id: str, at: datetime, task_id: str) -> str:
-    return f"{tasks_of_session(session_id)}{created(at)}/{task_id}"
+def listings(head: Head) -> list[str]:
+    """Where a task is listed: among all its owner's, and among its session's."""
+    at, task_id = created(head.created_at), head.task_id
+    return [f"tasks/{at}/{task_id}", f"{tasks_of_session(head.session_id)}{at}/{task_id}"]
 
 
 def session_by_creation(at: datetime, session_id: str) -> str:

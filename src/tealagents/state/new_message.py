@@ -6,8 +6,9 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Item, Json, PerRequest
+from tealagents.domain.models import Item, Json, Message, PerRequest, Role
 
 #: earlier messages that a new task can begin with
 MOST_EARLIER = 500
@@ -46,6 +47,11 @@ class Key(Struct, frozen=True):
 
     name: str
     digest: str
+
+
+def message_of(request_id: str, role: Role, items: tuple[Item, ...], at: datetime) -> Message:
+    """A message of a request, under an id of its own."""
+    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=at, items=items)
 
 
 def check_earlier(said: Sequence[Earlier]) -> None:

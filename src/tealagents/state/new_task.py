@@ -10,19 +10,16 @@ from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import AlreadyExists, NotFound
 from tealagents.domain.models import (
     Head,
-    Item,
     Json,
-    Message,
     MessageBody,
     RequestEnd,
     RequestRecord,
-    Role,
     Session,
     User,
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.new_message import Earlier, NewMessage
+from tealagents.state.new_message import Earlier, NewMessage, message_of
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
@@ -50,8 +47,6 @@ async def new_task(
     now = tasks.records.clock.now()
     session_id, put, expect = await _session(tasks.directory, message.session_id, owner, found, now)
     task_id = await _task_id(tasks.directory, message.new_task_id, owner, taken)
-    put[keys.task_by_creation(now, task_id)] = task_id
-    put[keys.task_by_session(session_id, now, task_id)] = task_id
     head = Head(
         task_id=task_id,
         session_id=session_id,
@@ -63,6 +58,7 @@ async def new_task(
         metadata=message.metadata,
         log_id=ids.operation_id() if message.new_task_id else "",
     )
+    put |= dict.fromkeys(keys.listings(head), task_id)
     if not message.earlier:
         return NewTask(head, [], put, expect)
     head, entries, earlier = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
@@ -140,7 +136,3 @@ def resent(
         resent=True,
     )
     return replace(head, checkpoint_id=request_id, path=path), entries, record
-
-
-def message_of(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
-    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)

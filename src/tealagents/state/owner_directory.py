@@ -145,6 +145,36 @@ class Directory:
                 return user
         return None
 
+    async def locate(
+        self, caller: Caller, kind: "Kind", identifier: str, *, reading: bool = False, deciding: bool = False
+    ) -> str:
+        """The partition that holds a record the caller may use.
+
+        `kind` is the key function of the record (`keys.task`, …). With `reading`, an auditor may use records
+        of others in the tenant, with `deciding` an approver. Raises `NotOwner` for another's record and
+        `NotFound` for one that is not there.
+        """
+        own = self._records.partition(caller.user)
+        (record,) = await self._records.store.read(own, [kind(identifier)])
+        if record is not None:
+            return own
+        return await self.foreign(caller, kind, identifier, reading=reading, deciding=deciding)
+
+    async def foreign(
+        self, caller: Caller, kind: "Kind", identifier: str, *, reading: bool = False, deciding: bool = False
+    ) -> str:
+        """As `locate`, for an id that is not in the caller's own partition."""
+        owner = await self.owner_of(identifier, kind(identifier))
+        if owner is None or owner == caller.user:
+            word = _WORDS[kind]
+            raise NotFound(
+                f"There is no {word} {identifier}. Check the id; it may have been deleted or expired."
+            ).with_ids(**{f"{word}_id": identifier})
+        allowed = (reading and caller.auditor) or (deciding and caller.approver)
+        if allowed and owner.tid == caller.user.tid:
+            return self._records.partition(owner)
+        raise anothers(kind, identifier)
+
     async def forget(self, user: User) -> None:
         """Forgets that there is such a user, and what ids are theirs."""
         await self._forget_owner(user)
@@ -184,53 +214,6 @@ class Directory:
 Kind = Callable[[str], str]
 
 _WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", keys.approval: "approval"}
-
-
-async def locate(
-    directory: Directory,
-    records: RecordStore,
-    caller: Caller,
-    kind: Kind,
-    identifier: str,
-    *,
-    reading: bool = False,
-    deciding: bool = False,
-) -> str:
-    """The partition that holds a record the caller may use.
-
-    `kind` is the key function of the record (`keys.task`, …). With `reading`, an auditor may use records of
-    others in the tenant, with `deciding` an approver. Raises `NotOwner` for another's record and `NotFound`
-    for one that is not there.
-    """
-    own = records.partition(caller.user)
-    key = kind(identifier)
-    (record,) = await records.store.read(own, [key])
-    if record is not None:
-        return own
-    return await foreign(directory, records, caller, kind, identifier, reading=reading, deciding=deciding)
-
-
-async def foreign(
-    directory: Directory,
-    records: RecordStore,
-    caller: Caller,
-    kind: Kind,
-    identifier: str,
-    *,
-    reading: bool = False,
-    deciding: bool = False,
-) -> str:
-    """As `locate`, for an id that is not in the caller's own partition."""
-    owner = await directory.owner_of(identifier, kind(identifier))
-    if owner is None or owner == caller.user:
-        word = _WORDS[kind]
-        raise NotFound(
-            f"There is no {word} {identifier}. Check the id; it may have been deleted or expired."
-        ).with_ids(**{f"{word}_id": identifier})
-    allowed = (reading and caller.auditor) or (deciding and caller.approver)
-    if allowed and owner.tid == caller.user.tid:
-        return records.partition(owner)
-    raise anothers(kind, identifier)
 
 
 def anothers(kind: Kind, identifier: str) -> TealError:

@@ -20,7 +20,7 @@ from tealagents.domain.errors import (
     TealError,
     Unknown,
 )
-from tealagents.domain.models import Approval, Batch, Body, Entry, Head, RequestRecord, User
+from tealagents.domain.models import Approval, Batch, Body, Entry, Head, Json, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
 from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
@@ -107,12 +107,22 @@ class RecordStore:
 
     async def request(self, partition: str, task_id: str, request_id: str) -> Stored[RequestRecord]:
         """A request that its task names. `CorruptState` where it is gone, or `NotFound` with its task."""
-        key = keys.request(request_id)
-        found = await self.get(partition, key, RequestRecord)
+        return await self.named(partition, task_id, keys.request(request_id), RequestRecord)
+
+    async def named(self, partition: str, task_id: str, key: str, kind: type[T]) -> Stored[T]:
+        """A record that its task names. Raises as `request`."""
+        found = await self.get(partition, key, kind)
         if found is None:
             gap = CorruptState(key, "is missing", task_id=task_id)
             raise await self.unless_deleted(partition, task_id, gap)
         return found
+
+    async def context_of(self, partition: str, head: Head) -> Json | None:
+        """What the conversation of a task remembers as of its current checkpoint."""
+        if head.checkpoint_id is None:
+            return None
+        found = await self.get(partition, keys.request(head.checkpoint_id), RequestRecord)
+        return found.value.context if found else None
 
     def open(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
         """A record that was read, checked and parsed."""

@@ -44,13 +44,7 @@ class Removal:
         await self._delete_under(keys.blobs(task_id))
         await self._forget()
         await self._release(task_id)
-        await self._delete(
-            [
-                keys.task_by_creation(head.created_at, task_id),
-                keys.task_by_session(head.session_id, head.created_at, task_id),
-                keys.task(task_id),
-            ]
-        )
+        await self._delete([*keys.listings(head), keys.task(task_id)])
 
     async def _delete(self, names: Collection[str], *, notify: Collection[str] = ()) -> None:
         await self._records.delete(self._partition, names, expect=self._tombstone, notify=notify)

@@ -32,12 +32,12 @@ from tealagents.domain.models import (
     Session,
 )
 from tealagents.domain.ports import Record
-from tealagents.state import keys, owner_directory
+from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
 from tealagents.state.importing import Importing
-from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
-from tealagents.state.new_task import NewTask, message_of, new_task
+from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
+from tealagents.state.new_task import NewTask, new_task
 from tealagents.state.queue import Waiting, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
@@ -61,7 +61,6 @@ class BusyElsewhere(Struct, frozen=True):
 
     partition: str
     request_id: str
-    worker_id: str
 
 
 class _Again(Struct, frozen=True):
@@ -276,7 +275,7 @@ class _Attempt:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
-            await owner_directory.foreign(tasks.directory, tasks.records, self._caller, keys.task, task_id)
+            await tasks.directory.foreign(self._caller, keys.task, task_id)
         stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
             return _Again()
@@ -292,7 +291,7 @@ class _Attempt:
                 self._check_room(head)
                 return await self._queued(stored, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
-                return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
+                return BusyElsewhere(partition, head.running.request_id)
             if head.running is not None:
                 raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)

@@ -1,5 +1,15 @@
 """Everything that happens to a task, decided purely: what to append, and how head and request change.
 
+::
+
+                  ┌────────── received ◄──────┐
+    (new) ──► Running ──► Completed ──────────┤
+      │          │ ├────► Failed ─────────────┤      a task takes the status of its latest request
+      ▼          │ └────► Canceled ───────────┘      that has started; each of the three ended ones
+    Queued ──►   ▼           ▲                       accepts a follow-on
+               Paused ───────┘
+                 └──► Running (resumed)
+
 A decider takes the head (and the request) as they were read and returns a `Transition`; `Tasks.commit` is the
 one place where a transition is written. No I/O, no clock.
 """
@@ -13,6 +23,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.models import (
     Approval,
+    Effects,
     Failure,
     FinishReason,
     Head,
@@ -22,9 +33,12 @@ from tealagents.domain.models import (
     MessageBody,
     Note,
     Outcome,
+    Pending,
+    Queued,
     RequestEnd,
     RequestRecord,
     RequestSetup,
+    Running,
     Status,
     Step,
     StepBody,
@@ -73,16 +87,29 @@ class KeyLife(Struct, frozen=True):
 def received(head: Head, request: RequestRecord, message: Message, actor: str, now: datetime) -> Transition:
     """The request takes the task: a new one, a free one, or one whose queue it is first in."""
     entry = draft("message.received", actor, request.request_id, MessageBody(message))
-    started = lifecycle.start(head, request.request_id, request.worker_id or "", now)
+    started = replace(
+        head,
+        status="Running",
+        running=Running(request.request_id, request.worker_id or "", head.tail_seq + 1),
+        pending=None,
+        queue=_others(head, request),
+        updated_at=now,
+    )
     return Transition(head=started, entries=[entry], request=request, takes=True)
+
+
+def _others(head: Head, request: RequestRecord) -> tuple[Queued, ...]:
+    """The queue without a request."""
+    return tuple(waiting for waiting in head.queue if waiting.request_id != request.request_id)
 
 
 def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, now: datetime) -> Transition:
     """The request waits behind those that wait already."""
     note = Note("waits its turn", {"place": len(head.queue) + 1})
     entry = draft("request.queued", actor, request.request_id, note)
+    waiting = Queued(request.request_id, request.worker_id or "", deadline)
     grown = lifecycle.noted(head, head.tail_seq + 1)
-    grown = lifecycle.enqueue(grown, request.request_id, request.worker_id or "", deadline, now)
+    grown = replace(grown, queue=(*head.queue, waiting), updated_at=now)
     return Transition(head=grown, entries=[entry], request=request)
 
 
@@ -102,8 +129,10 @@ def resumed(
     if setup is None and held.tool_choice is not None:
         held = replace(held, tool_choice=None)
     kept = request.events_kept_at or request.created_at
+    # its entries still count from where it began
+    running = Running(request.request_id, worker_id, _holder(head).first_seq)
     return Transition(
-        head=lifecycle.resume(head, worker_id, now),
+        head=replace(head, status="Running", running=running, pending=None, updated_at=now),
         entries=entries,
         request=replace(
             request,
@@ -136,10 +165,12 @@ def paused(
     remote_id: str | None,
     now: datetime,
 ) -> Transition:
-    """The running request waits for decisions. `remote_id` is where its remote conversation continues."""
+    """The running request waits for decisions; no request holds the fence meanwhile. `remote_id` is where its
+    remote conversation continues."""
     identifier = approval.approval_id
+    pending = Pending(request.request_id, identifier, approval.expires_at, _holder(head).first_seq)
     return Transition(
-        head=lifecycle.pause(head, identifier, approval.expires_at, now),
+        head=replace(head, status="Paused", running=None, pending=pending, updated_at=now),
         entries=entries,
         request=replace(
             request,
@@ -173,13 +204,24 @@ def completed(
     context: Json | None,
     now: datetime,
 ) -> Transition:
-    """The running request has its answer, which becomes the current checkpoint."""
+    """The running request has its answer, which becomes the current checkpoint.
+
+    A remote conversation continues only where this request was part of it.
+    """
     odd = outcome.finish_reason if outcome.finish_reason != "stop" else None
-    end = _end(head, request.request_id, "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
+    end = _end(_holder(head), "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
     last = head.tail_seq + len(entries) + 1
-    done = lifecycle.complete(head, last, now, remote_id=remote_id)
-    record = lifecycle.ended(request, "Completed", now, last_event=last_event, outcome=outcome)
-    record = replace(record, last_seq=last, path=done.path, remote_id=remote_id, context=context)
+    done = replace(
+        head,
+        status="Completed",
+        running=None,
+        checkpoint_id=request.request_id,
+        path=lifecycle.extend(head.path, _holder(head).first_seq, last),
+        remote_id=remote_id,
+        updated_at=now,
+    )
+    record = _ended(request, "Completed", last, now, last_event=last_event, outcome=outcome)
+    record = replace(record, path=done.path, remote_id=remote_id, context=context)
     return Transition(head=done, entries=[*entries, end], request=record)
 
 
@@ -197,16 +239,25 @@ def stopped(
     withdrawn: bool,
     now: datetime,
 ) -> Transition:
-    """The running or paused request ends without an answer; what there was of one is kept."""
-    known = tuple(tools)
+    """The running or paused request ends without an answer; what there was of one is kept.
+
+    The checkpoint stays. Its entries stay on the path, where reading backwards passes over them, unless it is
+    `withdrawn`. What its tools did is kept in the head.
+    """
+    known, holder = tuple(tools), _holder(head)
     error = error_draft(request.request_id, failure, now)
-    end = _end(head, request.request_id, status, actor, now, code=failure.code, tools=known)
+    end = _end(holder, status, actor, now, code=failure.code, tools=known)
     last = head.tail_seq + len(entries) + 2
-    record = lifecycle.ended(request, status, now, last_event=last_event, outcome=outcome, error=failure)
+    # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
+    first = last if withdrawn else holder.first_seq
+    path = head.path if withdrawn and not known else lifecycle.extend(head.path, first, last)
+    effects = lifecycle.remembering(head.effects, Effects(first, known)) if known else head.effects
     return Transition(
-        head=lifecycle.stop(head, status, last, now, tools=known, withdrawn=withdrawn),
+        head=replace(
+            head, status=status, running=None, pending=None, path=path, effects=effects, updated_at=now
+        ),
         entries=[*entries, error, end],
-        request=replace(record, last_seq=last),
+        request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
     )
 
 
@@ -225,17 +276,53 @@ def left_queue(
     note = Note("ended while it waited its turn", {"request_id": request.request_id, "status": status})
     entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
     last = head.tail_seq + 1
-    record = lifecycle.ended(request, status, now, last_event=last_event, outcome=outcome, error=failure)
     return Transition(
-        head=lifecycle.leave_queue(lifecycle.noted(head, last), request.request_id, now),
+        head=replace(lifecycle.noted(head, last), queue=_others(head, request), updated_at=now),
         entries=[entry],
-        request=replace(record, last_seq=last),
+        request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
+    )
+
+
+def _holder(head: Head) -> Running | Pending:
+    """The request that runs, or waits for a human."""
+    holder = head.running or head.pending
+    if holder is None:
+        raise ValueError("no request holds this task")
+    return holder
+
+
+def _ended(
+    request: RequestRecord,
+    status: Status,
+    last_seq: int,
+    now: datetime,
+    *,
+    last_event: int,
+    outcome: Outcome,
+    error: Failure | None = None,
+) -> RequestRecord:
+    """The request with its end."""
+    return replace(
+        request,
+        status=status,
+        resumed_at=None,
+        ended_at=now,
+        worker_id=None,
+        last_seq=last_seq,
+        last_event=last_event,
+        output=outcome.output,
+        usage=outcome.usage,
+        extra_data=outcome.extra_data or None,
+        finish_reason=outcome.finish_reason,
+        source=request.source or outcome.source,
+        pause=None,
+        error=error,
+        waiting=None,
     )
 
 
 def _end(
-    head: Head,
-    request_id: str,
+    holder: Running | Pending,
     status: Status,
     actor: str,
     now: datetime,
@@ -246,13 +333,10 @@ def _end(
     finish_reason: FinishReason | None = None,
 ) -> Draft:
     """The entry with which a request that holds its task ends."""
-    occupant = head.running or head.pending
-    if occupant is None:
-        raise ValueError("only a request that holds its task ends with an entry of its own")
     end = RequestEnd(
-        request_id=request_id,
+        request_id=holder.request_id,
         status=status,
-        first_seq=occupant.first_seq,
+        first_seq=holder.first_seq,
         ended_at=now,
         code=code,
         tools=tools,
@@ -260,7 +344,7 @@ def _end(
         finish_reason=finish_reason,
     )
     details = {"code": code} if code else {}
-    return draft(f"request.{status.lower()}", actor, request_id, end, **details)
+    return draft(f"request.{status.lower()}", actor, holder.request_id, end, **details)
 
 
 def unreturned(request_id: str, call: ToolCall, now: datetime) -> Draft:

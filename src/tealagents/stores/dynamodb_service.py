@@ -251,7 +251,6 @@ class ServiceClock:
         self._low, self._high = -math.inf, math.inf
         self._apart = time.time() - time.monotonic()
         self._seen = -math.inf
-        self._text = ""
 
     def now(self) -> float:
         return time.monotonic() + self._apart

@@ -43,7 +43,7 @@ from tealagents.stores.base import (
 )
 from tealagents.stores.pool import Pool
 from tealagents.stores.postgres_link import PostgresWatches
-from tealagents.stores.sql import migrations, statements
+from tealagents.stores.sql import check_schema, migrations, statements
 
 __all__ = ["PostgresOptions", "PostgresStore"]
 
@@ -214,21 +214,14 @@ class PostgresStore(BaseStore):
             async with self._session() as connection:
                 if not await self._is_made(connection):
                     await self._migrate(connection)
-                self._check_schema(await connection.fetchval(self._sql["schema_number"]))
+                number = await connection.fetchval(self._sql["schema_number"])
+                check_schema("postgres", f"{self.where} is", number)
         except BaseException:
             await self.close()
             raise
 
     async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
         return bool(await connection.fetchval(self._sql["has_migrations"], self._table("migrations")))
-
-    def _check_schema(self, number: int) -> None:
-        newest = max(migrations("postgres"))
-        place = f"{self.where} is at {number}"
-        if number < newest:
-            raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
-        if number > newest:
-            raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
 
     async def close(self) -> None:
         if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process

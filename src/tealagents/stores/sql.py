@@ -1,9 +1,11 @@
-"""Reads the files beside the stores: named statements of SQL and Lua, and numbered migrations of SQL."""
+"""The files beside the stores: named statements of SQL and Lua, and numbered migrations of SQL."""
 
 from collections.abc import Mapping
 from importlib.resources import files
 
-__all__ = ["migrations", "statements"]
+from tealagents.stores.base import StoreConfigError
+
+__all__ = ["check_schema", "migrations", "statements"]
 
 _HERE = files("tealagents.stores")
 _NAME = "-- name: "
@@ -21,3 +23,13 @@ def migrations(dialect: str) -> Mapping[int, tuple[str, str]]:
     """Number → name and text of `migrations/{dialect}/{number}_{name}.sql`, in their order."""
     found = {file.name.removesuffix(".sql"): file for file in _HERE.joinpath("migrations", dialect).iterdir()}
     return {int(name.partition("_")[0]): (name, found[name].read_text()) for name in sorted(found)}
+
+
+def check_schema(dialect: str, place: str, number: int) -> None:
+    """`StoreConfigError` unless the schema at a place has the newest number that this version knows."""
+    newest = max(migrations(dialect))
+    if number < newest:
+        raise StoreConfigError(f"{place} at {number}, this version needs {newest}: run `tealagents migrate`.")
+    if number > newest:
+        advice = "run the version that migrated it"
+        raise StoreConfigError(f"{place} at {number}, this version knows {newest}: {advice}.")

@@ -38,7 +38,7 @@ from tealagents.stores.base import (
     scan_bounds,
 )
 from tealagents.stores.local_link import LocalWatches
-from tealagents.stores.sql import migrations, statements
+from tealagents.stores.sql import check_schema, migrations, statements
 from tealagents.stores.sqlite_threads import Job, Owner, fail, one_by_one
 
 __all__ = ["SqliteOptions", "SqliteStore"]
@@ -355,7 +355,7 @@ class SqliteStore(BaseStore):
             with _transaction(writing):
                 if not self._schema_number(writing):
                     self._apply_migrations(writing)
-            self._check_schema(self._schema_number(writing))
+            check_schema("sqlite", f"{self._path}: the schema is", self._schema_number(writing))
             writing.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             scanning.execute("PRAGMA query_only = ON")
             at_hand.execute("PRAGMA busy_timeout = 0")
@@ -415,14 +415,6 @@ class SqliteStore(BaseStore):
     def _schema_number(self, connection: sqlite3.Connection) -> int:
         connection.execute(self._sql["create_schema_version"])
         return int(connection.execute(self._sql["schema_number"]).fetchone()[0])
-
-    def _check_schema(self, number: int) -> None:
-        newest = max(migrations("sqlite"))
-        place = f"{self._path}: the schema is at {number}"
-        if number < newest:
-            raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
-        if number > newest:
-            raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
 
 
 # --- small words ------------------------------------------------------------------------------------

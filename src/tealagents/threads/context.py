@@ -16,22 +16,22 @@ group `tealagents.context`, or as `module:Class`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.domain import ids
 from tealagents.domain.errors import ContextProviderFailed, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.state.codec import encode_json
-from tealagents.state.memories import Remembered
+from tealagents.state.memories import Memory
+from tealagents.state.new_message import message_of
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
 from tealagents.unwinding import Overdue, unwound, within
@@ -42,20 +42,6 @@ T = TypeVar("T")
 
 #: bytes of JSON that one provider may keep in a thread: it is written with every turn
 MOST_STATE = 16_384
-
-
-class UserMemory(Protocol):
-    """A provider's memories of a user, over all sessions: at most a few hundred short texts."""
-
-    async def recall(self) -> Sequence[Remembered]:
-        """All memories, oldest first."""
-        ...
-
-    async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory, or makes an equal one the newest."""
-        ...
-
-    async def forget(self, memory_ids: Collection[str]) -> None: ...
 
 
 class Invocation(Struct, frozen=True, kw_only=True):
@@ -69,7 +55,8 @@ class Invocation(Struct, frozen=True, kw_only=True):
     task_id: str
     request_id: str
     model: Model
-    memory: UserMemory
+    #: what this provider remembers of the user, over all sessions: at most a few hundred short texts
+    memory: Memory
     #: this provider's state in the thread, JSON; changes are kept when the request completes
     state: Json
 
@@ -80,13 +67,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
     def message(self, text: str) -> Message:
         """A message to add to this request."""
-        return Message(
-            message_id=ids.random_id(),
-            request_id=self.request_id,
-            role="user",
-            created_at=Stopwatch().started_at,
-            items=(Item("text", text),),
-        )
+        return message_of(self.request_id, "user", (Item("text", text),), Stopwatch().started_at)
 
 
 class Context(Struct, frozen=True, kw_only=True):

@@ -16,13 +16,12 @@ from pydantic import Field
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.state.memories import Remembered
+from tealagents.state.memories import Memory, Remembered
 from tealagents.threads.context import (
     Context,
     ContextProvider,
     Invocation,
     ProviderOptions,
-    UserMemory,
 )
 
 # --- preferences ----------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ def _terms(text: str) -> list[str]:
 class FactTool:
     """A tool with which the model uses the memory of the user it serves."""
 
-    def __init__(self, spec: ToolSpec, memory: UserMemory, options: FactsOptions) -> None:
+    def __init__(self, spec: ToolSpec, memory: Memory, options: FactsOptions) -> None:
         self.spec = spec
         self._memory = memory
         self._options = options
@@ -215,5 +214,5 @@ _REMEMBER = _spec(
 )
 
 
-def tools_of(memory: UserMemory, options: FactsOptions) -> tuple[Tool, ...]:
+def tools_of(memory: Memory, options: FactsOptions) -> tuple[Tool, ...]:
     return (FactTool(_SEARCH, memory, options), FactTool(_REMEMBER, memory, options))

@@ -11,7 +11,7 @@ out together with its results, and the system prompt not at all.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime
 from inspect import iscoroutine
 from typing import Literal, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import TealError, ViewFailed
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
+from tealagents.state.history import grouped
 
 #: when a reducer works: as messages are added, or as they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
@@ -236,20 +237,10 @@ def parts_of(messages: Sequence[Message], turn: int = 0) -> list[Part]:
     """A round's messages in parts, oldest first, without calls that have no result and results that have no
     call, which no model service accepts."""
     parts: list[Part] = []
-    position = 0
-    while position < len(messages):
-        message = messages[position]
-        position += 1
-        if message.role == "tool":
-            continue
-        results: list[Message] = []
+    for message, *results in grouped(messages):
         if message.tool_calls:
-            end = position
-            while end < len(messages) and messages[end].role == "tool":
-                end += 1
-            message, results = _answered(message, messages[position:end])
-            position = end
-        if message.tool_calls or message.items:
+            message, results = _answered(message, results)
+        if message.role != "tool" and (message.tool_calls or message.items):
             parts.append(Part(messages=(message, *results), turn=turn, begins=not parts))
     return parts
 
@@ -275,8 +266,8 @@ async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
 class Stopwatch:
     """The start of something, and its duration."""
 
-    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.started_at = now()
+    def __init__(self) -> None:
+        self.started_at = datetime.now(UTC)
         self._started = time.perf_counter()
 
     @property

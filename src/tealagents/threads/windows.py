@@ -18,9 +18,8 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from tealagents.domain.lifecycle import extend as extended
-from tealagents.domain.models import Head, Json, Message, Path, RequestRecord
+from tealagents.domain.models import Head, Json, Message, Path
 from tealagents.domain.ports import Model
-from tealagents.state import keys
 from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore
 from tealagents.threads.views import Part, parts_of
@@ -132,7 +131,7 @@ class Windows(Generic[T]):
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
             await self._catch_up(partition, window, known, floor, complete=complete)
         if self._remembers:
-            window.context = await self.context_of(partition, head)
+            window.context = await self._records.context_of(partition, head) or {}
         self._keep(window)
         return window
 
@@ -185,13 +184,6 @@ class Windows(Generic[T]):
             window.add(each, newest=True)
         window.complete = complete
 
-    async def context_of(self, partition: str, head: Head) -> Json:
-        """The context of the current checkpoint."""
-        if head.checkpoint_id is None:
-            return {}
-        found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
-        return (found.value.context if found else None) or {}
-
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
         """The request whose entries begin at `first_seq` has ended and left `head`; it need not be read.
 
@@ -209,9 +201,7 @@ class Windows(Generic[T]):
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
         if messages:
-            added = Round(
-                request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
-            )
+            added = Round(request_id="", first_seq=first_seq, messages=tuple(messages))
             self._grow(window, self._known(added), newest=True)
             window.context = context or {}
         self._shrink()

@@ -269,7 +269,7 @@ def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> A
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:
         raise ToolsetError(f"{where}: {explained(error)}") from error
-    arguments = _ArgumentList(document, schemas, where)
+    arguments = _ArgumentList(schemas)
     parameters += _undeclared(place.path, parameters)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
@@ -310,10 +310,8 @@ def _description(operation: _Operation) -> str:
 class _ArgumentList:
     """The tool's arguments as they are collected from parameters and body."""
 
-    def __init__(self, document: Json, schemas: Schemas, where: str) -> None:
-        self._document = document
+    def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
-        self._where = where
         self._properties: Json = {}
         self._required: list[str] = []
         self._size = 0

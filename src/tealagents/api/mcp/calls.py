@@ -61,7 +61,7 @@ class _Call:
             # the call again, with the user's answers; its state names what the caller may name anyway
             request_id, _, approval_id = self._params.request_state.partition("/")
             view = await requests.own(exchange, user, request_id)
-            pause = await requests.pause(exchange, view, approval_id)
+            pause = await exchange.catalog.approval(view.partition, view.record.request_id, approval_id)
             if not (answers := self._params.input_responses):  # the user is asked again
                 return await self._concluded(await self._settled(view))
             return await self._answered(pause, documents.command(pause, answers))

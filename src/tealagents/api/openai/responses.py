@@ -140,7 +140,7 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     """What a response was made upon: a message, or what was decided of a pause."""
     before = stretch.before
     if before is None:
-        asked = await stretches.asked(exchange, stretch.view)
+        asked = await requests.asked(exchange, stretch.view.partition, stretch.record)
         return [documents.said(asked)] if asked is not None else []
     places = {call.id: n for n, call in enumerate(before.calls)}
     return [documents.answer(before, places[each.id], each) for each in before.decisions]

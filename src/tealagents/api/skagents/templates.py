@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
@@ -235,8 +235,6 @@ class Instructions:
         try:
             tree = _environment.parse(source)
             _check(tree)
-            #: the names that it looks up in what it is given
-            self.names = meta.find_undeclared_variables(tree) - {"range"}
             self._template: Template = _environment.from_string(_bound(tree))
         except TemplateSyntaxError as error:
             raise TemplateRefused(f"line {error.lineno}: {error.message}") from None

@@ -16,7 +16,6 @@ from tealagents.api import bodies
 from tealagents.api.skagents import documents
 from tealagents.api.skagents.inputs import Input, Said
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
-from tealagents.domain import ids
 from tealagents.domain.errors import Interrupted, InvalidRequest, ModelFailed, RequestTimeout, TealError
 from tealagents.domain.events import TextDelta
 from tealagents.domain.models import (
@@ -41,6 +40,7 @@ from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
+from tealagents.state.new_message import message_of
 from tealagents.threads.views import Part
 
 log = logging.getLogger(__name__)
@@ -293,9 +293,7 @@ class _Call:
             said=recorder.messages,
         )
         turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), asked)
-        loop = TurnLoop(
-            agent, turn, recorder, self._context(agent), self._clock, streamed=streamed, remote_id=None
-        )
+        loop = TurnLoop(agent, turn, recorder, self._context(agent), streamed=streamed)
         resumption: Resumption | None = None
         try:
             while True:
@@ -342,13 +340,7 @@ class _Call:
             raise InvalidRequest(f"instructions of the task {step.name}", str(error)) from None
 
     def _message(self, said: Said) -> Message:
-        return Message(
-            message_id=ids.random_id(),
-            request_id=self.record.request_id,
-            role=said.role,
-            created_at=self._clock.now(),
-            items=said.items,
-        )
+        return message_of(self.record.request_id, said.role, said.items, self._clock.now())
 
     def _answer(self, text: str) -> Json:
         typed = _typed(text, self._plan.output_type, self._finish_reason)
