@@ -434,9 +434,9 @@ async def test_a_user_is_erased_page_after_page() -> None:
     store = WrittenTo()
     async with process(store) as here:
         partition = here.partition()
-        for n in range(35):
-            await store.commit(partition, Commit(operation=operation_id(), put={f"x/{n:02}": Put(b"")}))
+        for n in range(135):
+            await store.commit(partition, Commit(operation=operation_id(), put={f"x/{n:03}": Put(b"")}))
         departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
-        assert await departure.erase() == 36
-        assert store.begun == [None, "x/09", "x/19", "x/29", "x/34", None, "a", None]
+        assert await departure.erase() == 136
+        assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
