@@ -202,7 +202,7 @@ class Exchange:
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
         check_metadata(metadata)
-        return await self.service.open(caller, metadata, earlier)
+        return await self.service.submission.open(caller, metadata, earlier)
 
     async def branch(
         self,
@@ -219,7 +219,7 @@ class Exchange:
         answers without forking again.
         """
         partition = await self.locate(caller, keys.task, behind.task_id)
-        if key is not None and await self.service.is_used(partition, key):
+        if key is not None and await self.service.submission.first_use(caller, key) is not None:
             return await self.submit(caller, message, key, streamed=streamed)
         answered = behind.status == "Completed"
         forked = await fork(

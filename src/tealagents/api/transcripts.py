@@ -97,7 +97,7 @@ async def parts(
     """A task on its current path, newest first, and before that what runs or waits: requests that only spoke,
     to the end of their answers, as rounds, the others as their stretches.
     """
-    if (occupant := head.running or head.pending) is not None:
+    if (occupant := head.occupant) is not None:
         for stretch in await _stretches(exchange, caller, partition, occupant.request_id):
             yield stretch
     async with aclosing(exchange.history.rounds(partition, head.task_id, head.path)) as rounds:

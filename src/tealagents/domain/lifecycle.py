@@ -100,7 +100,7 @@ def extend(path: Path, first: int, last: int) -> Path:
 
 def current_path(head: Head) -> Path:
     """What the task's history is now, the request that runs or waits for a human included."""
-    occupant = head.running or head.pending
+    occupant = head.occupant
     if occupant is None or head.tail_seq < occupant.first_seq:
         return head.path
     return extend(head.path, occupant.first_seq, head.tail_seq)

@@ -350,6 +350,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {"task_id": self.task_id, "session_id": self.session_id}
 
     @property
+    def occupant(self) -> Running | Pending | None:
+        """The request that runs, or waits for a human."""
+        return self.running or self.pending
+
+    @property
     def idle(self) -> bool:
         """Whether nothing runs, is paused or waits its turn."""
         return self.running is None and self.pending is None and not self.queue

@@ -229,7 +229,7 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
 
 def _path_before(record: RequestRecord, head: Head) -> Path | None:
     """The path that the request continued; None where it is on none that is known."""
-    occupant = head.running or head.pending
+    occupant = head.occupant
     if occupant is not None and occupant.request_id == record.request_id:
         return head.path
     begins = record.first_seq

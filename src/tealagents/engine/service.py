@@ -13,8 +13,6 @@ from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     ENDED,
     Caller,
-    Head,
-    Json,
     RequestRecord,
 )
 from tealagents.engine.admission import Admission
@@ -26,8 +24,7 @@ from tealagents.engine.observer import Load
 from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
-from tealagents.state import keys
-from tealagents.state.new_message import Earlier, Key, NewMessage
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import Waiting
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import BusyElsewhere, Replayed, Submission
@@ -64,7 +61,7 @@ class Service:
         )
         #: the process has drained: followers of what continues elsewhere are sent there
         self.closed = False
-        self._submission = Submission(tasks, self.conversations.windows.recheck_keys)
+        self.submission = Submission(tasks, self.conversations.windows.recheck_keys)
         self._runs: dict[str, Run] = {}
         #: what carries the runs to their ends
         self._carrying: set[asyncio.Task[None]] = set()
@@ -95,7 +92,7 @@ class Service:
         try:
             self.admission.enter(user)
         except Overloaded:  # what is known already takes no place
-            if key is None or (first := await self._submission.first_use(caller, key)) is None:
+            if key is None or (first := await self.submission.first_use(caller, key)) is None:
                 raise
             return _replayed(first)
         try:
@@ -107,20 +104,11 @@ class Service:
             self.admission.leave(user)
         return sent
 
-    async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
-        """A new task without a request: it holds what was said before, and waits for a message."""
-        return await self._submission.open(caller, metadata, earlier)
-
-    async def is_used(self, partition: str, key: Key) -> bool:
-        """Whether a message came under this key before."""
-        (record,) = await self.records.store.read(partition, [keys.idempotency(key.name)])
-        return record is not None
-
     async def _begin(
         self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
     ) -> Submitted:
         while True:
-            begun = await self._submission.begin(caller, message, key, announced=streamed)
+            begun = await self.submission.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
             if isinstance(begun, BusyElsewhere):

@@ -123,4 +123,4 @@ class _WaitQueue:
             return None
         queue = [queued.request_id for queued in head.queue]
         gone = self.tickets.keys() - set(queue)
-        return gone if head.running or head.pending else {*gone, *queue[:1]}
+        return gone if head.occupant else {*gone, *queue[:1]}

@@ -13,7 +13,7 @@ from tealagents.state.tasks import Tasks
 async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
     """The whole task as one document. `InvalidRequest` while a request runs, waits or is paused."""
     head = (await tasks.head(partition, task_id)).value
-    if head.running or head.pending or head.queue:
+    if head.occupant or head.queue:
         raise InvalidRequest(
             "task_id", "has a request that has not ended; wait for it, decide it or cancel it first"
         )

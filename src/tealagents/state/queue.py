@@ -41,7 +41,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
         head = found.value
         if not any(queued.request_id == request.request_id for queued in head.queue):
             return await _begun_before(tasks, waiting, found)
-        if head.running or head.pending or head.queue[0].request_id != request.request_id:
+        if head.occupant or head.queue[0].request_id != request.request_id:
             return None
         now = tasks.records.clock.now()
         message = await waiting_message(tasks, partition, request)

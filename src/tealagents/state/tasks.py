@@ -371,7 +371,7 @@ class Tasks:
         unfinished = await self.streams.unfinished(partition, request)
         last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)
         failure = Failure(ending.code, ending.detail)
-        occupant = head.running or head.pending
+        occupant = head.occupant
         if occupant is None or occupant.request_id != request_id:
             nothing = Outcome(unfinished.output, request.usage, request.extra_data, source=self.source)
             waiting = left_queue(
@@ -480,7 +480,7 @@ def _concerned(transition: Transition) -> list[str]:
 
 
 def _occupies(head: Head, request_id: str) -> bool:
-    occupant = head.running or head.pending
+    occupant = head.occupant
     return occupant is not None and occupant.request_id == request_id
 
 

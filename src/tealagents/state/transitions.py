@@ -285,7 +285,7 @@ def left_queue(
 
 def _holder(head: Head) -> Running | Pending:
     """The request that runs, or waits for a human."""
-    holder = head.running or head.pending
+    holder = head.occupant
     if holder is None:
         raise ValueError("no request holds this task")
     return holder

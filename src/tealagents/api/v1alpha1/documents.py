@@ -106,7 +106,7 @@ def user(of: User) -> Json:
 def task(head: Head | Damaged) -> Json:
     if isinstance(head, Damaged):
         return {"task_id": head.identifier, "error": problems.document(head.error)}
-    occupant = head.running or head.pending
+    occupant = head.occupant
     return {
         "task_id": head.task_id,
         "session_id": head.session_id,
