@@ -237,22 +237,22 @@ def parts_of(messages: Sequence[Message], turn: int = 0) -> list[Part]:
     """A round's messages in parts, oldest first, without calls that have no result and results that have no
     call, which no model service accepts."""
     parts: list[Part] = []
-    for message, *results in grouped(messages):
-        if message.tool_calls:
-            message, results = _answered(message, results)
-        if message.role != "tool" and (message.tool_calls or message.items):
-            parts.append(Part(messages=(message, *results), turn=turn, begins=not parts))
+    for group in grouped(messages):
+        if group[0].tool_calls:
+            group = _answered(group[0], group[1:])
+        if group[0].role != "tool" and (group[0].tool_calls or group[0].items):
+            parts.append(Part(messages=tuple(group), turn=turn, begins=not parts))
     return parts
 
 
-def _answered(message: Message, results: Sequence[Message]) -> tuple[Message, list[Message]]:
+def _answered(message: Message, results: Sequence[Message]) -> list[Message]:
     """The calls that have a result, with their results."""
     by_call = {result.tool_call_id: result for result in results}
     calls = tuple(call for call in message.tool_calls if call.id in by_call)
     if len(calls) != len(message.tool_calls):
         message = replace(message, tool_calls=calls)
     wanted = {call.id for call in calls}
-    return message, [result for call_id, result in by_call.items() if call_id in wanted]
+    return [message, *(result for call_id, result in by_call.items() if call_id in wanted)]
 
 
 async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
