@@ -654,3 +654,31 @@ def test_large_bodies_and_many_requests_on_a_connection_are_no_large_head(
     wire += b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     back = answered(service, *(wire[n : n + cut] for n in range(0, len(wire), cut)))
     assert (back.count(b"HTTP/1.1 200"), back.count(b"HTTP/1.1 405")) == (5, 1)
+
+
+CHUNKED = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"authorization: Bearer eve", b"prefer: respond-async", b"content-type: a/b"]
+)
+def test_trailers_are_no_headers(service: ServiceThread, trailer: bytes) -> None:
+    """They are dropped: a proxy in front removes what it must from headers alone."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n".encode() + CHUNKED
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(GOOD), GOOD, trailer)
+    assert answered(service, head + b"connection: close\r\n\r\n" + chunks).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"0\r\n", *[b"a: b\r\n" * 10_000] * 40],
+        [b"0\r\na: ", *[b"a" * 60_000] * 40],
+        [b"1;", *[b"a" * 60_000] * 40],
+    ],
+    ids=["trailers", "a trailer", "an extension of a chunk"],
+)
+def test_a_body_that_goes_on_without_content_is_given_up(service: ServiceThread, parts: list[bytes]) -> None:
+    """What comes between or behind the contents of a body does not fill the memory either."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\n".encode() + CHUNKED
+    assert b"HTTP/1.1 431 " in answered(service, head + b"\r\n1\r\nx\r\n", *parts)

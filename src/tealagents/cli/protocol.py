@@ -22,7 +22,7 @@ from tealagents.limits import Limits
 
 __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
 
-#: bytes of a request's line and headers together
+#: bytes of a request's line and headers together, and of what a chunked body holds between its contents
 MOST_HEAD: Final = 64 * 1024
 #: bytes of memory that a fragment of a message takes beside its content
 FRAGMENT: Final = 64
@@ -119,12 +119,13 @@ class _Pipeline(list[Any]):
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
+    Trailers are dropped (RFC 9110, section 6.5.1): a proxy in front removes what it must from headers alone.
     It also closes a connection whose client stops sending before a request is complete, or takes nothing of
     an answer, after the same time as one that is idle. A client that lost its network closes nothing.
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large", "_untaken")
+    __slots__ = ("_in_head", "_incomplete", "_overhead", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,9 +133,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         #: a request has begun, and its body has not ended
         self._incomplete = False
-        #: bytes of the head that is being received, but for those that came with the end of another request
-        self._head = 0
-        self._heads = 0
+        #: bytes of the head that is being received, or since the last content of a body, but for those that
+        #: came together with what was before
+        self._overhead = 0
         self._too_large = False
         #: bytes that the client had not taken at the last look
         self._untaken = 0
@@ -151,11 +152,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._incomplete = True
-        self._head = 0
-        self._heads += 1
+        self._overhead = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._overhead = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
@@ -165,6 +170,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:  # None where a WebSocket has taken over
             self.cycle.message_event = _Event()  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._incomplete = False
@@ -184,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._untaken = 0  # it has taken something, whatever it is given next
 
     def data_received(self, data: bytes) -> None:
-        before = self._heads if self._in_head else None
+        self._overhead += len(data)
         timer = self.timeout_keep_alive_task
         untaken = timer is not None and self.transport.get_write_buffer_size() > 0
         if untaken:  # the timer stands: a client that goes on sending need not take anything
@@ -194,11 +203,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = timer
         if self not in self.connections:  # a WebSocket has taken over
             self._unset_keepalive_if_required()
-        if self._in_head and self._heads == before:
-            self._head += len(data)
-            if self._head > MOST_HEAD and not self.transport.is_closing():
-                self._too_large = True
-                self.send_400_response("")
+        if self._incomplete and self._overhead > MOST_HEAD and not self.transport.is_closing():
+            self._too_large = True
+            self.send_400_response("")
         self._watch()
 
     def _watch(self) -> None:
