@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
@@ -566,6 +567,7 @@ BROKEN_HTTP = [
     b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
     b"GET %b/\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
     b"GET %b/tasks HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n",
+    b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
     b"GET %b/health HTTP/1.1\r\n\r\n",
     b"GET %b/health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: localhost\r\n\r\n",
 ]
@@ -682,3 +684,33 @@ def test_a_body_that_goes_on_without_content_is_given_up(service: ServiceThread,
     """What comes between or behind the contents of a body does not fill the memory either."""
     head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\n".encode() + CHUNKED
     assert b"HTTP/1.1 431 " in answered(service, head + b"\r\n1\r\nx\r\n", *parts)
+
+
+OFFERS_HTTP_2 = "connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_post_that_offers_http_2_is_answered_as_any_other(service: ServiceThread, together: bool) -> None:
+    """As Java's clients do at first. Its body is never a request, and the next one is another."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n{JSON_LINE}"
+    smuggled = f"GET {service.prefix}/me HTTP/1.1\r\nhost: x\r\nauthorization: Bearer eve\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        for body, status in ((GOOD, 200), (smuggled, 400), (GOOD, 200)):
+            sock.sendall(
+                f"{head}{OFFERS_HTTP_2}content-length: {len(body)}\r\n\r\n".encode() + body * together
+            )
+            if not together:  # it is heard of before the body comes
+                with service.client("ada") as client:
+                    assert client.get("/me").status_code == 200
+                sock.sendall(body)
+            answer = HTTPResponse(sock)
+            answer.begin()
+            assert answer.status == status
+            assert b"eve" not in answer.read()
+
+
+def test_many_requests_that_offer_http_2_at_once(service: ServiceThread) -> None:
+    """Each is answered, the last one of the connection included, and however many there are."""
+    one = f"GET / HTTP/1.1\r\nhost: x\r\n{OFFERS_HTTP_2}"
+    back = answered(service, f"{one}\r\n".encode() * 600 + f"{one}connection: close\r\n\r\n".encode())
+    assert back.count(b"HTTP/1.1 200") == 601

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -116,6 +117,35 @@ class _Pipeline(list[Any]):
         self.insert(0, item)
 
 
+class _Parser(HttpRequestParser):
+    """Ignores an Upgrade to anything but a WebSocket (RFC 9110, section 7.8), such as Java's clients send.
+
+    httptools takes what follows for the other protocol: the body would be lost, or read as the next request.
+    """
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: "BoundedProtocol") -> None:
+        self._protocol = protocol
+        self._begin()
+
+    def _begin(self) -> None:
+        super().__init__(self._protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does, for pipelining
+
+    def feed_data(self, data: Any) -> None:
+        while True:
+            try:
+                return super().feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                if self._protocol.is_websocket():
+                    raise
+                data = memoryview(data)[upgrade.args[0] :]
+                head = self._protocol.head_without_upgrade()
+                self._begin()  # behind a request that is the last of its connection it would read no more
+                super().feed_data(head)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
@@ -129,6 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
         self._in_head = False
         #: a request has begun, and its body has not ended
@@ -167,6 +198,10 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
             raise ValueError("a request has one Host")
+        if self.parser.should_upgrade() and not self.is_websocket():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("this is no proxy")
+            return  # the head comes again, without its Upgrade
         super().on_headers_complete()
         if self.cycle is not None:  # None where a WebSocket has taken over
             self.cycle.message_event = _Event()  # type: ignore[assignment]
@@ -177,7 +212,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._incomplete = False
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def is_websocket(self) -> bool:
+        """Whether the request whose head was received asks for one."""
+        return self._should_upgrade()
+
+    def head_without_upgrade(self) -> bytes:
+        """The head that was received last, as a client sends it that offers no other protocol."""
+        version = self.parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
