@@ -714,3 +714,27 @@ def test_many_requests_that_offer_http_2_at_once(service: ServiceThread) -> None
     one = f"GET / HTTP/1.1\r\nhost: x\r\n{OFFERS_HTTP_2}"
     back = answered(service, f"{one}\r\n".encode() * 600 + f"{one}connection: close\r\n\r\n".encode())
     assert back.count(b"HTTP/1.1 200") == 601
+
+
+WEBSOCKET = (
+    b"host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "status"),
+    [
+        (b"POST / HTTP/1.1", b"content-length: 1\r\n\r\nx", b"400"),
+        (b"GET / HTTP/1.1", b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1", b"x: " + b"a" * 20_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1", b"x: a\r\n" * 300 + b"\r\n", b"431"),
+        (b"GET /?" + b"a" * 20_000 + b" HTTP/1.1", b"\r\n", b"414"),
+    ],
+    ids=["a POST", "a chunked body", "one long header", "many headers", "a long URL"],
+)
+def test_a_handshake_that_cannot_be_read_is_answered_and_closed(
+    service: ServiceThread, line: bytes, rest: bytes, status: bytes
+) -> None:
+    """No timer would end its connection, and anyone could keep as many as the process may have."""
+    assert answered(service, line + b"\r\n" + WEBSOCKET + rest).startswith(b"HTTP/1.1 " + status)

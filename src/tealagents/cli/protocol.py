@@ -43,6 +43,7 @@ _ANSWER: Final = (
     b"content-length: %d\r\n"
     b"connection: close\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
 )
+_BAD_HANDSHAKE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def server_options(limits: Limits) -> dict[str, Any]:
@@ -319,6 +320,8 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         if self._discards:
             return
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.close_sent:
+            self._refuse_handshake()
         if self._resize is None or self._discards:
             return
         held = (self.conn.current_size or 0) + FRAGMENT * len(self.frames) + len(self.conn.reader.buffer)
@@ -332,6 +335,12 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         except Overloaded as error:
             self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.detail)
             self.handle_parser_exception()
+
+    def _refuse_handshake(self) -> None:
+        """Answers one that cannot be read, for which uvicorn calls no application."""
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE)
+        self.transport.close()
 
     def handle_parser_exception(self) -> None:
         """Closes it with the code that was decided on, and discards for a while what is still being sent.
