@@ -118,6 +118,16 @@ class _Pipeline(list[Any]):
         self.insert(0, item)
 
 
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Stands where uvicorn keeps headers, for what comes behind a body."""
+
+    def append(self, item: tuple[bytes, bytes]) -> None:
+        pass
+
+
+_NO_TRAILERS: Final = _Trailers()
+
+
 class _Parser(HttpRequestParser):
     """Ignores an Upgrade to anything but a WebSocket (RFC 9110, section 7.8), such as Java's clients send.
 
@@ -156,13 +166,12 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_in_head", "_incomplete", "_overhead", "_too_large", "_untaken")
+    __slots__ = ("_incomplete", "_overhead", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
-        self._in_head = False
         #: a request has begun, and its body has not ended
         self._incomplete = False
         #: bytes of the head that is being received, or since the last content of a body, but for those that
@@ -183,15 +192,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._incomplete = True
+        self._incomplete = True
         self._overhead = 0
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._overhead = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
@@ -199,13 +203,15 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
             raise ValueError("a request has one Host")
-        if self.parser.should_upgrade() and not self.is_websocket():
+        upgrade = self.parser.should_upgrade()
+        if upgrade and not self.is_websocket():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is no proxy")
             return  # the head comes again, without its Upgrade
         super().on_headers_complete()
-        if self.cycle is not None:  # None where a WebSocket has taken over
+        if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
+            self.headers = _NO_TRAILERS
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
