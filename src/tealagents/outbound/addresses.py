@@ -137,9 +137,11 @@ def proxy_for(url: str) -> str | None:
     Never one for loopback. `ValueError` for a kind that we cannot speak to.
     """
     scheme, host = urlsplit(url).scheme, host_of(url)
-    if is_loopback_host(host) or proxy_bypass(host):
-        return None
     proxies = getproxies()
+    exempt = [name.strip().lower() for name in proxies.get("no", "").split(",")]
+    below = tuple(name[1:] for name in exempt if name.startswith("*."))  # which urllib takes for a name
+    if is_loopback_host(host) or proxy_bypass(host) or host.endswith(below):
+        return None
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:
         return None
