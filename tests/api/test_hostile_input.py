@@ -486,7 +486,7 @@ def test_huge_and_many_headers_do_no_harm(ada: httpx.Client) -> None:
     assert len(answer.headers["www-authenticate"]) < 300
 
 
-@pytest.mark.parametrize("host", ["[", "[::1", "a b", "x:y:z", '"', "\xff", ""])
+@pytest.mark.parametrize("host", ["[", "[::1", "[::::]", "[1.2.3.4]", "a b", "x:y:z", '"', "\xff", ""])
 def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str) -> None:
     """What a client says about where it thinks it is does not matter."""
     with service.client("ada") as client:
@@ -494,6 +494,8 @@ def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str)
         assert client.get("/tasks", headers=headers).status_code == 200
         problem(client.get("/nothing", headers=headers), 404, "not_found")
         problem(client.get("/tasks?limit=0", headers=headers), 422, "invalid_request", "limit")
+        discovery = f"{service.root}/.well-known/oauth-protected-resource"
+        problem(client.get(discovery, headers=headers), 404, "not_found")
 
 
 def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) -> None:
