@@ -179,6 +179,20 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
         assert "preference-applied" in answer.headers["access-control-expose-headers"]
 
 
+def test_a_page_can_read_an_internal_error() -> None:
+    """As it can any other: without a word about its origin the browser hides even the status."""
+    origin = "https://app.example"
+    with offline_service(cors_origins=[origin]) as (service, _), service.client() as ada:
+
+        async def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("of our own making")
+
+        service.app.exchange.catalog.tasks = fails
+        answer = ada.get("/tasks", headers={"origin": origin})
+        problem(answer, 500, "internal_error")
+        assert answer.headers["access-control-allow-origin"] == origin
+
+
 def test_a_health_check_shows_no_address(tmp_path: Path) -> None:
     """Who may ask without a token does not learn where the store is."""
     with offline_service() as (service, _), service.client(None) as anonymous:
