@@ -281,6 +281,19 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.sleep(AGAIN_SECONDS)
 
 
+def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coroutine[Any, Any, Json]]:
+    """The probe, one at a time for all who ask meanwhile: they need no token, and the store serves users."""
+    running: asyncio.Task[Json] | None = None
+
+    async def asked() -> Json:
+        nonlocal running
+        if running is None or running.done():
+            running = asyncio.create_task(probe())
+        return await asyncio.shield(running)
+
+    return asked
+
+
 class ServiceWiring:
     """Makes the parts of one application, and opens them."""
 
@@ -333,7 +346,7 @@ class ServiceWiring:
             public_url=config.public_url,
             is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
-            dependencies={"store": self._store_probe},
+            dependencies={"store": _shared(self._store_probe)},
             console=self.console.url if self.console else None,
             consents=self.tooling.consents,
         )

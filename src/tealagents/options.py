@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from tealagents.outbound.addresses import is_loopback
+from tealagents.outbound.addresses import is_loopback, page_origin
 
 
 class Options(BaseModel):
@@ -112,7 +112,7 @@ def _authority(text: str) -> str:
 def _origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", text):
         raise ValueError("must be an origin such as https://app.example.com, without a path, or *")
-    return text
+    return text if text == "*" else page_origin(text)
 
 
 def _tenant(text: str) -> str:

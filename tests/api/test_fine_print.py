@@ -1,5 +1,6 @@
 """Small promises of the wire that clients trip over where they are not kept."""
 
+import asyncio
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ from served_routes import PROTOCOLS, places
 from talk import call, connections, paused, send, working_service
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
-from wire import NOBODYS, events, problem, streamed, text
+from wire import NOBODYS, Json, events, problem, streamed, text
 
 from tealagents.testing.service import ServiceThread, offline_service
 from tealagents.testing.waits import until
@@ -177,6 +178,47 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
             "", json=text("hi"), headers={"origin": "https://app.example", "prefer": "respond-async"}
         )
         assert "preference-applied" in answer.headers["access-control-expose-headers"]
+
+
+def test_a_page_can_read_an_internal_error() -> None:
+    """As it can any other: without a word about its origin the browser hides even the status."""
+    origin = "https://app.example"
+    with offline_service(cors_origins=[origin]) as (service, _), service.client() as ada:
+
+        async def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("of our own making")
+
+        service.app.exchange.catalog.tasks = fails
+        answer = ada.get("/tasks", headers={"origin": origin})
+        problem(answer, 500, "internal_error")
+        assert answer.headers["access-control-allow-origin"] == origin
+
+
+async def test_probes_at_once_ask_the_store_once() -> None:
+    """Who may ask without a token does not take the connections of users."""
+    with offline_service() as (service, _):
+        exchange = service.app.exchange
+        probe = exchange.settings.dependencies["store"]
+        asked, pinged, all_asked = [], [], asyncio.Event()
+
+        async def ask() -> Json:
+            asked.append(1)
+            if len(asked) == 20:
+                all_asked.set()
+            return dict(await probe())
+
+        async def ping() -> None:
+            pinged.append(1)
+            await all_asked.wait()
+
+        exchange.settings.dependencies["store"] = ask
+        exchange.service.records.store.ping = ping
+        async with service.async_client(None) as anonymous:
+            answers = await asyncio.gather(*(anonymous.get("/health/ready") for _ in range(20)))
+            assert {answer.status_code for answer in answers} == {200}
+            assert len(pinged) == 1
+            assert (await anonymous.get("/health/ready")).status_code == 200
+        assert len(pinged) == 2
 
 
 def test_a_health_check_shows_no_address(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPResponse
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -514,7 +515,7 @@ def test_huge_and_many_headers_do_no_harm(ada: httpx.Client) -> None:
     assert len(answer.headers["www-authenticate"]) < 300
 
 
-@pytest.mark.parametrize("host", ["[", "[::1", "a b", "x:y:z", '"', "\xff", ""])
+@pytest.mark.parametrize("host", ["[", "[::1", "[::::]", "[1.2.3.4]", "a b", "x:y:z", '"', "\xff", ""])
 def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str) -> None:
     """What a client says about where it thinks it is does not matter."""
     with service.client("ada") as client:
@@ -522,6 +523,8 @@ def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str)
         assert client.get("/tasks", headers=headers).status_code == 200
         problem(client.get("/nothing", headers=headers), 404, "not_found")
         problem(client.get("/tasks?limit=0", headers=headers), 422, "invalid_request", "limit")
+        discovery = f"{service.root}/.well-known/oauth-protected-resource"
+        problem(client.get(discovery, headers=headers), 404, "not_found")
 
 
 def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) -> None:
@@ -595,6 +598,7 @@ BROKEN_HTTP = [
     b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
     b"GET %b/\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
     b"GET %b/tasks HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n",
+    b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n",
     b"GET %b/health HTTP/1.1\r\n\r\n",
     b"GET %b/health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: localhost\r\n\r\n",
 ]
@@ -683,3 +687,85 @@ def test_large_bodies_and_many_requests_on_a_connection_are_no_large_head(
     wire += b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     back = answered(service, *(wire[n : n + cut] for n in range(0, len(wire), cut)))
     assert (back.count(b"HTTP/1.1 200"), back.count(b"HTTP/1.1 405")) == (5, 1)
+
+
+CHUNKED = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"authorization: Bearer eve", b"prefer: respond-async", b"content-type: a/b"]
+)
+def test_trailers_are_no_headers(service: ServiceThread, trailer: bytes) -> None:
+    """They are dropped: a proxy in front removes what it must from headers alone."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n".encode() + CHUNKED
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(GOOD), GOOD, trailer)
+    assert answered(service, head + b"connection: close\r\n\r\n" + chunks).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"0\r\n", *[b"a: b\r\n" * 10_000] * 40],
+        [b"0\r\na: ", *[b"a" * 60_000] * 40],
+        [b"1;", *[b"a" * 60_000] * 40],
+    ],
+    ids=["trailers", "a trailer", "an extension of a chunk"],
+)
+def test_a_body_that_goes_on_without_content_is_given_up(service: ServiceThread, parts: list[bytes]) -> None:
+    """What comes between or behind the contents of a body does not fill the memory either."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\n".encode() + CHUNKED
+    assert b"HTTP/1.1 431 " in answered(service, head + b"\r\n1\r\nx\r\n", *parts)
+
+
+OFFERS_HTTP_2 = "connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_post_that_offers_http_2_is_answered_as_any_other(service: ServiceThread, together: bool) -> None:
+    """As Java's clients do at first. Its body is never a request, and the next one is another."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n{JSON_LINE}"
+    smuggled = f"GET {service.prefix}/me HTTP/1.1\r\nhost: x\r\nauthorization: Bearer eve\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        for body, status in ((GOOD, 200), (smuggled, 400), (GOOD, 200)):
+            sock.sendall(
+                f"{head}{OFFERS_HTTP_2}content-length: {len(body)}\r\n\r\n".encode() + body * together
+            )
+            if not together:  # it is heard of before the body comes
+                with service.client("ada") as client:
+                    assert client.get("/me").status_code == 200
+                sock.sendall(body)
+            answer = HTTPResponse(sock)
+            answer.begin()
+            assert answer.status == status
+            assert b"eve" not in answer.read()
+
+
+def test_many_requests_that_offer_http_2_at_once(service: ServiceThread) -> None:
+    """Each is answered, the last one of the connection included, and however many there are."""
+    one = f"GET / HTTP/1.1\r\nhost: x\r\n{OFFERS_HTTP_2}"
+    back = answered(service, f"{one}\r\n".encode() * 600 + f"{one}connection: close\r\n\r\n".encode())
+    assert back.count(b"HTTP/1.1 200") == 601
+
+
+WEBSOCKET = (
+    b"host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "status"),
+    [
+        (b"POST / HTTP/1.1", b"content-length: 1\r\n\r\nx", b"400"),
+        (b"GET / HTTP/1.1", b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1", b"x: " + b"a" * 20_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1", b"x: a\r\n" * 300 + b"\r\n", b"431"),
+        (b"GET /?" + b"a" * 20_000 + b" HTTP/1.1", b"\r\n", b"414"),
+    ],
+    ids=["a POST", "a chunked body", "one long header", "many headers", "a long URL"],
+)
+def test_a_handshake_that_cannot_be_read_is_answered_and_closed(
+    service: ServiceThread, line: bytes, rest: bytes, status: bytes
+) -> None:
+    """No timer would end its connection, and anyone could keep as many as the process may have."""
+    assert answered(service, line + b"\r\n" + WEBSOCKET + rest).startswith(b"HTTP/1.1 " + status)

@@ -320,3 +320,13 @@ def test_a_token_that_expires_before_a_resume_decides_nothing(guarded: Guarded) 
         assert again.get(f"/requests/{paused['request_id']}").json()["status"] == "Paused"
         answer = again.post(guarded.service.root + path, json={"action": "approve"})
         assert answer.json()["status"] == "Completed"
+
+
+@pytest.mark.parametrize("host", ["[::::]", "[1.2.3.4]", "[:]"])
+def test_a_hostile_host_is_refused_for_its_token(guarded: Guarded, host: str) -> None:
+    """Where to get one is at the address that was called, which no Host hides."""
+    with guarded.service.client(None) as stranger:
+        for path in ("/tasks", "/openai/v1/models", "/a2a"):
+            answer = stranger.get(path, headers={"host": host})
+            assert answer.status_code == 401
+            assert f'resource_metadata="{guarded.service.root}/' in answer.headers["www-authenticate"]

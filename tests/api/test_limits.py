@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from talk import (
     approve,
     call,
@@ -26,6 +28,7 @@ from talk import (
 from wire import NOBODYS, Json, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
+from tealagents.domain.errors import Overloaded
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -100,6 +103,19 @@ def test_bodies_on_their_way_have_a_budget() -> None:
         with service.client() as ada:
             while (answer := ada.post("", json=large)).status_code != 200:
                 problem(answer, answer.status_code, "overloaded")
+
+
+async def test_a_body_that_came_whole_is_refused_at_once() -> None:
+    """Nothing more is waited for, and what was received counts no longer."""
+    whole: list[Message] = [{"type": "http.request", "body": b" " * 200_000}]
+
+    async def receive() -> Message:
+        return whole.pop()
+
+    budget = bodies.BodyBudget(largest=25_000)
+    with pytest.raises(Overloaded):
+        await bodies.read(Request({"type": "http", "headers": []}, receive), 1_000_000, budget, "ada")
+    budget.take("ada", 100_000)
 
 
 @pytest.mark.parametrize("suffix", ["", "/sse"])

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from wire import problem, text
 
@@ -66,6 +67,15 @@ def test_this_machine_is_answered(unchosen: ServiceThread, host: str) -> None:
     """By every name that it has for itself."""
     with unchosen.client("ada") as ada:
         assert ada.get("/tasks", headers={"host": host}).status_code == 200
+
+
+async def test_what_comes_in_at_another_address_is_refused(unchosen: ServiceThread) -> None:
+    """Whatever its Host says: the server that the application is embedded in may listen to the network."""
+    transport = httpx.ASGITransport(app=unchosen.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://192.0.2.2:8000") as client:
+        answer = await client.get(f"{unchosen.prefix}/me", headers={"host": "localhost"})
+    problem(answer, 400, "invalid_request")
+    assert "an address that is not loopback" in answer.json()["detail"]
 
 
 def test_two_hosts_are_none(unchosen: ServiceThread) -> None:

@@ -62,14 +62,21 @@ def test_the_page_preloads_what_it_imports() -> None:
 
 
 def test_files_are_revalidated_and_compressed(service: ServiceThread) -> None:
-    """A file that has not changed is not sent again; one that a browser takes compressed is."""
+    """A file that has not changed is not sent again; who refuses gzip gets it as it is."""
     with service.client(None) as client:
         first = client.get("/console/console.css", headers={"accept-encoding": "gzip"})
         assert first.headers["content-encoding"] == "gzip"
         again = client.get("/console/console.css", headers={"if-none-match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        plain = client.get("/console/console.css", headers={"accept-encoding": "identity"})
-        assert plain.content == first.content
+        for taken in ("identity", "gzip;q=0, identity", "identity, GZIP ; q=0.000"):
+            plain = client.get("/console/console.css", headers={"accept-encoding": taken})
+            assert "content-encoding" not in plain.headers
+            assert plain.content == first.content
+            assert plain.headers["etag"] == first.headers["etag"]
+        assert first.headers["etag"].startswith("W/")  # the bytes differ
+        for taken in ("br, gzip;q=0.5", "gzip;q=1.0, *;q=0"):
+            packed = client.get("/console/console.css", headers={"accept-encoding": taken})
+            assert packed.headers["content-encoding"] == "gzip"
         assert client.head("/console/").status_code == 200
         assert client.get("/console").headers["location"] == f"{service.prefix}/console/"
 

@@ -49,6 +49,21 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
     assert config.limits == Limits(max_tool_rounds=7, max_items=4, lease_seconds=0.5)
 
 
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("https://App.Example.com", "https://app.example.com"),
+        ("https://app.example.com:443", "https://app.example.com"),
+        ("http://app.example.com:80", "http://app.example.com"),
+        ("https://[2001:DB8::80]:80", "https://[2001:db8::80]:80"),
+        ("*", "*"),
+    ],
+)
+def test_an_origin_is_allowed_however_it_is_written(tmp_path: Path, written: str, sent: str) -> None:
+    """Browsers send it in one way only."""
+    assert read(tmp_path, TA_CORS_ORIGINS=written).cors_origins == (sent,)
+
+
 @pytest.mark.parametrize("name", Limits.model_fields)
 def test_every_limit_has_a_variable(tmp_path: Path, name: str) -> None:
     """Each limit can be set, and set wrongly, from the environment."""

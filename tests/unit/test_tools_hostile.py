@@ -1,5 +1,6 @@
 """Documents and servers that mean harm: where requests go, and what of a text is looked at."""
 
+import asyncio
 import json
 import socket
 import time
@@ -29,6 +30,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import (
     Challenge,
+    Issuer,
     ProtectedServer,
     issuer_of,
     resource_metadata,
@@ -339,6 +341,34 @@ async def test_a_name_is_connected_to_where_it_was_found_to_be(
             await server_metadata(server, issuer_of(server, resource))
         assert looked_up.count("rebinding.example") == 1
         assert inside.paths == []
+
+
+@pytest.mark.parametrize("exempt", ["", "within.example", "*.example", "a.within.example:{port}"])
+async def test_no_exemption_from_the_proxy_leads_within_the_network(
+    monkeypatch: pytest.MonkeyPatch, exempt: str
+) -> None:
+    """Whatever `NO_PROXY` says, a name that is called directly was looked up, and its address is public."""
+
+    def within(host: Any, port: Any, *more: Any, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port or 0))]
+
+    reached = []
+
+    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(inside, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        for name in ("https_proxy", "no_proxy"):
+            monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", exempt.format(port=port))
+        monkeypatch.setattr("socket.getaddrinfo", within)
+        issuer = f"https://a.within.example:{port}"
+        with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+            await Issuer(issuer, named=False).call("GET", f"{issuer}/x")
+        assert reached == []
 
 
 async def test_no_proxy_answers_for_this_machine(

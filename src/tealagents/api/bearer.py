@@ -83,6 +83,14 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "").replace('"', "")
 
 
+def _is_host(header: str) -> bool:
+    """Whether a Host can be believed: what looks like one may still be none, as `[::::]`."""
+    try:
+        return _HOST.fullmatch(header) is not None and bool(urlsplit(f"//{header}").hostname)
+    except ValueError:
+        return False
+
+
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
@@ -132,7 +140,7 @@ class ProtectedResource:
     def _base(request: Request) -> str:
         scope = request.scope
         host = request.headers.get("host", "")
-        if not _HOST.fullmatch(host):
+        if not _is_host(host):
             name, port = scope.get("server") or ("localhost", None)
             host = f"{name}:{port}" if port else name
         return f"{scope['scheme']}://{host}{scope.get('root_path', '')}"

@@ -150,9 +150,6 @@ async def read(request: Request, limit: int, budget: BodyBudget, user: str) -> b
     body = IncomingBody(budget, user)
     try:
         return await _read(request, limit, body.resize)
-    except Overloaded:
-        await _discard(request)
-        raise
     finally:
         body.resize(0)
 
@@ -182,7 +179,14 @@ async def _read(request: Request, limit: int, resize: Callable[[int], None]) -> 
             if more:
                 await _discard(request)
             _too_large(limit)
-        resize(size)
+        try:
+            resize(size)
+        except Overloaded:
+            chunks.clear()
+            resize(0)
+            if more:
+                await _discard(request)
+            raise
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -5,6 +5,7 @@ They need no token, and hold nothing but what every client may know. `config.jso
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,10 @@ class Console:
         }
 
 
+#: gzip, unless its weight is none (RFC 9110, section 12.5.3)
+_TAKES_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNORECASE)
+
+
 class _File:
     """One file in memory, as it is and compressed."""
 
@@ -137,10 +142,10 @@ class _File:
         return gzip.compress(self.content, mtime=0)
 
     def response(self, request: Request, headers: Mapping[str, str]) -> Response:
-        common = {**headers, "etag": self.tag}
+        common = {**headers, "etag": f"W/{self.tag}"}  # a weak one: it is that of both encodings
         if self.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=common)
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if _TAKES_GZIP.search(request.headers.get("accept-encoding", "")):
             packed = {**common, "content-encoding": "gzip"}
             return Response(self.compressed, headers=packed, media_type=self.media_type)
         return Response(self.content, headers=common, media_type=self.media_type)

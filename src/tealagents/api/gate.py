@@ -4,7 +4,7 @@ Such libraries know neither users nor limits, and some fail on bytes that are no
 can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -162,10 +162,10 @@ async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     scope[SCOPE].refused = NotFound("There is nothing at this path.")
 
 
-def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str) -> ASGIApp:
+def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str, allowed: Sequence[str] = ("*",)) -> ASGIApp:
     """The application as pages of those other origins may call it that the config names.
 
-    They see the headers `exposed`, besides those that every protocol has.
+    They see the headers `exposed`, besides those that every protocol has, and may send those `allowed`.
     """
     origins = list(exchange.settings.cors_origins)
     if not origins:
@@ -174,8 +174,8 @@ def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=["retry-after", "www-authenticate", *exposed],
+        allow_headers=allowed,
+        expose_headers=sorted(("retry-after", "www-authenticate", *exposed)),
     )
 
 

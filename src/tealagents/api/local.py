@@ -1,8 +1,8 @@
 """Requests that must come from this machine: where no one checks who is asking, no browser is led here.
 
 A web page can make a browser ask any address under the page's own name (DNS rebinding), and a proxy passes on
-what others ask. So where authentication is off because nothing was chosen, a request names a loopback host,
-and no one has passed it on.
+what others ask. So where authentication is off because nothing was chosen, a request comes in at a loopback
+address, names a loopback host, and no one has passed it on.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,9 @@ _PASSED_ON = frozenset(
 
 def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
     """Why this request is not answered; None where it is."""
+    address, port = scope.get("server") or ("", None)
+    if port is not None and not is_local(address):  # no client chooses where its connection comes in
+        return "The service was called at an address that is not loopback"
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 or not is_local(_host(hosts[0])):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api.settings import ApiSettings
+from tealagents.outbound.addresses import page_origin
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
@@ -29,9 +30,8 @@ class KnownOrigins:
         self._origins = set(settings.cors_origins)
         self._names = set(_LOOPBACK)
         if settings.public_url:
-            parts = urlsplit(settings.public_url)
-            self._origins.add(f"{parts.scheme}://{parts.netloc}")
-            self._names.add(parts.hostname or "")
+            self._origins.add(page_origin(settings.public_url))
+            self._names.add(_host(settings.public_url))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refused(Request(scope))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -22,7 +23,7 @@ from tealagents.limits import Limits
 
 __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
 
-#: bytes of a request's line and headers together
+#: bytes of a request's line and headers together, and of what a chunked body holds between its contents
 MOST_HEAD: Final = 64 * 1024
 #: bytes of memory that a fragment of a message takes beside its content
 FRAGMENT: Final = 64
@@ -42,6 +43,7 @@ _ANSWER: Final = (
     b"content-length: %d\r\n"
     b"connection: close\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
 )
+_BAD_HANDSHAKE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def server_options(limits: Limits) -> dict[str, Any]:
@@ -116,25 +118,65 @@ class _Pipeline(list[Any]):
         self.insert(0, item)
 
 
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Stands where uvicorn keeps headers, for what comes behind a body."""
+
+    def append(self, item: tuple[bytes, bytes]) -> None:
+        pass
+
+
+_NO_TRAILERS: Final = _Trailers()
+
+
+class _Parser(HttpRequestParser):
+    """Ignores an Upgrade to anything but a WebSocket (RFC 9110, section 7.8), such as Java's clients send.
+
+    httptools takes what follows for the other protocol: the body would be lost, or read as the next request.
+    """
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: "BoundedProtocol") -> None:
+        self._protocol = protocol
+        self._begin()
+
+    def _begin(self) -> None:
+        super().__init__(self._protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does, for pipelining
+
+    def feed_data(self, data: Any) -> None:
+        while True:
+            try:
+                return super().feed_data(data)
+            except HttpParserUpgrade as upgrade:
+                if self._protocol.is_websocket():
+                    raise
+                data = memoryview(data)[upgrade.args[0] :]
+                head = self._protocol.head_without_upgrade()
+                self._begin()  # behind a request that is the last of its connection it would read no more
+                super().feed_data(head)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
+    Trailers are dropped (RFC 9110, section 6.5.1): a proxy in front removes what it must from headers alone.
     It also closes a connection whose client stops sending before a request is complete, or takes nothing of
     an answer, after the same time as one that is idle. A client that lost its network closes nothing.
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large", "_untaken")
+    __slots__ = ("_incomplete", "_overhead", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
-        self._in_head = False
         #: a request has begun, and its body has not ended
         self._incomplete = False
-        #: bytes of the head that is being received, but for those that came with the end of another request
-        self._head = 0
-        self._heads = 0
+        #: bytes of the head that is being received, or since the last content of a body, but for those that
+        #: came together with what was before
+        self._overhead = 0
         self._too_large = False
         #: bytes that the client had not taken at the last look
         self._untaken = 0
@@ -150,25 +192,46 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._incomplete = True
-        self._head = 0
-        self._heads += 1
+        self._incomplete = True
+        self._overhead = 0
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._overhead = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
             raise ValueError("a request has one Host")
+        upgrade = self.parser.should_upgrade()
+        if upgrade and not self.is_websocket():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("this is no proxy")
+            return  # the head comes again, without its Upgrade
         super().on_headers_complete()
-        if self.cycle is not None:  # None where a WebSocket has taken over
+        if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
+            self.headers = _NO_TRAILERS
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._incomplete = False
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def is_websocket(self) -> bool:
+        """Whether the request whose head was received asks for one."""
+        return self._should_upgrade()
+
+    def head_without_upgrade(self) -> bytes:
+        """The head that was received last, as a client sends it that offers no other protocol."""
+        version = self.parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -184,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._untaken = 0  # it has taken something, whatever it is given next
 
     def data_received(self, data: bytes) -> None:
-        before = self._heads if self._in_head else None
+        self._overhead += len(data)
         timer = self.timeout_keep_alive_task
         untaken = timer is not None and self.transport.get_write_buffer_size() > 0
         if untaken:  # the timer stands: a client that goes on sending need not take anything
@@ -194,11 +257,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = timer
         if self not in self.connections:  # a WebSocket has taken over
             self._unset_keepalive_if_required()
-        if self._in_head and self._heads == before:
-            self._head += len(data)
-            if self._head > MOST_HEAD and not self.transport.is_closing():
-                self._too_large = True
-                self.send_400_response("")
+        if self._incomplete and self._overhead > MOST_HEAD and not self.transport.is_closing():
+            self._too_large = True
+            self.send_400_response("")
         self._watch()
 
     def _watch(self) -> None:
@@ -265,6 +326,8 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         if self._discards:
             return
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.close_sent:
+            self._refuse_handshake()
         if self._resize is None or self._discards:
             return
         held = (self.conn.current_size or 0) + FRAGMENT * len(self.frames) + len(self.conn.reader.buffer)
@@ -278,6 +341,12 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         except Overloaded as error:
             self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.detail)
             self.handle_parser_exception()
+
+    def _refuse_handshake(self) -> None:
+        """Answers one that cannot be read, for which uvicorn calls no application."""
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE)
+        self.transport.close()
 
     def handle_parser_exception(self) -> None:
         """Closes it with the code that was decided on, and discards for a while what is still being sent.

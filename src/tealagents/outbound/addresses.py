@@ -13,6 +13,7 @@ __all__ = [
     "is_loopback",
     "is_loopback_host",
     "origin",
+    "page_origin",
     "proxy_for",
     "public_address",
     "same_origin",
@@ -41,6 +42,13 @@ def origin(url: str) -> tuple[str, str, int | None]:
     parts = urlsplit(url)
     implied = {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname or "", parts.port or implied
+
+
+def page_origin(url: str) -> str:
+    """The origin of a URL as browsers send it: in lower case, without the port that the scheme implies."""
+    scheme, _, rest = url.lower().partition("://")
+    implied = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return f"{scheme}://{rest.partition('/')[0].removesuffix(implied)}"
 
 
 def same_origin(one: str, other: str) -> bool:
@@ -137,9 +145,11 @@ def proxy_for(url: str) -> str | None:
     Never one for loopback. `ValueError` for a kind that we cannot speak to.
     """
     scheme, host = urlsplit(url).scheme, host_of(url)
-    if is_loopback_host(host) or proxy_bypass(host):
-        return None
     proxies = getproxies()
+    exempt = [name.strip().lower() for name in proxies.get("no", "").split(",")]
+    below = tuple(name[1:] for name in exempt if name.startswith("*."))  # which urllib takes for a name
+    if is_loopback_host(host) or proxy_bypass(host) or host.endswith(below):
+        return None
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:
         return None

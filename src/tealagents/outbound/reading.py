@@ -101,6 +101,7 @@ class BoundedClient(httpx2.AsyncClient):
     - `seconds`: from sending a request to the last byte of its answer
     - `streams`: bodies of `text/event-stream` go on for as long as they like; who reads them bounds each
       event
+    - `proxy`, where it is given, if only as None: instead of what the environment says
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class BoundedClient(httpx2.AsyncClient):
         options.setdefault("limits", _CONNECTIONS)
         if options.setdefault("verify", True) is True:
             options["verify"] = _tls()
-        super().__init__(trust_env=not is_loopback(url), follow_redirects=False, **options)
+        trusts = "proxy" not in options and not is_loopback(url)
+        super().__init__(trust_env=trusts, follow_redirects=False, **options)
         self._seconds = seconds
         self._limit = limit
         self._streams = streams

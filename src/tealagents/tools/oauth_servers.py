@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
-from tealagents.outbound.addresses import is_loopback, public_address, same_origin, shown
+from tealagents.outbound.addresses import is_loopback, proxy_for, public_address, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, fetch, json_object
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Issuer(NamedTuple):
         scan a network.
         """
         self.check(url)
-        target, extensions = httpx2.URL(url), dict[str, Any]()
+        target, extensions, options = httpx2.URL(url), dict[str, Any](), dict[str, Any]()
         headers = {"accept": "application/json"}
         if not self.named:
             address = await public_address(url)
@@ -124,9 +124,10 @@ class Issuer(NamedTuple):
             headers["host"] = target.netloc.decode("ascii")
             extensions["sni_hostname"] = target.host
             target = target.copy_with(host=address)
+            options["proxy"] = proxy_for(url)  # as the address was judged, whatever else reads NO_PROXY
         try:
             async with BoundedClient(
-                url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers
+                url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers, **options
             ) as client:
                 answer = await fetch(client, method, target, extensions=extensions, **body)
         except httpx2.HTTPError as error:

@@ -99,6 +99,14 @@ def test_only_known_pages_and_names_lead_here(headers: dict[str, str], status: i
             assert answer.json()["error"]["message"]
 
 
+def test_pages_of_the_public_url_may_call_however_it_is_written() -> None:
+    """Browsers send an origin in lower case, and without the port of its scheme."""
+    env = {"TA_PUBLIC_URL": "https://Agents.Example:443/x"}
+    with serving(None, env) as (service, _), service.client() as client:
+        page = {"origin": "https://agents.example", "host": "agents.example"}
+        assert post(client, modern("server/discover"), **page).status_code == 200
+
+
 def test_where_every_origin_is_named_a_page_of_any_may_call() -> None:
     """As over the other protocols; the name under which the service is called is checked as ever."""
     with serving(cors_origins=["*"]) as (service, _), service.client() as client:

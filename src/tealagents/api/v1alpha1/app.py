@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -15,6 +13,7 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
+from tealagents.api.gate import with_cors
 from tealagents.api.http import WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
@@ -41,7 +40,8 @@ log = logging.getLogger(__name__)
 
 def build(exchange: Exchange, path: str) -> Served:
     """This API over an exchange, at the agent's own prefix."""
-    return Served(app=AppV3(exchange).build(), path=path)
+    app = AppV3(exchange).build()
+    return Served(app=with_cors(app, exchange, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS), path=path)
 
 
 #: the parts of the API, in the order of the document
@@ -69,21 +69,12 @@ class AppV3:
 
     def build(self) -> Starlette:
         exchange = self._exchange
-        origins = list(exchange.settings.cors_origins)
-        elsewhere = Middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["*"],
-            allow_headers=_TAKEN_HEADERS,
-            expose_headers=_GIVEN_HEADERS,
-        )
         app = Starlette(
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
                 *docs.pages(exchange, _PARTS),
-            ],
-            middleware=[elsewhere] if origins else [],
+            ]
         )
         app.router.redirect_slashes = False
         app.state.exchange = exchange
@@ -126,14 +117,12 @@ class AppV3:
         app.add_exception_handler(Exception, fault)
 
 
-#: headers that browsers may send from elsewhere, and those they may see
+#: headers that browsers may send from elsewhere, and those they may see beside those of every protocol
 _TAKEN_HEADERS = (
     *("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
     *("traceparent", "tracestate"),
 )
-_GIVEN_HEADERS = (
-    *("idempotent-replayed", "location", "preference-applied", "retry-after", "www-authenticate"),
-)
+_GIVEN_HEADERS = ("idempotent-replayed", "location", "preference-applied")
 #: what a path may name that an error names as well
 _IDS = ("session_id", "task_id", "request_id")
 
