@@ -135,6 +135,22 @@ def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "source",
     [
+        "{% for row in rows|sort(attribute='name,number') %}{{ row.name }}{% endfor %}",
+        "{% for group in rows|groupby('name') %}{{ group.grouper }}{% endfor %}",
+        "{% for name, _ in keyed|dictsort %}{{ name }}{% endfor %}",
+    ],
+)
+def test_sorting_by_a_short_field_counts_that_field_and_not_the_lists_beside_it(source: str) -> None:
+    """Only what is compared takes time."""
+    points = [1] * 10_000
+    rows = [{"name": f"n{n}", "number": n, "points": points} for n in (2, 1, *range(3, 20))]
+    given = {"rows": rows, "keyed": {row["name"]: points for row in rows}}
+    assert Instructions(source).render(given).startswith("n1n10")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{% for name in names|reject('in', names) %}{% endfor %}",
         "{% for name in keyed|reject('in', names) %}{% endfor %}",
         "{{ lists|sum(start=[])|length }}",

@@ -10,10 +10,12 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
-from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.filters import FILTERS, make_attrgetter, make_multi_attrgetter
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -42,8 +44,12 @@ _WALKING = frozenset(
         *("selectattr", "sort", "sum", "unique"),
     )
 )
-#: those that compare what they are given without counting
-_SORTING = frozenset(("dictsort", "groupby", "sort"))
+#: those that compare what they are given without counting: what of each value, by their arguments
+_COMPARED: Mapping[Callable[..., Any], Callable[[Mapping[str, Any]], Callable[[Any], Any]]] = {
+    FILTERS["dictsort"]: lambda given: itemgetter(0 if given.get("by", "key") == "key" else 1),
+    FILTERS["groupby"]: lambda given: make_attrgetter(_environment, given["attribute"]),
+    FILTERS["sort"]: lambda given: make_multi_attrgetter(_environment, given.get("attribute")),
+}
 _METHODS = (
     *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
     *("rstrip", "split", "splitlines", "startswith", "endswith", "isdigit"),
@@ -83,12 +89,13 @@ class _Budget:
         if self._steps < 0 or time.monotonic() > self._until:
             raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
 
-    def counted(self, looped: Iterable[Any], *, sorts: bool = False) -> Iterator[Any]:
-        """Each value as a step; where it is sorted, each item of a list in it as one more: it is compared."""
+    def counted(
+        self, looped: Iterable[Any], compared: Callable[[Any], Any] = lambda _: None
+    ) -> Iterator[Any]:
+        """Each value as a step, and each item of the lists in what is `compared` of it as one more."""
         for value in looped:
             self.take(1)
-            if sorts:
-                self._take_lists(value)
+            self._take_lists(compared(value))
             yield value
 
     def _take_lists(self, value: Any) -> None:
@@ -120,15 +127,19 @@ def _walking(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that counts what it goes through one by one, also where `map` calls it: what it does with each
     value may take long."""
     wanted = getattr(function, "jinja_pass_arg", None)
-    sorts = function in map(FILTERS.get, _SORTING)
+    compares = _COMPARED.get(function)
+    taken = _taken(function)
 
     @pass_context
     def walk(context: Context, value: Any, *arguments: Any, **named: Any) -> Any:
         budget: _Budget = context[_BUDGET]
+        counted = budget.counted
+        if compares is not None:
+            counted = partial(counted, compared=compares(taken.bind(*arguments, **named).arguments))
         if function is FILTERS["dictsort"]:
-            value = dict(budget.counted(value.items(), sorts=sorts))
+            value = dict(counted(value.items()))
         elif isinstance(value, Iterable):
-            value = budget.counted(value, sorts=sorts)
+            value = counted(value)
         passed = {"context": context, "environment": context.environment, "eval_context": context.eval_ctx}
         return function(*([passed[wanted.name]] if wanted else []), value, *arguments, **named)
 
@@ -222,7 +233,7 @@ def _is_number(value: Any) -> bool:
 
 #: names that no template can write
 _COUNTED, _KEPT = "counted loop", "kept text"
-_environment = _Environment()
+_environment: _Environment = _Environment()
 
 
 # --- compiling and rendering ---------------------------------------------------------------------
