@@ -17,16 +17,20 @@ class Overdue(TimeoutError):
     """The work took longer than it may."""
 
 
-async def within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+async def within(
+    seconds: float, work: Callable[[], Awaitable[T]], answers: tuple[type[Exception], ...] = ()
+) -> T:
     """What the work returns or raises. `Overdue` where it takes longer; it is canceled then, and left behind
-    where it ignores that."""
+    where it ignores that. What it raises as it is canceled counts only where it is one of its `answers`."""
     task = asyncio.ensure_future(_contained(work))
     try:
         ended, _ = await asyncio.wait((task,), timeout=seconds)
     finally:
         await unwound((task,))
-    if not ended and (task.cancelled() or not task.done()):
-        raise Overdue
+    if not ended:
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if not task.done() or task.cancelled() or (error is not None and not isinstance(error, answers)):
+            raise Overdue from error
     result = task.result()
     if isinstance(result, SystemExit):
         raise result

@@ -329,3 +329,34 @@ def test_ctrl_c_is_one_signal_for_two_workers(model: OfflineModel, tmp_path: Pat
         assert service.process.wait(60) == 0
         for client in clients:
             client.close()
+
+
+DEAF = """
+import asyncio, pathlib
+from tealagents.plugins import Plugin, tool
+
+class Deaf(Plugin):
+    @tool
+    async def wait(self, file: str) -> str:
+        "Wait for ever."
+        while True:
+            pathlib.Path(file).touch()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+"""
+
+
+def test_a_process_with_a_tool_that_ignores_its_cancellation_ends_once_it_has_drained(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path
+) -> None:
+    """The tool's time is up, and the request ends; so does the process."""
+    plugins, file = tmp_path / "plugins.py", tmp_path / "called"
+    plugins.write_text(DEAF)
+    spec = config(agent={"plugins": ["Deaf"]}, limits={"tool_timeout_seconds": 0.2})
+    variables = {**env(model, tmp_path / "state.db"), "TA_PLUGIN_MODULE": str(plugins)}
+    with nursery.service(spec, variables) as running, running.client() as ada:
+        assert send(ada, call("Deaf-wait", file=str(file)))["status"] == "Completed"
+        assert file.exists()
+        assert stopped(running).result(60) == 0

@@ -550,6 +550,23 @@ async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_i
         assert len(ran) == 1
 
 
+async def test_a_word_of_the_version_before_which_counts_no_pauses_ends_the_run() -> None:
+    """As while an update rolls. covers: REQUEST-8"""
+    store, never = shared(), asyncio.Event()
+    model = Scripted(calls(DELETE), waits(never))
+    async with process(store, model, noting([], governed=True)) as here, process(store) as there:
+        paused = await here.ask()
+        await here.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=False)
+        await eventually(lambda: len(model.calls) == 2)
+        word = workers.Word(request_id=paused.request_id, actor="mock.ada")
+        await there.tasks.peers.signal(here.lease.worker_id, word)
+
+        async def canceled() -> bool:
+            return (await here.request(paused.request_id)).status == "Canceled"
+
+        await eventually(canceled)
+
+
 async def _is_empty(store: MemoryStore, partition: str) -> bool:
     return not await names(store, partition)
 

@@ -768,6 +768,28 @@ async def test_a_provider_that_ignores_that_its_last_words_are_over_does_not_hol
         assert (await here.ask("again", request.task_id)).status == "Completed"
 
 
+async def test_what_a_provider_that_was_left_behind_writes_into_its_state_is_in_no_turn() -> None:
+    """The conversation remembers what was stored. covers: THREAD-10"""
+
+    class Writing(Deaf):
+        async def invoked(
+            self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+        ) -> None:
+            invocation.state["n"] = invocation.state.get("n", 0) + 1
+            if invocation.state["n"] == 1:
+                await self._linger("invoked")
+                invocation.state["late"] = object()
+                wrote.set()
+
+    deaf, wrote = Writing("invoked", seconds=5), asyncio.Event()
+    async with process(agent={"providers": Providers([deaf])}, lease_seconds=30_000) as here:
+        first = await outlasted(here, deaf, 5)
+        await wrote.wait()
+        second = await here.ask("again", first.task_id)
+        assert second.status == "Completed"
+        assert (second.context or {})["providers"] == {"Writing": {"n": 2}}
+
+
 async def test_a_provider_that_ignores_that_its_time_is_up_is_left_behind() -> None:
     """It costs a request its own time, not the request's. covers: THREAD-10"""
     deaf = Deaf("invoking", seconds=5)

@@ -177,6 +177,28 @@ async def test_a_tool_that_ignores_that_its_time_is_up_is_left_behind_and_the_mo
         assert "gave no result within 5 seconds" in returned(await here.followed(request.request_id)).output
 
 
+@pytest.mark.parametrize("raised", [TimeoutError("the bank did not answer"), OSError("cut off")])
+async def test_a_tool_that_raises_because_its_time_is_up_is_in_doubt(raised: Exception) -> None:
+    """The model is not told that it failed: it might call it again, and pay twice. covers: HITL-1"""
+    called = asyncio.Event()
+
+    async def pays(_: Json) -> str:
+        called.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            raise raised from None
+        return "paid"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", pays, timeout=5)) as here:
+        asking = asyncio.ensure_future(here.ask(streamed=True))
+        await called.wait()
+        advance(asyncio.get_running_loop(), 5)
+        request = await asyncio.wait_for(asking, 30)
+        assert "whether it took effect is unknown" in returned(await here.followed(request.request_id)).output
+
+
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
     exported and imported. covers: STATE-4"""

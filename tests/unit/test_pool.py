@@ -34,14 +34,14 @@ class Server:
     async def discard(self, connection: object) -> None:
         self.dropped.append(connection)
 
-    def pool(self) -> Pool[object]:
+    def pool(self, seconds: float = 30.0) -> Pool[object]:
         return Pool(
             connect=self.connect,
             usable=self.usable,
             discard=self.discard,
             full=lambda error: isinstance(error, Full),
             size=10,
-            timeout=30.0,
+            timeout=seconds,
         )
 
 
@@ -106,3 +106,22 @@ async def test_a_connection_of_a_caller_who_left_at_once_is_dropped_alone() -> N
         pool.give_back(connection)
     await pool.drop(await pool.borrow())
     assert len(server.dropped) == 1
+
+
+async def test_however_short_its_time_was_a_mute_connection_takes_the_idle_ones_with_it() -> None:
+    server = Server(room=10)
+    server.ready.set()
+    pool = server.pool()
+    used = [await pool.borrow() for _ in range(6)]
+    for connection in used:
+        pool.give_back(connection)
+    await pool.drop(await pool.borrow(), mute=True)
+    assert len(server.dropped) == 6
+
+
+async def test_who_is_refused_hears_so_within_the_time_whoever_else_is_asking() -> None:
+    server = Server(room=0)
+    pool = server.pool(seconds=0.2)
+    async with asyncio.timeout(30):
+        refused = await asyncio.gather(*(use(pool) for _ in range(40)), return_exceptions=True)
+    assert all(isinstance(each, Full | TimeoutError) for each in refused)

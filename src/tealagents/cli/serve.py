@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: seconds that open connections get after the requests were drained
 GRACE_SECONDS = 3
+#: and what still runs once the service has ended
+LEFT_SECONDS = 2.0
 #: signals that end the service in good order
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 #: new objects after which the garbage collector looks for what is no longer used
@@ -333,6 +335,8 @@ def _application(config: ServiceConfig) -> "ASGIApp":
         async def passed_on(message: "Message") -> None:
             if message["type"] == "lifespan.startup.complete":
                 _settled()
+            if message["type"] == "lifespan.shutdown.complete":
+                _end_soon()
             if not message["type"].endswith(".failed"):
                 await send(message)
 
@@ -348,6 +352,19 @@ def _application(config: ServiceConfig) -> "ASGIApp":
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return plainly
+
+
+def _end_soon() -> None:
+    """Ends the process also where a tool ignores its cancellation: the event loop would wait for ever."""
+
+    def end() -> None:
+        log.warning("work that ignores its cancellation is left behind")
+        logging.shutdown()
+        os._exit(0)
+
+    timer = threading.Timer(LEFT_SECONDS, end)
+    timer.daemon = True
+    timer.start()
 
 
 @contextlib.contextmanager

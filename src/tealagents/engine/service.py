@@ -280,9 +280,9 @@ class Service:
         """Another process asks to end a request that runs here, or has ended it."""
         run = self._runs.get(word.request_id)
         if run is None:
-            if self.tasks.begun_here[word.request_id]:
+            if self.tasks.begun_here[word.request_id] and word.pauses is not None:
                 self.tasks.ended_early[word.request_id] = word.pauses
-        elif word.pauses == len(run.request.approvals):
+        elif word.pauses in (None, len(run.request.approvals)):
             run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
 
     async def _drop_lost(self) -> None:

@@ -35,6 +35,9 @@ from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
 
+#: what a tool raises to say what came of its call
+_ANSWERS = (ToolFailed, NeedsAuthorization, NeedsOwner)
+
 #: owners whose tools are kept encoded
 MAX_OWNERS = 500
 #: how many near names an unknown tool's error lists
@@ -312,8 +315,8 @@ class Toolbox:
         tool = self.find(call.tool)
         if call.pinned and isinstance(tool, Unlisted):
             try:
-                await within(self._limit(tool), partial(tool.list_for, context))
-            except (ToolFailed, NeedsAuthorization, NeedsOwner):
+                await within(self._limit(tool), partial(tool.list_for, context), _ANSWERS)
+            except _ANSWERS:
                 raise
             except BaseException as error:  # as of a tool: it fails this call alone
                 if ends_task(error):
@@ -336,8 +339,8 @@ class Toolbox:
             raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
         seconds = self._limit(tool)
         try:
-            return _text(call.tool, await within(seconds, partial(tool.call, context, arguments)))
-        except (ToolFailed, NeedsAuthorization, NeedsOwner):
+            return _text(call.tool, await within(seconds, partial(tool.call, context, arguments), _ANSWERS))
+        except _ANSWERS:
             raise
         # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
         except BaseException as error:
@@ -353,7 +356,7 @@ class Toolbox:
                 raise ToolFailed(
                     f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",
                     unknown=True,
-                ) from None
+                ) from error
             log.exception("tool %s raised", call.tool)
             raise ToolFailed(_described(error)) from error
 

@@ -55,7 +55,7 @@ class Word(Struct, frozen=True, kw_only=True):
     #: for a newer message
     superseded: bool = False
     #: how many pauses it had by then: once it has paused, this is not for what continues after the decision
-    pauses: int = 0
+    pauses: int | None = None
 
 
 class Lease:

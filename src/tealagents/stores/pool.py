@@ -20,7 +20,7 @@ IDLE_SECONDS = 60.0
 SECONDS_WITHOUT = 30.0
 #: the same while there is none at all: those who were refused together may soon be let in together
 SECONDS_AT_FIRST = 1.0
-#: seconds of use after which a connection that is dropped is thought to have gone mute
+#: seconds of use after which a connection whose borrower has left is thought to have gone mute
 MUTE_SECONDS = 1.0
 
 
@@ -57,13 +57,14 @@ class Pool(Generic[C]):
         A server that takes no more gets along with those that there are, or that others are about to get.
         TimeoutError when none comes free in time, or whatever connecting raises.
         """
-        while (connection := await self._borrowed()) is None:
+        until = _now() + self._timeout
+        while (connection := await self._borrowed(until)) is None:
             pass
         self._lent[connection] = _now()
         return connection
 
-    async def _borrowed(self) -> C | None:
-        """None: the server has no more connections, and there is one less to borrow for a while."""
+    async def _borrowed(self, until: float) -> C | None:
+        """None, before `until`: the server has no more, and for a while there is one less to borrow."""
         if self._places.locked():
             async with asyncio.timeout(self._timeout):
                 await self._places.acquire()
@@ -80,7 +81,7 @@ class Pool(Generic[C]):
                 return await self._connect()
         except BaseException as error:
             there_are = self._lent or self._idle
-            if (there_are or self._seeking > 1) and self._full(error):
+            if (there_are or self._seeking > 1) and self._full(error) and _now() < until:
                 later = SECONDS_WITHOUT if there_are else SECONDS_AT_FIRST
                 asyncio.get_running_loop().call_later(later, self._places.release)
                 return None
@@ -95,18 +96,18 @@ class Pool(Generic[C]):
         self._idle.append((connection, _now()))
         self._places.release()
 
-    async def drop(self, connection: C) -> None:
+    async def drop(self, connection: C, *, mute: bool = False) -> None:
         """For a connection whose state is uncertain.
 
-        One that gave no answer takes with it those that were idle before it was lent: what keeps one mute
-        keeps them all, and each would cost another timeout.
+        One that is `mute`, or was given up after a while, takes with it those that were idle before it was
+        lent: what keeps one from answering keeps them all, and each would cost another timeout.
         """
         lent = self._lent.pop(connection)
         try:
-            if _now() - lent > MUTE_SECONDS:
-                mute = [each for each, since in self._idle if since < lent]
-                self._idle = [(each, since) for each, since in self._idle if since >= lent]
-                for each in mute:
+            if mute or _now() - lent > MUTE_SECONDS:
+                older = [each for each, since in self._idle if since <= lent]
+                self._idle = [(each, since) for each, since in self._idle if since > lent]
+                for each in older:
                     await self._discard(each)
             await self._discard(connection)
         finally:

@@ -159,7 +159,7 @@ class Nodes:
             pool.give_back(connection)
             raise
         except TimeoutError as error:
-            await pool.drop(connection)
+            await pool.drop(connection, mute=True)
             raise Unknown(reason(error)) from None
         except (RedisError, OSError) as error:
             await pool.drop(connection)

@@ -139,7 +139,8 @@ class Gathered(Struct, kw_only=True):
     @property
     def states(self) -> Json:
         """The providers' states in the thread, without empty ones."""
-        return {name: each.state for name, each in self.invocations.items() if each.state}
+        # as they are now: a provider that was left behind may still write into its own
+        return {name: deepcopy(each.state) for name, each in self.invocations.items() if each.state}
 
 
 class Providers:

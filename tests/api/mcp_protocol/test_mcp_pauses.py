@@ -293,6 +293,8 @@ def test_a_state_that_was_forged_grants_nothing(service: ServiceThread, file: Pa
             (ada, "/"),
             (ada, "x/y"),
             (ada, state[:9]),
+            (ada, state.split("/")[0] + "/é"),
+            (ada, state.split("/")[0] + "/" + "x" * 300),
         ]:
             result = post(client, _answering(forged, words, **approve)).json()["result"]
             assert error(result["structuredContent"]) == "not_found", forged

@@ -18,7 +18,7 @@ from tealagents.api import gate, requests
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
 from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
-from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
@@ -61,6 +61,8 @@ class _Call:
             # the call again, with the user's answers; its state names what the caller may name anyway
             request_id, _, approval_id = self._params.request_state.partition("/")
             view = await requests.own(exchange, user, request_id)
+            if approval_id not in view.record.approvals:
+                raise NotFound(f"The request {request_id} has no pause of that name. Check the state.")
             pause = await exchange.catalog.approval(view.partition, view.record.request_id, approval_id)
             if not (answers := self._params.input_responses):  # the user is asked again
                 return await self._concluded(await self._settled(view))
