@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
@@ -273,6 +274,8 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, order["largest_file"])
     sys.argv = ["tealagents", *order["arguments"]]
     sys.path[0] = str(Path(sys.executable).parent)  # the folder of the installed command
+    # as of `python -m tealagents`: of this module its workers need nothing
+    sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     status = 1
     try:
