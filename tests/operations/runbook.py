@@ -24,10 +24,11 @@ def scripts(title: str) -> list[str]:
 class Operator:
     """Carries out the blocks of one runbook, in one shell: what a block exports holds for the next."""
 
-    def __init__(self, title: str, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, title: str, folder: Path, env: Mapping[str, str], commands: Path) -> None:
+        """`commands` is the folder of the `tealagents` that the shell finds."""
         self._scripts = scripts(title)
         self.folder = folder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TA_")}
         self.env = {**kept, **env, "PATH": path, "COLUMNS": "500"}
 

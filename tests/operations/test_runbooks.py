@@ -32,8 +32,9 @@ KEY = "first-key-" * 5
 class Site:
     """A folder with a config, the variables of its service, and a model behind it."""
 
-    def __init__(self, folder: Path, model: OfflineModel) -> None:
+    def __init__(self, folder: Path, model: OfflineModel, commands: Path) -> None:
         self.folder = folder
+        self.commands = commands
         self.config = folder / "agent.yaml"
         self.env = {
             "TA_SERVICE_CONFIG": str(self.config),
@@ -51,13 +52,13 @@ class Site:
         return ServiceThread(self.config, {**self.env, **env})
 
     def operator(self, title: str, **env: str) -> Operator:
-        return Operator(title, self.folder, {**self.env, **env})
+        return Operator(title, self.folder, {**self.env, **env}, self.commands)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, nursery: Nursery) -> Iterator[Site]:
     with OfflineModel(SCRIPT) as model:
-        yield Site(tmp_path, model)
+        yield Site(tmp_path, model, nursery.folder)
 
 
 def message(words: str, **fields: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.domain.events import Event
 
@@ -112,11 +114,17 @@ def test_protocols_are_independent() -> None:
     assert kept == {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")}
 
 
-def definitions() -> Iterator[ast.AST]:
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """The package's source."""
+    return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def definitions(trees: dict[Path, ast.Module]) -> Iterator[ast.AST]:
     """All that the package's source holds, apart from the offline model and what tests use."""
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in trees.items():
         if not {"testing", "offline"} & set(path.relative_to(PACKAGE).parts):
-            yield from ast.walk(ast.parse(path.read_text()))
+            yield from ast.walk(tree)
 
 
 def attributes(of: ast.ClassDef) -> set[str]:
@@ -131,9 +139,9 @@ def attributes(of: ast.ClassDef) -> set[str]:
     }
 
 
-def test_functions_and_classes_stay_small() -> None:
+def test_functions_and_classes_stay_small(trees: dict[Path, ast.Module]) -> None:
     """Five functions, at most, have more than 40 lines; no class has more than 12 attributes of its own."""
-    found = list(definitions())
+    found = list(definitions(trees))
     functions = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = [each.name for each in functions if (each.end_lineno or 0) - each.lineno >= 40]
     assert len(long) <= 5, long
@@ -157,12 +165,12 @@ def is_mirrored(modules: set[str]) -> bool:
     )
 
 
-def test_one_class_for_one_name() -> None:
+def test_one_class_for_one_name(trees: dict[Path, ast.Module]) -> None:
     """A name of a public class opens one file. Only the client's mirrors have the service's names."""
     homes: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in trees.items():
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        for node in ast.parse(path.read_text()).body:
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(module)
     shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}

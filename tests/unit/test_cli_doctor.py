@@ -5,7 +5,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -17,6 +16,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from auth_setup import KEY as SIGNING_KEY
 from typer.testing import CliRunner
 
 from tealagents.cli import doctor
@@ -25,6 +25,7 @@ from tealagents.cli.main import command_line
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
+from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.signing_in import self_signed
@@ -83,7 +84,7 @@ class Patient:
         self.config.write_text(CONFIG)
         (folder / "custom_plugins.py").write_text(PLUGIN)
         model = stack.enter_context(OfflineModel())
-        self.authority = stack.enter_context(LocalAuthority())
+        self.authority = stack.enter_context(LocalAuthority(signing_key=SIGNING_KEY))
         self.env = {
             "TA_BASE_URL": model.base_url,
             "TA_API_KEY": "any",
@@ -205,7 +206,7 @@ def authority_that_hangs_up(patient: Patient) -> None:
 def untrusted_authority(patient: Patient) -> None:
     certificate = self_signed(patient.folder / "authority.pem")
     patient.env["TA_ENTRA_AUTHORITY"] = patient.stack.enter_context(
-        LocalAuthority(certificate=certificate)
+        LocalAuthority(certificate=certificate, signing_key=SIGNING_KEY)
     ).url
 
 
@@ -345,11 +346,11 @@ def test_a_used_port_is_found(patient: Patient) -> None:
     assert f"port {service.port} on 127.0.0.1 is in use" in found
 
 
-def test_a_store_that_cannot_grow_is_found(patient: Patient) -> None:
+def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -> None:
     """A full disk: reading works, and no message would be taken."""
-    program = str(Path(sys.executable).with_name("tealagents"))
+    command = [nursery.program, "doctor", "-c", str(patient.config)]
     examined = subprocess.run(
-        ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", program, "doctor", "-c", str(patient.config)],
+        ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command],
         env={**os.environ, **patient.env, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,

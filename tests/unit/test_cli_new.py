@@ -12,12 +12,14 @@ import pytest
 
 from tealagents.cli.new import new_command
 from tealagents.config import load
+from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 
 BIN = Path(sys.executable).parent
 
 
 def run(folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """What a command ends with that is found where `python` and the installed `tealagents` are."""
     env = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
@@ -28,9 +30,9 @@ class Created(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def created(tmp_path_factory: pytest.TempPathFactory) -> Created:
+def created(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Created:
     folder = tmp_path_factory.mktemp("new")
-    made = run(folder, "tealagents", "new", "Summer")
+    made = run(folder, nursery.program, "new", "Summer")
     assert made.returncode == 0, made
     return Created(
         folder / "Summer", [line.split() for line in made.stdout.splitlines() if line.startswith("  ")]
@@ -84,9 +86,9 @@ def test_it_can_be_served(created: Created, tmp_path: Path) -> None:
     assert "serving /Summer/0.1: model gpt-4o-mini at http://127.0.0.1:" in log.read_text()
 
 
-def test_its_config_is_right(created: Created) -> None:
+def test_its_config_is_right(nursery: Nursery, created: Created) -> None:
     """Checked without a key: what `serve` will need is said, and the tool is found."""
-    checked = run(created.folder, "tealagents", "check", "config.yaml")
+    checked = run(created.folder, nursery.program, "check", "config.yaml")
     assert checked.returncode == 0, checked
     assert "Calculator-add" in checked.stdout
     assert "serve will need: TA_API_KEY" in checked.stderr
@@ -96,10 +98,10 @@ def test_its_config_is_right(created: Created) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("Taken", "it exists already"), ("../up", "use letters")])
-def test_nothing_is_overwritten(tmp_path: Path, name: str, said: str) -> None:
+def test_nothing_is_overwritten(nursery: Nursery, tmp_path: Path, name: str, said: str) -> None:
     """A folder that is there stays as it is, and a name that can be none is refused."""
     (tmp_path / "Taken").mkdir()
-    refused = run(tmp_path, "tealagents", "new", name)
+    refused = run(tmp_path, nursery.program, "new", name)
     assert refused.returncode == 2
     assert said in refused.stderr
     assert list((tmp_path / "Taken").iterdir()) == []

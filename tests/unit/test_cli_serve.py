@@ -17,12 +17,12 @@ from starlette.types import Message
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.cli.serve import _check_start, build_or_exit
 from tealagents.config import load
+from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
-
-
+#: as it is installed; where its start is not in question, the forked one stands for it
 PROGRAM = str(Path(sys.executable).with_name("tealagents"))
 
 
@@ -34,10 +34,11 @@ class Slow(ContextProvider):
 """
 
 
-def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
+def serve(nursery: Nursery, folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """`tealagents serve` of the config in a folder, until it ends by itself."""
+    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
     return subprocess.run(
-        [PROGRAM, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port()), *options],
+        [*command, *options],
         env={**os.environ, **env},
         cwd=folder,
         capture_output=True,
@@ -46,12 +47,12 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
     )
 
 
-def test_the_offline_models_script_may_be_named_in_the_env_file(tmp_path: Path) -> None:
+def test_the_offline_models_script_may_be_named_in_the_env_file(nursery: Nursery, tmp_path: Path) -> None:
     """As every variable may be; a mistake in the script ends the start."""
     shutil.copy(DEMO / "config.yaml", tmp_path)
     (tmp_path / ".env").write_text("TA_OFFLINE_SCRIPT=script.yaml\n")
     (tmp_path / "script.yaml").write_text("rules:\n  - repply: hi\n")
-    served = serve(tmp_path)
+    served = serve(nursery, tmp_path)
     assert served.returncode == 2, served
     assert "TA_OFFLINE_SCRIPT: " in served.stderr
     assert "repply" in served.stderr
@@ -72,33 +73,37 @@ def test_the_offline_models_script_may_be_named_in_the_env_file(tmp_path: Path) 
         ),
     ],
 )
-def test_a_start_that_fails_serves_nothing(tmp_path: Path, source: str, reported: str) -> None:
+def test_a_start_that_fails_serves_nothing(
+    nursery: Nursery, tmp_path: Path, source: str, reported: str
+) -> None:
     """Whatever a plugin raises: exit status 3 with the reason, and the port stays closed."""
     shutil.copy(DEMO / "config.yaml", tmp_path)
     (tmp_path / "custom_plugins.py").write_text(source)
-    served = serve(tmp_path)
+    served = serve(nursery, tmp_path)
     assert served.returncode == 3, served
     assert reported in served.stderr
     assert served.stdout == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_service_is_built_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_while_the_service_is_built_ends_it(
+    nursery: Nursery, tmp_path: Path, number: signal.Signals
+) -> None:
     """However long the modules take that the config names: it serves nothing, and exits with 0."""
     (tmp_path / "slow.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n" + PROVIDER)
     shutil.copy(DEMO / "custom_plugins.py", tmp_path)
     text = (DEMO / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['slow:Slow']\n")
-    served = serve(tmp_path)
+    served = serve(nursery, tmp_path)
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
-def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> None:
+def test_workers_that_cannot_start_are_a_start_that_fails(nursery: Nursery, tmp_path: Path) -> None:
     """The parent of several processes exits with 3 as a single one does, for its supervisor to see."""
     for name in ("config.yaml", "custom_plugins.py"):
         shutil.copy(DEMO / name, tmp_path)
     away = {"TA_PERSISTENCE": "redis://127.0.0.1:1"}
-    served = serve(tmp_path, "--workers", "2", **away)
+    served = serve(nursery, tmp_path, "--workers", "2", **away)
     assert served.returncode == 3, served
     assert "redis" in served.stderr
     assert served.stdout == ""
@@ -113,14 +118,14 @@ def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> Non
     ],
 )
 def test_workers_that_cannot_be_built_are_not_started_again(
-    tmp_path: Path, source: str, reported: str
+    nursery: Nursery, tmp_path: Path, source: str, reported: str
 ) -> None:
     """Whether the config is refused, or what it names raises: exit status 3 with the reason."""
     (tmp_path / "broken.py").write_text(source)
     shutil.copy(DEMO / "custom_plugins.py", tmp_path)
     text = (DEMO / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['broken:Broken']\n")
-    served = serve(tmp_path, "--workers", "2", TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
+    served = serve(nursery, tmp_path, "--workers", "2", TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
     assert served.returncode == 3, served
     assert reported in served.stderr
     assert served.stdout == ""
@@ -178,10 +183,12 @@ SERVE = ("serve", str(DEMO / "config.yaml"), "--offline")
 @pytest.mark.parametrize(
     "command", [SERVE, (*SERVE, "--workers", "2"), (*SERVE, "--reload"), ("offline-model",)]
 )
-def test_a_used_port_is_a_sentence(tmp_path: Path, taken: int, command: tuple[str, ...]) -> None:
+def test_a_used_port_is_a_sentence(
+    nursery: Nursery, tmp_path: Path, taken: int, command: tuple[str, ...]
+) -> None:
     """It names the port and the option that helps."""
     ended = subprocess.run(
-        [PROGRAM, *command, "--port", str(taken)],
+        [PROGRAM if command == SERVE else nursery.program, *command, "--port", str(taken)],
         env={**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"},
         capture_output=True,
         text=True,
@@ -195,12 +202,15 @@ def test_a_used_port_is_a_sentence(tmp_path: Path, taken: int, command: tuple[st
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
-def test_the_address_is_shown_when_it_is_served(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_the_address_is_shown_when_it_is_served(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """Who pastes the first message at once is answered."""
     for name in ("config.yaml", "custom_plugins.py"):
         shutil.copy(DEMO / name, tmp_path)
     port = free_port()
-    command = [PROGRAM, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(port), *options]
+    program = nursery.program if options else PROGRAM
+    command = [program, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(port), *options]
     env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as service:
         try:

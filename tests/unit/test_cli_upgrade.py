@@ -2,7 +2,6 @@
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from typer.testing import CliRunner
 
 from tealagents.cli.main import command_line
 from tealagents.config import load
+from tealagents.testing.forking import Nursery
 
 ADDER = """\
 # our adder
@@ -143,12 +143,11 @@ def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     assert "file name too long" in upgrade(write(tmp_path, CHAT), "--output", "x" * 300)[1]
 
 
-def test_a_file_that_cannot_be_written_anew_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_anew_stays_as_it_is(nursery: Nursery, tmp_path: Path) -> None:
     """As on a full disk, where --output names the file itself."""
     file = write(tmp_path, CHAT)
     before = file.read_text()
-    program = Path(sys.executable).with_name("tealagents")
-    command = f"ulimit -f 0; exec {shlex.quote(str(program))} upgrade {file} -o {file}"
+    command = f"ulimit -f 0; exec {shlex.quote(nursery.program)} upgrade {file} -o {file}"
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (2, f"✗ {file}: cannot be written: file too large\n")
     assert file.read_text() == before

@@ -5,7 +5,6 @@ import io
 import itertools
 import os
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tealagents.client import (
     ToolResult,
 )
 from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -44,37 +44,27 @@ QUICK = Retry(first_delay=0.01, longest_delay=0.05)
 DELETE = 'call Files-delete {"path": "draft.md"}'
 
 
-def serve(store: Path) -> tuple[subprocess.Popen[bytes], int]:
+def serve(nursery: Nursery, store: Path) -> tuple[subprocess.Popen[bytes], int]:
     port = free_port()
-    code = "from tealagents.cli import main; main()"
     environment = {
         **os.environ,
         "TA_PERSISTENCE": f"sqlite:///{store}",
         "TA_PLUGIN_CATALOG_FILE": str(CONFIGS / "catalogue.json"),
         "TA_AUTH": "mock",
     }
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "serve",
-        str(CONFIGS / "tools.yaml"),
-        "--offline",
-        "--port",
-        str(port),
-    ]
+    command = [nursery.program, "serve", str(CONFIGS / "tools.yaml"), "--offline", "--port", str(port)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return process, port
 
 
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
+def ports(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
     """Two processes of one service, sharing a store."""
     store = tmp_path_factory.mktemp("state") / "state.db"
-    started = [serve(store)]
+    started = [serve(nursery, store)]
     try:
         wait_until_ready(*started[0])
-        started.append(serve(store))
+        started.append(serve(nursery, store))
         wait_until_ready(*started[1])
         yield [port for _, port in started]
     finally:

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from tealagents.api.bearer import WELL_KNOWN
 from tealagents.telemetry.logs import JsonLines, Readable
 from tealagents.telemetry.requests import route_of
+from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 
 CONFIG = """\
@@ -32,12 +32,11 @@ SECRET = "canary-of-a-message"
 class Logged:
     """A service whose log is collected."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
         (folder / "config.yaml").write_text(CONFIG)
         port = free_port()
-        program = str(Path(sys.executable).with_name("tealagents"))
         self._process = subprocess.Popen(
-            [program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(port)],
+            [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(port)],
             env={**os.environ, "TA_AUTH": "mock"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,13 +59,13 @@ class Logged:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Logged]:
-    service = Logged(tmp_path)
+def service(nursery: Nursery, tmp_path: Path) -> Iterator[Logged]:
+    service = Logged(nursery, tmp_path)
     try:
         yield service
     finally:
-        service._process.kill()
-        service._process.wait()
+        service._process.terminate()
+        service._process.wait(60)
 
 
 def message(text: str = SECRET) -> dict[str, Any]:

@@ -36,6 +36,10 @@ def modules() -> Iterator[Path]:
         yield from sorted(each for each in folder.rglob("*.py") if "soak" not in each.parts)
 
 
+#: what the name of a call ends with that may be one of them
+LAST_WORDS = {name.rpartition(".")[2] for name in WAITS}
+
+
 class Haste(ast.NodeVisitor):
     """Finds the waits of a module that are too short; those that are to fail for want of time may be."""
 
@@ -47,7 +51,8 @@ class Haste(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = ast.unparse(node.func)
+        last = getattr(node.func, "attr", getattr(node.func, "id", None))
+        name = ast.unparse(node.func) if last in LAST_WORDS else ""
         for wait, position in WAITS.items():
             if name == wait or name.endswith(f".{wait}"):
                 given = [each.value for each in node.keywords if each.arg == "timeout"]
@@ -57,7 +62,7 @@ class Haste(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        if ast.unparse(node.left) == "time.monotonic()" and _is_short(node.right):
+        if _is_short(node.right) and ast.unparse(node.left) == "time.monotonic()":
             self.found.append(node.lineno)
         self.generic_visit(node)
 

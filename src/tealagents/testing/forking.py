@@ -1,23 +1,32 @@
-"""Services that start in milliseconds: forked from one process that has imported everything already.
+"""Services and commands that start in milliseconds, forked from one process that has imported everything.
 
     with Nursery() as nursery, nursery.service(agent_config(…), env) as service:
         service.kill(), service.start(), service.stop(), service.cont()
+        subprocess.run([nursery.program, "check", …])
 
 A forked service is a process of its own like a `ServiceProcess`, and is run as in production, by
 `tealagents serve`. Only its imports are shared, which are most of what a start costs.
 """
 
+import codecs
 import gc
 import json
 import os
+import resource
+import select
+import shlex
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +34,7 @@ from tealagents.testing.service import Process, ServiceProcess
 
 __all__ = ["PRELOADED", "ForkedService", "Nursery"]
 
-#: what a service imports, besides the driver of its store
+#: what a service and the other commands import, besides the driver of a store
 PRELOADED = (
     "aiohttp",
     "openai",
@@ -34,10 +43,19 @@ PRELOADED = (
     "tealagents.app",
     "tealagents.auth.mock",
     "tealagents.bootstrap",
+    "tealagents.cli.chat",
+    "tealagents.cli.check",
+    "tealagents.cli.doctor",
     "tealagents.cli.findings",
     "tealagents.cli.main",
+    "tealagents.cli.new",
+    "tealagents.cli.offline",
     "tealagents.cli.protocol",
     "tealagents.cli.serve",
+    "tealagents.cli.state",
+    "tealagents.cli.token",
+    "tealagents.cli.upgrade",
+    "tealagents.llm.offline",
     "tealagents.llm.openai_chat",
     "tealagents.llm.wire",
     "tealagents.stores.files",
@@ -48,6 +66,24 @@ PRELOADED = (
     "uvicorn.protocols.http.httptools_impl",
 )
 _PAUSE = 0.005
+#: what stands for the command: it lends what is forked its streams, passes signals on, and ends as that does
+_PROGRAM = """
+import json, os, resource, signal, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+socket.send_fds(link, [b"."], [0, 1, 2])
+order = {"arguments": sys.argv[2:], "env": dict(os.environ), "folder": os.getcwd()}
+order["largest_file"] = resource.getrlimit(resource.RLIMIT_FSIZE)
+link.sendall(json.dumps(order).encode() + b"\\n")
+said = link.makefile()
+pid = int(said.readline())
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+status = said.readline()
+if not status:
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(int(status))
+"""
 
 
 class Nursery:
@@ -58,14 +94,25 @@ class Nursery:
         self._preload = preload
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="tealagents-")
+        #: the folder of `program`, for a shell's PATH
+        self.folder = Path(self._folder.name)
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *self._preload],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        place = str(self.folder / "socket")
+        command = shlex.join([sys.executable, "-I", "-S", "-c", _PROGRAM, place])
+        Path(self.program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        Path(self.program).chmod(0o700)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(place)
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno()), *self._preload],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=[listener.fileno()],
+            )
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -75,6 +122,15 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._folder.cleanup()
+
+    @property
+    def program(self) -> str:
+        """`tealagents`, to be called as the installed command is.
+
+        It runs in the folder of its caller, with its environment, its streams, and its limit on files.
+        """
+        return str(self.folder / "tealagents")
 
     def service(
         self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None, port: int | None = None
@@ -114,6 +170,7 @@ class ForkedService(ServiceProcess):
                 env=env,
                 log=self._log.name,
                 folder=str(self.config_path.parent),
+                largest_file=resource.getrlimit(resource.RLIMIT_FSIZE),
             ),
         )
 
@@ -154,41 +211,72 @@ class _Forked:
 # --- in the nursery ---------------------------------------------------------------------------------
 
 
-def _serve_orders(preload: list[str]) -> None:
-    """Forks and polls as standard input asks, until that ends."""
+def _serve_orders(listener: socket.socket, preload: list[str]) -> None:
+    """Forks and polls as standard input and the callers of `program` ask, until standard input ends."""
     for module in (*PRELOADED, *preload):
         import_module(module)
     gc.freeze()
     #: the processes that were forked, with the exit status of those that have ended
     children: dict[int, int | None] = {}
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["what"] == "fork":
-            pid = _fork(order)
-            children[pid] = None
-            print(pid, flush=True)
-        else:
-            pid = order["pid"]
-            if children[pid] is None:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                children[pid] = os.waitstatus_to_exitcode(status) if ended else None
-            print(json.dumps(children[pid]), flush=True)
-    for pid, exited in children.items():
-        if exited is None:
+    while True:
+        asking, _, _ = select.select([sys.stdin, listener], [], [])
+        if listener in asking:
+            children[_fork_for(listener)] = None
+        if sys.stdin in asking:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            print(json.dumps(_obey(json.loads(line), children)), flush=True)
+    for pid in children:
+        if _status(pid, children) is None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _fork(order: dict[str, Any]) -> int:
+def _obey(order: dict[str, Any], children: dict[int, int | None]) -> int | None:
+    if order["what"] == "poll":
+        return _status(order["pid"], children)
     if pid := os.fork():
+        children[pid] = None
         return pid
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    os._exit(_run(order, [nothing, log, log]))
+
+
+def _status(pid: int, children: dict[int, int | None]) -> int | None:
+    if children[pid] is None:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        children[pid] = os.waitstatus_to_exitcode(status) if ended else None
+    return children[pid]
+
+
+def _fork_for(listener: socket.socket) -> int:
+    link, _ = listener.accept()
+    with link:
+        if pid := os.fork():
+            return pid
+        listener.close()
+        _, streams, _, _ = socket.recv_fds(link, 1, 3)
+        link.sendall(b"%d\n" % os.getpid())
+        with link.makefile() as asked:
+            status = _run(json.loads(asked.readline()), streams)
+        link.sendall(b"%d\n" % status)
+        os._exit(status)
+
+
+def _run(order: dict[str, Any], streams: list[int]) -> int:
+    """Becomes the process that was ordered; the exit status in the end."""
+    for target, source in enumerate(streams):
         os.dup2(source, target)
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["folder"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, order["largest_file"])
     sys.argv = ["tealagents", *order["arguments"]]
+    sys.path[0] = str(Path(sys.executable).parent)  # the folder of the installed command
+    # as of `python -m tealagents`: of this module its workers need nothing
+    sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
+    sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     status = 1
     try:
         from tealagents.cli.main import main
@@ -196,13 +284,30 @@ def _fork(order: dict[str, Any]) -> int:
         main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 - a forked process can report to no one else
         traceback.print_exc()
-    finally:
+    try:
         sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    except OSError:  # as at the end of any process
+        traceback.print_exc()
+        status = 120
+    return status
+
+
+def _stream(number: int, mode: str) -> TextIOWrapper:
+    """A standard stream as Python opens it, by the variables that say how."""
+    unbuffered = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    return TextIOWrapper(
+        open(number, f"{mode}b", 0 if unbuffered else -1, closefd=False),
+        codecs.lookup(encoding or "utf-8").name,
+        "backslashreplace" if number == 2 else errors or "strict",
+        line_buffering=number == 2 or os.isatty(number),
+        write_through=unbuffered,
+    )
 
 
 if __name__ == "__main__":
-    _serve_orders(sys.argv[1:])
+    _serve_orders(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

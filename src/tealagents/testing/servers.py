@@ -471,10 +471,11 @@ def _group_of(account: str) -> int:
 
 #: moto's backend is not safe for threads: one request at a time, so that a transaction is one. It also copies
 #: the whole table, deeply, for each transaction, and sorts it for each query: enough is a copy of which items
-#: there are (they are replaced and never changed), and a sort of those that the query can mean.
+#: there are (they are replaced and never changed), and a sort of those that the query can mean. Nor does it
+#: look anew with each request which services it has, and by which other names a value could be meant.
 _MOTO = """
-import copy, sys, threading, types
-import moto.dynamodb.models
+import copy, functools, sys, threading, types
+import moto.backends, moto.core.responses, moto.core.serialize, moto.dynamodb.models
 from moto.dynamodb.models.table import Table
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -500,6 +501,20 @@ def query(self, hash_key, comparison, bounds, *rest, **named):
     return query_all(self, hash_key, comparison, bounds, *rest, **named)
 
 query_all, Table.query = Table.query, query
+
+modules = list(moto.backends.list_of_moto_modules())
+moto.backends.list_of_moto_modules = lambda: modules
+moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
+
+TYPES = {"S", "N", "B", "SS", "NS", "BS", "M", "L", "NULL", "BOOL"}
+Picker = moto.core.serialize.XFormedAttributePicker
+
+def picked(self, context):
+    if type(context.obj) is dict and len(context.obj) == 1 and TYPES.issuperset(context.obj):
+        return context.obj.get(context.key)
+    return pick_any(self, context)
+
+pick_any, Picker.__call__ = Picker.__call__, picked
 
 app = DomainDispatcherApplication(create_backend_app)
 turn = threading.Lock()

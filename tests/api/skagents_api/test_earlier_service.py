@@ -101,7 +101,7 @@ def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
     assert [each["response"]["extra_data"] for each in tasks] == [final["extra_data"], None]
 
 
-def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
+def test_tools_that_need_an_approval_are_refused(nursery: Nursery, tmp_path: Path) -> None:
     """Nothing waits here until someone decides: the start says which tools, and what to do."""
     tool = {
         "tool_id": "WeatherPlugin-weather",
@@ -123,10 +123,10 @@ def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
     catalogue.write_text(json.dumps({"plugins": [plugin]}))
     file = write(tmp_path, WITH_PLUGIN, custom_plugins=PLUGINS)
     env = {**_env(), "TA_PLUGIN_CATALOG_FILE": str(catalogue)}
-    checked = _run("check", str(file), env=env)
+    checked = _run(nursery.program, "check", str(file), env=env)
     assert checked.returncode == 2
     assert "WeatherPlugin-weather need an approval" in checked.stderr
-    assert _run("serve", str(file), "--port", "0", env=env).returncode in (2, 3)
+    assert _run(nursery.program, "serve", str(file), "--port", "0", env=env).returncode in (2, 3)
 
 
 def test_gateway_proves_itself(tmp_path: Path) -> None:
@@ -254,7 +254,9 @@ def test_an_answered_call_is_logged_as_completed(tmp_path: Path, caplog: pytest.
     assert [text.rpartition(" ")[2] for text in ended] == ["Completed"] * 3
 
 
-def test_relative_paths_of_a_remote_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_of_a_remote_catalogue(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are tried beside the catalogue, then from the working directory."""
     document = {
         "openapi": "3.0.0",
@@ -274,10 +276,16 @@ def test_relative_paths_of_a_remote_catalogue(tmp_path: Path, monkeypatch: pytes
     catalogue.write_text(json.dumps({"remote_plugins": [entry]}))
     file = write(folder, CHAT + "    remote_plugins:\n    - Clock\n")
     env = {**_env(), "TA_REMOTE_PLUGIN_PATH": "conf/remote.yaml"}
-    found = _run("check", str(file), env=env, cwd=tmp_path)
+    found = _run(nursery.program, "check", str(file), env=env, cwd=tmp_path)
     assert (found.returncode, "Clock-now" in found.stdout) == (0, True)
     assert (
-        _run("check", str(file), env={**env, "TA_REMOTE_PLUGIN_PATH": str(catalogue)}, cwd=folder).returncode
+        _run(
+            nursery.program,
+            "check",
+            str(file),
+            env={**env, "TA_REMOTE_PLUGIN_PATH": str(catalogue)},
+            cwd=folder,
+        ).returncode
         == 2
     )
 
@@ -553,6 +561,5 @@ def _env() -> dict[str, str]:
     return {"TA_API_KEY": "x", "TA_AUTH": "gateway", "PATH": "", "COLUMNS": "400"}
 
 
-def _run(*arguments: str, env: dict[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tealagents", *arguments]
+def _run(*command: str, env: dict[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
