@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -702,6 +703,18 @@ def test_trailers_are_no_headers(service: ServiceThread, trailer: bytes) -> None
     assert answered(service, head + b"connection: close\r\n\r\n" + chunks).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("trailer", [b"connection: close", b"proxy-connection: close"])
+def test_a_connection_that_a_trailer_ends_is_closed_behind_its_answer(
+    service: ServiceThread, trailer: bytes
+) -> None:
+    """The parser reads no further request: another one would wait for its answer for ever."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n".encode() + CHUNKED
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(GOOD), GOOD, trailer)
+    answer = answered(service, head + b"\r\n" + chunks + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in answer
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -769,3 +782,14 @@ def test_a_handshake_that_cannot_be_read_is_answered_and_closed(
 ) -> None:
     """No timer would end its connection, and anyone could keep as many as the process may have."""
     assert answered(service, line + b"\r\n" + WEBSOCKET + rest).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_handshake_behind_a_request_without_an_answer_is_answered_in_its_turn(
+    service: ServiceThread,
+) -> None:
+    """The request before it keeps its answer: it was stored."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n{JSON_LINE}"
+    message = f"{head}content-length: {len(GOOD)}\r\n\r\n".encode() + GOOD
+    last = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    back = answered(service, message + b"GET /nowhere HTTP/1.1\r\n" + WEBSOCKET + b"\r\n" + last)
+    assert re.findall(rb"HTTP/1.1 (\d+) ", back) == [b"200", b"404", b"200"]

@@ -376,6 +376,9 @@ async def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
         ({"http_proxy": "http://p:1"}, "https://api.example.com/v1", None),
         ({"https_proxy": "http://p:1", "no_proxy": "example.com"}, "https://api.example.com/v1", None),
         ({"https_proxy": "http://p:1", "no_proxy": "a, *.example.com"}, "https://api.example.com/v1", None),
+        ({"https_proxy": "http://p:1", "no_proxy": "a.example:8443"}, "https://a.example:8443/v1", None),
+        ({"https_proxy": "http://p:1", "no_proxy": "a.example:8443"}, "https://a.example/v1", "http://p:1"),
+        ({"https_proxy": "http://p:1", "no_proxy": "[2001:db8::1]"}, "https://[2001:db8::1]/v1", None),
         ({"http_proxy": "http://p:1"}, "http://127.0.0.1:8000/v1", None),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     FailFast,
     GetCoreSchemaHandler,
     TypeAdapter,
@@ -20,7 +21,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypeVar
@@ -85,6 +86,18 @@ def _first_entries(value: Any, inner: ValidatorFunctionWrapHandler, info: Valida
         while part := dict(islice(entries, 10)):
             inner(part)
     return inner(value)
+
+
+def at_most(entries: int) -> BeforeValidator:
+    """Refuses an object with more entries, without a look at them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > entries:
+            numbers = {"max_length": entries, "actual_length": len(value)}
+            raise PydanticCustomError("too_long", "has too many entries", numbers)
+        return value
+
+    return BeforeValidator(check)
 
 
 #: a list in a body, and an object whose names and values are of one kind each

@@ -149,7 +149,7 @@ class _Parser(HttpRequestParser):
             try:
                 return super().feed_data(data)
             except HttpParserUpgrade as upgrade:
-                if self._protocol.is_websocket():
+                if self._protocol.becomes_websocket():
                     raise
                 data = memoryview(data)[upgrade.args[0] :]
                 head = self._protocol.head_without_upgrade()
@@ -204,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
             raise ValueError("a request has one Host")
         upgrade = self.parser.should_upgrade()
-        if upgrade and not self.is_websocket():
+        if upgrade and not self.becomes_websocket():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is no proxy")
             return  # the head comes again, without its Upgrade
@@ -219,12 +219,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._incomplete = False
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if not self.parser.should_keep_alive():  # trailers may say so, too: it reads no further request
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
 
-    def is_websocket(self) -> bool:
-        """Whether the request whose head was received asks for one."""
-        return self._should_upgrade()
+    def becomes_websocket(self) -> bool:
+        """Whether the request whose head was received asks to, and none before it waits for its answer."""
+        return self._should_upgrade() and (self.cycle is None or self.cycle.response_complete)
 
     def head_without_upgrade(self) -> bytes:
         """The head that was received last, as a client sends it that offers no other protocol."""

@@ -148,7 +148,8 @@ def proxy_for(url: str) -> str | None:
     proxies = getproxies()
     exempt = [name.strip().lower() for name in proxies.get("no", "").split(",")]
     below = tuple(name[1:] for name in exempt if name.startswith("*."))  # which urllib takes for a name
-    if is_loopback_host(host) or proxy_bypass(host) or host.endswith(below):
+    place = urlsplit(url).netloc.rpartition("@")[2]  # an exemption may have a port, or brackets
+    if is_loopback_host(host) or proxy_bypass(host) or proxy_bypass(place) or host.endswith(below):
         return None
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:

@@ -35,9 +35,9 @@ KEPT = ("background", "metadata", "previous_response_id", "store")
 #: what an entry of `tools` may say that names one of the agent's own, without effect; why no others are taken
 _OWN = ("type", "server_label", "server_description", "require_approval", "defer_loading")
 _CONFIGURED = "is not possible: the agent's tools and servers are those of its config, and your own functions"
-Metadata = Annotated[  # within OpenAI's own bounds
-    bodies.Entries[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
+#: within OpenAI's own bounds
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], bodies.at_most(16)
 ]
 
 
