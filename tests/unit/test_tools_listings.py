@@ -393,6 +393,25 @@ async def test_a_call_that_waited_for_a_session_until_the_limit_was_not_made() -
     )
 
 
+async def test_a_call_that_waited_for_a_token_until_the_limit_was_not_made(
+    monkeypatch: pytest.MonkeyPatch, issues: MCPServer
+) -> None:
+    """The limit of a call allows for both waits, for a token and then for a session."""
+
+    async def no_token(context: ToolContext) -> str:
+        return await asyncio.Event().wait() and ""
+
+    monkeypatch.setattr(adapter, "TOKEN_SECONDS", 0.05)
+    monkeypatch.setattr(issues, "_token", no_token)
+    issues._list_all([types.Tool(name="pay", input_schema={})])
+    [pay] = issues.tools()
+    assert pay.spec.waits == 30 + 30 + 1
+    async with asyncio.timeout(30):
+        with pytest.raises(ToolFailed, match=r"no token within 0\.05 s\. Nothing was done") as called:
+            await pay.call(context_of(ADA), {})
+    assert not called.value.unknown
+
+
 async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(
     issues: MCPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

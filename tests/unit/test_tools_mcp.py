@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import config_files
 import httpx2
 import mcp_types as types
 import pytest
@@ -29,9 +30,11 @@ from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import missing
 from tealagents.testing.waits import eventually
+from tealagents.tooling import Tooling
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -334,6 +337,22 @@ async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
             await call(server, "slow")
         await eventually(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
+
+
+async def test_a_call_that_was_sent_is_given_up_after_the_limit_of_all_tools(tmp_path: Path) -> None:
+    """Where the server has no limit of its own: waiting for a session is not added to it."""
+    program = odd(tmp_path)
+    entry = f"{{name: odd, command: {program['command']}, args: {program['args']}, trust_level: trusted}}"
+    text = config_files.with_agent(f"mcp_servers: [{entry}]")
+    config = config_files.read(tmp_path, text, TA_LIMITS__TOOL_TIMEOUT_SECONDS="0.3")
+    tooling = Tooling(config, None, SystemClock())
+    try:
+        [server] = await tooling.open(lambda: None)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
+                await by_name(server)["odd-slow"].call(Context(), {})
+    finally:
+        await tooling.close()
 
 
 async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import mcp_types as types
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
+from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.results import bounded
 from tealagents.tools.schema_form import as_parameters
@@ -143,6 +144,7 @@ class Lister:
         return MCPTool(spec, override, self._call)
 
     def _spec(self, name: str, description: str, parameters: Json, governance: Governance) -> ToolSpec:
+        token = TOKEN_SECONDS if self._options.transport == "http" else 0
         return ToolSpec(
             name=name,
             description=description,
@@ -150,7 +152,7 @@ class Lister:
             governance=governance,
             auth=self._auth(),
             timeout=self._options.request_timeout,
-            waits=self._options.timeout + 1,
+            waits=token + self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
         )
 
