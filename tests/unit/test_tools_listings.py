@@ -312,6 +312,46 @@ def test_every_reference_of_a_schema_leads_somewhere() -> None:
     assert made["properties"] == fields | {each: {"title": each} for each in lost}
 
 
+_ANCHORS = {
+    "Cat": {"$anchor": "cat", "type": "object", "required": ["meow"]},
+    "Dog": {"$anchor": "dog", "type": "object", "required": ["bark"]},
+}
+_WHERE = {"properties": {"where": {"type": "object"}}}
+_PART = {"$id": "https://x.example/A", "properties": {"id": {"$ref": "#/$defs/Id"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"properties": {"a": {"oneOf": [{"$ref": "#cat"}, {"$ref": "#dog"}]}}}, {"meow": 1}),
+        ({"properties": {"a": {"oneOf": [{"items": {"$ref": "#cat"}}, {"type": "array"}]}}}, [{}]),
+        ({"properties": {"a": {"not": {"$ref": "#dog"}}}}, {"meow": 1}),
+        ({"properties": {"a": {"not": {"type": "file"}}}}, 1),
+        ({"properties": {"a": {"if": {"$ref": "#dog"}, "then": False}}}, {"meow": 1}),
+        ({"properties": {"a": {"contains": {"$ref": "#dog"}, "maxContains": 0, "minContains": 0}}}, [{}]),
+        ({"properties": {"a": {"$ref": "#cat", "unevaluatedProperties": False}}}, {"meow": 1}),
+        ({"properties": {"a": {"oneOf": [{"$ref": "#/anyOf/0/properties/where"}, {"type": "null"}]}}}, None),
+        ({"properties": {"a": {"anyOf": [{"not": {"$ref": "#"}}, {"const": 1}]}}, "not": {"const": {}}}, {}),
+        ({"properties": {"a": {"$ref": "#/$defs/Part"}}}, {"id": "x"}),
+        ({"anyOf": [{**_PART, "properties": {"a": {"$ref": "#/$defs/Id"}}}]}, "x"),
+    ],
+)
+def test_what_a_schema_took_it_still_takes(schema: Json, taken: object) -> None:
+    """What is left out below `oneOf` and `not` refuses nothing, nor does a reference that leads elsewhere."""
+    definitions: Json = {**_ANCHORS, "Part": {**_PART, "$defs": {"Id": {"type": "string"}}}}
+    choices = {"anyOf": [_WHERE, {}]} | schema
+    made = parameters_of({**choices, "$defs": {**definitions, "Id": {"type": "integer"}}})
+    Draft202012Validator.check_schema(made)
+    assert Draft202012Validator(made).is_valid({"a": taken})
+
+
+def test_a_schema_of_which_nothing_is_lost_keeps_its_rules() -> None:
+    """Names, nulls and the words of earlier drafts say nothing about values."""
+    rules: Json = {"oneOf": [{"not": {"minimum": 1}}, {"if": {"const": 3}, "then": False}]}
+    said = {"$id": "https://x.example/a", "$anchor": "a", "title": None, **rules}
+    assert parameters_of({"properties": {"a": said}})["properties"] == {"a": rules}
+
+
 class Connected:
     """A connection whose server lists one tool, or fails to."""
 
