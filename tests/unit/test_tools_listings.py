@@ -1,6 +1,7 @@
 """What a server lists for one user is that user's alone."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, ToolCall, User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.engine.toolbox import Toolbox, ToolOutput
+from tealagents.llm.encoding import to_json
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools import schema_form
@@ -274,11 +276,12 @@ def test_what_is_no_json_schema_is_left_out() -> None:
     keywords |= Draft202012Validator.META_SCHEMA["properties"].keys()
     assert len(keywords) > 50
     values: list[Any] = [None, True, 0, -1, 5, 1.5, "", "x", "#/nowhere", [], [None], [5], ["x", "x"], [[]]]
+    values += [float("inf"), float("-inf"), float("nan")]
     values += [{}, *({"a": one} for one in values), [{"type": "array"}, 5]]
     odd = {f"{key} {n}": {key: value} for key in keywords for n, value in enumerate(values)}
     nested = {"properties": {**odd, "all": {"items": {"anyOf": [*odd.values()]}}}}
     for schema in (nested, *(dict.fromkeys(keywords, value) for value in values)):
-        made = parameters_of(schema)
+        made = json.loads(to_json(parameters_of(schema)))
         Draft202012Validator.check_schema(made)
         assert list(references_of(made)) == []
 

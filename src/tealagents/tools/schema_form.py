@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -257,7 +258,9 @@ _CLEANED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("dependencies", "dependentRequired"), _dependent),
     **dict.fromkeys(_COUNTS, lambda value: value if value >= 0 else None),
     **dict.fromkeys(_DROPPED, lambda _: None),
-    "multipleOf": lambda value: value if value > 0 else None,
+    # Python reads `1e400`, `Infinity` and `NaN`, and none of them can be written as JSON
+    **dict.fromkeys((*_EXCLUSIVE, *_EXCLUSIVE.values()), lambda value: value if abs(value) < inf else None),
+    "multipleOf": lambda value: value if 0 < value < inf else None,
     "enum": lambda value: value or None,
     "required": _texts,
     "type": _types,
