@@ -1,6 +1,7 @@
 """What a server lists for one user is that user's alone."""
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -495,6 +496,20 @@ def test_a_listing_that_is_the_same_as_the_last_one_is_not_looked_through(
     before = files.listing([listed("drop", read_only=False)], None)
     monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
     assert files.listing([listed("drop", read_only=False)], before) is before
+
+
+def test_of_a_listing_only_the_tools_are_remembered() -> None:
+    """It is kept for thousands of users: not what else the server sent, which is no less."""
+    files = lister()
+    schema: Json = json.loads('{"enum": ["\\ud800", NaN]}')
+    sent = [types.Tool(name="drop", input_schema=schema, output_schema={"type": "object"})]
+    before = files.listing(sent, None)
+    referred: list[object] = [before]
+    for each in referred:  # which grow meanwhile
+        if isinstance(each, tuple | list | dict):
+            referred.extend(gc.get_referents(each))
+    assert not any(isinstance(each, types.Tool) for each in referred)
+    assert files.listing(sent, before) is before
 
 
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:
