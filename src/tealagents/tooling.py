@@ -16,14 +16,18 @@ async def offered(config: ServiceConfig) -> list[ToolSpec]:
 
 
 def _sources(config: ServiceConfig) -> Sources:
-    agent = config.agent
+    agent, seconds = config.agent, config.limits.tool_timeout_seconds
     return Sources(
         plugins=agent.plugins,
         plugin_module=config.plugin_module,
         remote=agent.remote_plugins,
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,
-        servers=agent.mcp_servers,
+        # their own limit ends a call that was sent; the one from outside allows for waiting besides
+        servers=[
+            each.model_copy(update={"request_timeout": each.request_timeout or seconds})
+            for each in agent.mcp_servers
+        ],
         toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
         more_to_come=bool(config.thread.context_providers),

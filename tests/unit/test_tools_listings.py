@@ -1,6 +1,8 @@
 """What a server lists for one user is that user's alone."""
 
 import asyncio
+import gc
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, ToolCall, User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.engine.toolbox import Toolbox, ToolOutput
+from tealagents.llm.encoding import to_json
 from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools import schema_form
@@ -274,11 +277,12 @@ def test_what_is_no_json_schema_is_left_out() -> None:
     keywords |= Draft202012Validator.META_SCHEMA["properties"].keys()
     assert len(keywords) > 50
     values: list[Any] = [None, True, 0, -1, 5, 1.5, "", "x", "#/nowhere", [], [None], [5], ["x", "x"], [[]]]
+    values += [float("inf"), float("-inf"), float("nan")]
     values += [{}, *({"a": one} for one in values), [{"type": "array"}, 5]]
     odd = {f"{key} {n}": {key: value} for key in keywords for n, value in enumerate(values)}
     nested = {"properties": {**odd, "all": {"items": {"anyOf": [*odd.values()]}}}}
     for schema in (nested, *(dict.fromkeys(keywords, value) for value in values)):
-        made = parameters_of(schema)
+        made = json.loads(to_json(parameters_of(schema)))
         Draft202012Validator.check_schema(made)
         assert list(references_of(made)) == []
 
@@ -310,6 +314,46 @@ def test_every_reference_of_a_schema_leads_somewhere() -> None:
     }
     made = parameters_of({"anyOf": [{"properties": fields | lost}], "$defs": {"A/B": {"anyOf": [text]}}})
     assert made["properties"] == fields | {each: {"title": each} for each in lost}
+
+
+_ANCHORS = {
+    "Cat": {"$anchor": "cat", "type": "object", "required": ["meow"]},
+    "Dog": {"$anchor": "dog", "type": "object", "required": ["bark"]},
+}
+_WHERE = {"properties": {"where": {"type": "object"}}}
+_PART = {"$id": "https://x.example/A", "properties": {"id": {"$ref": "#/$defs/Id"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"properties": {"a": {"oneOf": [{"$ref": "#cat"}, {"$ref": "#dog"}]}}}, {"meow": 1}),
+        ({"properties": {"a": {"oneOf": [{"items": {"$ref": "#cat"}}, {"type": "array"}]}}}, [{}]),
+        ({"properties": {"a": {"not": {"$ref": "#dog"}}}}, {"meow": 1}),
+        ({"properties": {"a": {"not": {"type": "file"}}}}, 1),
+        ({"properties": {"a": {"if": {"$ref": "#dog"}, "then": False}}}, {"meow": 1}),
+        ({"properties": {"a": {"contains": {"$ref": "#dog"}, "maxContains": 0, "minContains": 0}}}, [{}]),
+        ({"properties": {"a": {"$ref": "#cat", "unevaluatedProperties": False}}}, {"meow": 1}),
+        ({"properties": {"a": {"oneOf": [{"$ref": "#/anyOf/0/properties/where"}, {"type": "null"}]}}}, None),
+        ({"properties": {"a": {"anyOf": [{"not": {"$ref": "#"}}, {"const": 1}]}}, "not": {"const": {}}}, {}),
+        ({"properties": {"a": {"$ref": "#/$defs/Part"}}}, {"id": "x"}),
+        ({"anyOf": [{**_PART, "properties": {"a": {"$ref": "#/$defs/Id"}}}]}, "x"),
+    ],
+)
+def test_what_a_schema_took_it_still_takes(schema: Json, taken: object) -> None:
+    """What is left out below `oneOf` and `not` refuses nothing, nor does a reference that leads elsewhere."""
+    definitions: Json = {**_ANCHORS, "Part": {**_PART, "$defs": {"Id": {"type": "string"}}}}
+    choices = {"anyOf": [_WHERE, {}]} | schema
+    made = parameters_of({**choices, "$defs": {**definitions, "Id": {"type": "integer"}}})
+    Draft202012Validator.check_schema(made)
+    assert Draft202012Validator(made).is_valid({"a": taken})
+
+
+def test_a_schema_of_which_nothing_is_lost_keeps_its_rules() -> None:
+    """Names, nulls and the words of earlier drafts say nothing about values."""
+    rules: Json = {"oneOf": [{"not": {"minimum": 1}}, {"if": {"const": 3}, "then": False}]}
+    said = {"$id": "https://x.example/a", "$anchor": "a", "title": None, **rules}
+    assert parameters_of({"properties": {"a": said}})["properties"] == {"a": rules}
 
 
 class Connected:
@@ -393,6 +437,25 @@ async def test_a_call_that_waited_for_a_session_until_the_limit_was_not_made() -
     )
 
 
+async def test_a_call_that_waited_for_a_token_until_the_limit_was_not_made(
+    monkeypatch: pytest.MonkeyPatch, issues: MCPServer
+) -> None:
+    """The limit of a call allows for both waits, for a token and then for a session."""
+
+    async def no_token(context: ToolContext) -> str:
+        return await asyncio.Event().wait() and ""
+
+    monkeypatch.setattr(adapter, "TOKEN_SECONDS", 0.05)
+    monkeypatch.setattr(issues, "_token", no_token)
+    issues._list_all([types.Tool(name="pay", input_schema={})])
+    [pay] = issues.tools()
+    assert pay.spec.waits == 30 + 30 + 1
+    async with asyncio.timeout(30):
+        with pytest.raises(ToolFailed, match=r"no token within 0\.05 s\. Nothing was done") as called:
+            await pay.call(context_of(ADA), {})
+    assert not called.value.unknown
+
+
 async def test_a_connection_that_is_unused_is_closed_though_no_one_calls(
     issues: MCPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +496,20 @@ def test_a_listing_that_is_the_same_as_the_last_one_is_not_looked_through(
     before = files.listing([listed("drop", read_only=False)], None)
     monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
     assert files.listing([listed("drop", read_only=False)], before) is before
+
+
+def test_of_a_listing_only_the_tools_are_remembered() -> None:
+    """It is kept for thousands of users: not what else the server sent, which is no less."""
+    files = lister()
+    schema: Json = json.loads('{"enum": ["\\ud800", NaN]}')
+    sent = [types.Tool(name="drop", input_schema=schema, output_schema={"type": "object"})]
+    before = files.listing(sent, None)
+    referred: list[object] = [before]
+    for each in referred:  # which grow meanwhile
+        if isinstance(each, tuple | list | dict):
+            referred.extend(gc.get_referents(each))
+    assert not any(isinstance(each, types.Tool) for each in referred)
+    assert files.listing(sent, before) is before
 
 
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:

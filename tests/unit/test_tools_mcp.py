@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import config_files
 import httpx2
 import mcp_types as types
 import pytest
@@ -29,9 +30,11 @@ from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import missing
 from tealagents.testing.waits import eventually
+from tealagents.tooling import Tooling
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -334,6 +337,22 @@ async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
             await call(server, "slow")
         await eventually(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
+
+
+async def test_a_call_that_was_sent_is_given_up_after_the_limit_of_all_tools(tmp_path: Path) -> None:
+    """Where the server has no limit of its own: waiting for a session is not added to it."""
+    program = odd(tmp_path)
+    entry = f"{{name: odd, command: {program['command']}, args: {program['args']}, trust_level: trusted}}"
+    text = config_files.with_agent(f"mcp_servers: [{entry}]")
+    config = config_files.read(tmp_path, text, TA_LIMITS__TOOL_TIMEOUT_SECONDS="0.3")
+    tooling = Tooling(config, None, SystemClock())
+    try:
+        [server] = await tooling.open(lambda: None)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
+                await by_name(server)["odd-slow"].call(Context(), {})
+    finally:
+        await tooling.close()
 
 
 async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
@@ -690,6 +709,10 @@ class Ending(httpx2.AsyncByteStream):
         yield b"retry: 0\n\n"
 
 
+class Moved(Ending):
+    """A body that is elsewhere on the same server."""
+
+
 Answer = httpx2.AsyncByteStream | int | Exception
 
 
@@ -699,6 +722,8 @@ async def streaming(body: Answer, streams: list[Any]) -> AsyncIterator[Reporting
     error; what happens is noted in `streams`."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
+        if isinstance(body, Moved) and not request.url.path.endswith("/"):
+            return httpx2.Response(307, headers={"location": f"{request.url.path}/"})
         streams.append(request.method)
         if isinstance(body, Exception):
             raise body
@@ -732,12 +757,13 @@ async def listened(monkeypatch: pytest.MonkeyPatch, body: Answer, *, gets: int) 
     return seen
 
 
-@pytest.mark.parametrize("body", [Broken(), Ending()])
+@pytest.mark.parametrize("body", [Broken(), Ending(), Moved()])
 async def test_a_stream_of_notifications_is_opened_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch, body: httpx2.AsyncByteStream
 ) -> None:
     """However often it breaks; and the tools are listed, since no one reported what changed in between. How
-    soon it ends is up to the server, how often it is asked for is not: ever more seldom."""
+    soon it ends is up to the server, how often it is asked for is not: ever more seldom. A redirect is
+    part of being asked."""
     again: list[Any] = ["GET", "list"]
     pauses = [each for n in (1, 2, 4, 8, 16, 30, 30) for each in (n, *again)]
     assert await listened(monkeypatch, body, gets=8) == again + pauses
@@ -762,8 +788,10 @@ async def test_a_stream_of_notifications_that_is_refused_for_now_is_asked_for_ag
 async def test_a_server_without_a_stream_of_notifications_is_asked_for_it_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """405 is no refusal for now. 404 may mean that the session is forgotten: the tools are listed to see."""
-    assert await listened(monkeypatch, 405, gets=5) == ["GET", 1, "GET"]
+    """405 and 501 are no refusals for now. 404 may mean that the session is forgotten: the tools are listed,
+    to see."""
+    for status in (405, 501):
+        assert await listened(monkeypatch, status, gets=5) == ["GET", 1, "GET"]
     assert await listened(monkeypatch, 404, gets=5) == ["GET", "list", 1, "GET", "list"]
 
 

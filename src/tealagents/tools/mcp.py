@@ -44,7 +44,7 @@ from tealagents.tools.mcp_connection import MCPConnection, Unreachable, describe
 from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
-from tealagents.tools.oauth import Consents, owner_key
+from tealagents.tools.oauth import TOKEN_SECONDS, Consents, owner_key
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer
 from tealagents.tools.options import MCPServerOptions
 from tealagents.tools.results import bounded
@@ -207,7 +207,11 @@ class MCPServer:
         self, context: ToolContext, name: str | None, arguments: Json
     ) -> types.CallToolResult | None:
         """The call with the owner's token; with `name` None, only the connecting."""
-        token = await self._token(context)
+        try:
+            async with asyncio.timeout(TOKEN_SECONDS):
+                token = await self._token(context)
+        except TimeoutError:
+            raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
         try:
             return await self._with_token(context, token, name, arguments)
         except MCPError as error:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 #: pages of a listing, and tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
-#: seconds a call may take where the configuration says nothing: the caller has a limit of its own
+#: seconds a call may take where the options say nothing: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
 #: lines of standard error that are reported when a child process does not start
 LAST_WORDS = 8

@@ -1,5 +1,6 @@
 """What an MCP server lists, as tools: their names, their governance, and what may stand for them."""
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import mcp_types as types
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
+from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.results import bounded
 from tealagents.tools.schema_form import as_parameters
@@ -52,8 +54,8 @@ class UnlistedTool(MCPTool):
 class Listing(NamedTuple):
     """What a server has listed, for all users or for one."""
 
-    #: as the server lists it
-    listed: Sequence[types.Tool]
+    #: of what the server lists, which would take as much memory again as the tools
+    digest: bytes
     #: the server's own names, by ours
     functions: Mapping[str, str]
     tools: tuple[Tool, ...]
@@ -73,7 +75,8 @@ class Lister:
 
     def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
         """The tools of a listing; `before` itself where they are the same."""
-        if before is not None and before.listed == listed:
+        digest = _digest(listed)
+        if before is not None and before.digest == digest:
             return before  # most are: to make thousands of tools would hold up all requests
         functions = [tool.name for tool in listed]
         names = tool_names(self._options.name, functions)
@@ -82,7 +85,7 @@ class Lister:
             if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
                 return before
             self._warn_of_loosened(before, tools)
-        return Listing(listed, dict(zip(names, functions, strict=True)), tools)
+        return Listing(digest, dict(zip(names, functions, strict=True)), tools)
 
     def unlisted(self, name: str, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool | None:
         """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
@@ -143,6 +146,7 @@ class Lister:
         return MCPTool(spec, override, self._call)
 
     def _spec(self, name: str, description: str, parameters: Json, governance: Governance) -> ToolSpec:
+        token = TOKEN_SECONDS if self._options.transport == "http" else 0
         return ToolSpec(
             name=name,
             description=description,
@@ -150,7 +154,7 @@ class Lister:
             governance=governance,
             auth=self._auth(),
             timeout=self._options.request_timeout,
-            waits=self._options.timeout + 1,
+            waits=token + self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
         )
 
@@ -159,6 +163,11 @@ class Lister:
             return None
         scopes = list(self._options.scopes)
         return {"auth_type": "oauth2", "auth_server": self._options.auth_server, "scopes": scopes}
+
+
+def _digest(listed: Sequence[types.Tool]) -> bytes:
+    """SHA-256 of a listing, of which JSON cannot hold everything that its schemas may."""
+    return hashlib.sha256(repr(listed).encode()).digest()
 
 
 def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) -> Governance:

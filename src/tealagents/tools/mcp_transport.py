@@ -103,11 +103,13 @@ class ReportingClient(BoundedClient):
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: seconds before the stream of notifications is opened next, and when it was last
         self._pause = self._opened = 0.0
+        #: what follows the redirect that the last request for it was answered with
+        self._redirected: httpx2.Request | None = None
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         listens = self._listens(request)
         if listens:
-            await self._rest()
+            await self._rest(request)
         elif request.method == "GET":
             await anyio.sleep(GET_PAUSE)
         if self._bearer.token is not None:
@@ -132,14 +134,17 @@ class ReportingClient(BoundedClient):
 
         What is refused for now is shown to it as a stream that has ended.
         """
-        if response.status_code in _PASSING or response.status_code >= 500:
+        self._redirected = response.next_request
+        if response.status_code in _PASSING or (response.status_code >= 500 and response.status_code != 501):
             return _ended(request)
         if _is_stream(response) or _is_lost_session(response.status_code, response.text):
             self._listening()
         return response
 
-    async def _rest(self) -> None:
+    async def _rest(self, request: httpx2.Request) -> None:
         """A pause before the stream of notifications is opened, which doubles while it does not stay open."""
+        if request is self._redirected:
+            return
         if time.monotonic() - self._opened > LONGEST_GET_PAUSE:
             self._pause = 0.0
         await anyio.sleep(self._pause)

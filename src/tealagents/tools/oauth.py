@@ -46,6 +46,8 @@ from tealagents.tools.oauth_servers import (
 
 logger = logging.getLogger(__name__)
 
+#: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
+TOKEN_SECONDS = 30.0
 #: an access token that expires this soon is renewed before it is used
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires

@@ -23,6 +23,7 @@ from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import plugin_of, tool_names
+from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.oauth_context import AuthorizedContext
 from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
@@ -40,8 +41,6 @@ MAX_REASON, MAX_DESCRIPTION = 4_000, 4_000
 MAX_REDIRECTS = 5
 #: seconds that fetching a document may take
 DOCUMENT_TIMEOUT = 30.0
-#: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
-TOKEN_SECONDS = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."

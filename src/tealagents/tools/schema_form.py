@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +22,7 @@ _COMPOSITIONS = ("allOf", "anyOf", "oneOf")
 _REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
 #: keywords of texts and of flags; bounds
 _TEXTS = (
-    *("$ref", "$comment", "title", "description", "pattern", "format"),
+    *("$ref", "$id", "$comment", "title", "description", "pattern", "format"),
     *("contentEncoding", "contentMediaType"),
 )
 _FLAGS = ("uniqueItems", "deprecated", "readOnly", "writeOnly")
@@ -44,10 +45,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 #: keywords of which null is a value
 _NULLABLE = ("const", "default")
-#: what names a schema, or refers to a name: references are followed by their path alone; of earlier drafts
-_DROPPED = frozenset(
-    {"$schema", "$vocabulary", "$id", "$anchor", "$dynamicAnchor", "$dynamicRef"}
-    | {"$recursiveAnchor", "$recursiveRef", "additionalItems"}
+#: what names a schema, or says how it is read, and by itself allows or refuses nothing
+_NAMES = frozenset(
+    {"$schema", "$vocabulary", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "additionalItems"}
+)
+#: references are followed by their path alone
+_DROPPED = _NAMES | {"$dynamicRef", "$recursiveRef"}
+#: what refuses the more, the more the schemas within it, or beside it, let through; and what goes with it
+_OPPOSING = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
 )
 #: parts of a schema that are searched for fields, and different descriptions that are kept of one field
 _MOST_PARTS, _MOST_DESCRIPTIONS = 100, 32
@@ -58,8 +65,23 @@ def as_parameters(schema: Json) -> Json:
 
     The fields of what may be chosen at the root become optional ones; one that the choices describe in
     different ways may be any of these. What is no JSON Schema is left out: nulls, which some servers write
-    for what they leave out, and references that lead nowhere.
+    for what they leave out, and references that lead nowhere. Where anything is, the rest refuses nothing
+    because of it.
     """
+    lost: set[str] = set()
+    own = {key: value for key, value in schema.items() if key != "$id"}
+    valid = _throughout(own, partial(_valid, lost=lost))
+    valid = _throughout(valid, partial(_from_the_root, lost=lost))
+    made: Json = _with_all_fields(valid)
+    made = _throughout(made, partial(_without_dangling, root=made, lost=lost))
+    if lost:
+        made = _throughout(made, _loosened)
+        made = _throughout(made, partial(_without_dangling, root=made, lost=lost))
+    return made
+
+
+def _with_all_fields(schema: Json) -> Json:
+    """The schema as an object, with the fields of what may be chosen at its root."""
     described: dict[str, list[Any]] = {}
     needed: dict[str, None] = {}
     parts = [(schema, True)]
@@ -80,9 +102,7 @@ def as_parameters(schema: Json) -> Json:
     fields = {name: _either(ones) for name, ones in described.items()} | _object(schema.get("properties"))
     kept = {key: value for key, value in schema.items() if key not in _REFUSED}
     required = {"required": list(needed)} if needed else {}
-    parameters = _throughout(kept | {"type": "object", "properties": fields} | required, _valid)
-    made: Json = _throughout(parameters, partial(_without_dangling, root=parameters))
-    return made
+    return kept | {"type": "object", "properties": fields} | required
 
 
 def _either(ones: list[Any]) -> Any:
@@ -147,14 +167,36 @@ def _member(key: str, value: Any, change: Callable[[Json], Json]) -> Any:
     return _throughout(value, change) if key in SINGLE else value
 
 
-def _valid(schema: Json) -> Json:
+def _valid(schema: Json, lost: set[str]) -> Json:
     """What of a schema is JSON Schema (2020-12), with what earlier drafts say in its words."""
     if isinstance(several := schema.get("items"), list):
         schema = {**schema, "prefixItems": several, "items": schema.get("additionalItems", {})}
     kept = without_booleans(sound(schema))
     for key in kept.keys() & _CLEANED.keys():
         kept[key] = _CLEANED[key](kept[key])
-    return with_items({key: value for key, value in kept.items() if value is not None or key in _NULLABLE})
+    kept = {key: value for key, value in kept.items() if value is not None or key in _NULLABLE}
+    if kept != schema:
+        said = without_booleans(schema).items()
+        lost.update(
+            key for key, one in said if one is not None and key not in _NAMES and kept.get(key) != one
+        )
+    return with_items(kept)
+
+
+def _from_the_root(schema: Json, lost: set[str]) -> Json:
+    """Without the references of a part that has an `$id`: they lead from there, not from the root."""
+    return _throughout(schema, partial(_without_references, lost=lost)) if "$id" in schema else schema
+
+
+def _without_references(schema: Json, lost: set[str]) -> Json:
+    lost |= schema.keys() & {"$ref"}
+    return {key: value for key, value in schema.items() if key not in ("$id", "$ref")}
+
+
+def _loosened(schema: Json) -> Json:
+    """Without what refuses a value because schemas that let more through than before take it."""
+    kept = {key: value for key, value in schema.items() if key not in _OPPOSING and key != "oneOf"}
+    return {"anyOf": schema["oneOf"], **kept} if "oneOf" in schema else kept
 
 
 def _schemas(value: list[Any]) -> list[Any] | None:
@@ -175,13 +217,15 @@ def _types(value: Any) -> Any:
     return [kind for kind in _texts(value) if kind in _TYPES] or None
 
 
-def _without_dangling(schema: Json, root: Json) -> Json:
+def _without_dangling(schema: Json, root: Json, lost: set[str]) -> Json:
     if "$ref" not in schema:
         return schema
     try:
         leads = isinstance(target_of(root, schema["$ref"]), dict | bool)
     except LookupError:
         leads = False
+    if not leads or schema["$ref"] == "#":  # of the root, what it must not have was left out
+        lost.add("$ref")
     return schema if leads else {key: value for key, value in schema.items() if key != "$ref"}
 
 
@@ -214,7 +258,9 @@ _CLEANED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("dependencies", "dependentRequired"), _dependent),
     **dict.fromkeys(_COUNTS, lambda value: value if value >= 0 else None),
     **dict.fromkeys(_DROPPED, lambda _: None),
-    "multipleOf": lambda value: value if value > 0 else None,
+    # Python reads `1e400`, `Infinity` and `NaN`, and none of them can be written as JSON
+    **dict.fromkeys((*_EXCLUSIVE, *_EXCLUSIVE.values()), lambda value: value if abs(value) < inf else None),
+    "multipleOf": lambda value: value if 0 < value < inf else None,
     "enum": lambda value: value or None,
     "required": _texts,
     "type": _types,
