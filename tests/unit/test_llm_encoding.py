@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 from llm_setup import call, called, client, message, result, tool
+from msgspec.structs import replace
 
 from tealagents.domain.models import Message, ResponseFormat, ToolCall
 from tealagents.domain.ports import Model, ModelCall
@@ -114,6 +115,13 @@ def test_a_tool_that_the_model_made_up_is_sent_back_under_a_name(made_up: str, s
 def test_half_a_character_does_not_stop_a_conversation() -> None:
     """A tool's output that is not valid Unicode is sent all the same."""
     assert encoded(chat(), result("call_1", "\ud83d!"))["content"] == "?!"
+
+
+def test_an_integer_beyond_64_bits_does_not_stop_a_conversation() -> None:
+    """A tool server may bound an argument by one; it is sent as it is."""
+    bounded = replace(tool(), parameters={"type": "object", "properties": {"n": {"maximum": 2**70}}})
+    for model in (chat(), responses()):
+        assert f'"maximum":{2**70}'.encode() in model.encode_tools([bounded])
 
 
 def test_a_kept_message_takes_no_more_memory_than_its_bytes() -> None:

@@ -55,8 +55,8 @@ def to_json(value: Any) -> bytes:
     """The value as JSON. Half characters (lone surrogates), which JSON in UTF-8 cannot hold, become `?`."""
     try:
         return orjson.dumps(value)
-    except TypeError:
-        return orjson.dumps(_whole_characters(value))
+    except TypeError:  # for those, and for integers beyond 64 bits
+        return json.dumps(_whole_characters(value), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _whole_characters(value: Any) -> Any:
