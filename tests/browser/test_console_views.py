@@ -778,7 +778,9 @@ def test_a_block_of_20_kb_without_blank_lines_is_formatted(ada: Tab, block: str)
     assert _drawn(ada, f"Here **it** is:\n\n{block}") == "markdown"
 
 
-@pytest.mark.parametrize("start", ["- a\n", "> 1. a\n", "- a\n\n  b\n"])
+@pytest.mark.parametrize(
+    "start", ["- a\n", "> 1. a\n", "- a\n\n  b\n", "-\n  a\n", "1.\n   a\n", "> -\n> a\n"]
+)
 def test_a_list_item_of_many_lines_is_shown_as_it_is(ada: Tab, start: str) -> None:
     """Finding its end alone would stop the page."""
     assert _drawn(ada, start + "c\n" * 5000) == "plain"

@@ -58,8 +58,8 @@ const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
 const ENDS_OF_BLOCKS = /\n\s*\n/;
-const ENDS_OF_ITEMS = /\n[\s>]*\n|\n(?=[ \t>]*(?:[-*+]|\d+[.)])[ \t])/;
-const IN_ITEM = /^[ \t>]*(?:[-*+]|\d+[.)])[ \t]|^>?[ \t]{2}/;
+const ENDS_OF_ITEMS = /\n[\s>]*\n|\n(?=[ \t>]*(?:[-*+]|\d+[.)])\s)/;
+const IN_ITEM = /^[ \t>]*(?:[-*+]|\d+[.)])\s|^>?[ \t]{2}/;
 
 const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0);
 
