@@ -195,6 +195,7 @@ def test_a_store_from_a_variable_that_is_not_set_is_left_open(folder: Path, url:
         ("spec", "auth: {provider: entra, tenant_id: '${OPEN}', audience: '${OPEN}'}"),
         ("spec", "auth: {provider: entra, tenant_id: t, audience: a, client_id: c, certificate: '${OPEN}'}"),
         ("spec", "auth: {provider: entra, tenant_id: common, audience: a, allowed_tenants: '${OPEN}'}"),
+        ("spec", "protocols: ${OPEN}"),
         ("spec", "protocols: ['${OPEN}', openai]"),
         ("spec", "cors_origins: ['${OPEN}']"),
         ("spec", "cors_origins: ${OPEN}"),

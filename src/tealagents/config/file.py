@@ -103,8 +103,8 @@ class Document:
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.unset), None)
 
     def is_open(self, path: KeyPath) -> bool:
-        """Whether a `${NAME}` that is not set stands at the path or below it."""
-        return any(key[: len(path)] == path for key in self.unset)
+        """Whether a `${NAME}` that is not set stands at the path, below it or around it."""
+        return self.unset_around(path) is not None or any(key[: len(path)] == path for key in self.unset)
 
     def values(self) -> Iterator[tuple[KeyPath, Any]]:
         """Every value that is neither a mapping nor a list, with its path."""
