@@ -148,6 +148,10 @@ def test_sorting_by_a_short_field_counts_that_field_and_not_the_lists_beside_it(
     assert Instructions(source).render(given).startswith("n1n10")
 
 
+def test_a_sorted_value_is_one_step() -> None:
+    assert Instructions("{{ (rows|sort)[0] }}").render({"rows": [*range(60_000, 0, -1)]}) == "1"
+
+
 @pytest.mark.parametrize(
     "source",
     [

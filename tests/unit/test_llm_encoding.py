@@ -118,10 +118,11 @@ def test_half_a_character_does_not_stop_a_conversation() -> None:
 
 
 def test_an_integer_beyond_64_bits_does_not_stop_a_conversation() -> None:
-    """A tool server may bound an argument by one; it is sent as it is."""
-    bounded = replace(tool(), parameters={"type": "object", "properties": {"n": {"maximum": 2**70}}})
+    """A tool server may bound an argument by one; it is sent as it is, and what is no number as null."""
+    bounded = {"n": {"maximum": 2**70, "default": float("inf")}}
+    large = replace(tool(), parameters={"type": "object", "properties": bounded})
     for model in (chat(), responses()):
-        assert f'"maximum":{2**70}'.encode() in model.encode_tools([bounded])
+        assert f'"n":{{"maximum":{2**70},"default":null}}'.encode() in model.encode_tools([large])
 
 
 def test_a_kept_message_takes_no_more_memory_than_its_bytes() -> None:

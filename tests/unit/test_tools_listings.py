@@ -338,6 +338,8 @@ _PART = {"$id": "https://x.example/A", "properties": {"id": {"$ref": "#/$defs/Id
         ({"properties": {"a": {"anyOf": [{"not": {"$ref": "#"}}, {"const": 1}]}}, "not": {"const": {}}}, {}),
         ({"properties": {"a": {"$ref": "#/$defs/Part"}}}, {"id": "x"}),
         ({"anyOf": [{**_PART, "properties": {"a": {"$ref": "#/$defs/Id"}}}]}, "x"),
+        ({"properties": {"a": {"items": [None, {"type": "string"}]}}}, [1, "x"]),
+        ({"properties": {"a": "string"}, "required": ["a"], "additionalProperties": False}, "x"),
     ],
 )
 def test_what_a_schema_took_it_still_takes(schema: Json, taken: object) -> None:

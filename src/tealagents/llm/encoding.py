@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,6 +68,8 @@ def _whole_characters(value: Any) -> Any:
             return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
         case list() | tuple():
             return [_whole_characters(item) for item in value]
+        case float() if not isfinite(value):
+            return None  # as `orjson` writes it
         case _:
             return value
 

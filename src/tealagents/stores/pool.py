@@ -66,7 +66,7 @@ class Pool(Generic[C]):
     async def _borrowed(self, until: float) -> C | None:
         """None, before `until`: the server has no more, and for a while there is one less to borrow."""
         if self._places.locked():
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout_at(until):
                 await self._places.acquire()
         else:
             await self._places.acquire()  # at once

@@ -200,11 +200,14 @@ def _loosened(schema: Json) -> Json:
 
 
 def _schemas(value: list[Any]) -> list[Any] | None:
-    return [one for one in value if isinstance(one, dict | bool)] or None
+    """Each in its place: what is no schema lets everything through."""
+    return [one if isinstance(one, dict | bool) else {} for one in value] or None
 
 
 def _named_schemas(value: Json) -> Json:
-    return {name: one for name, one in value.items() if isinstance(one, dict | bool)}
+    return {
+        name: one if isinstance(one, dict | bool) else {} for name, one in value.items() if one is not None
+    }
 
 
 def _dependent(value: Json) -> Json:

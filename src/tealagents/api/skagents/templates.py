@@ -48,7 +48,7 @@ _WALKING = frozenset(
 _COMPARED: Mapping[Callable[..., Any], Callable[[Mapping[str, Any]], Callable[[Any], Any]]] = {
     FILTERS["dictsort"]: lambda given: itemgetter(0 if given.get("by", "key") == "key" else 1),
     FILTERS["groupby"]: lambda given: make_attrgetter(_environment, given["attribute"]),
-    FILTERS["sort"]: lambda given: make_multi_attrgetter(_environment, given.get("attribute")),
+    FILTERS["sort"]: lambda given: _sorted_by(given.get("attribute")),
 }
 _METHODS = (
     *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
@@ -144,6 +144,11 @@ def _walking(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*([passed[wanted.name]] if wanted else []), value, *arguments, **named)
 
     return walk
+
+
+def _sorted_by(attribute: Any) -> Callable[[Any], Any]:
+    several = isinstance(attribute, str) and "," in attribute
+    return (make_multi_attrgetter if several else make_attrgetter)(_environment, attribute)
 
 
 def _kept(value: Any) -> Any:
