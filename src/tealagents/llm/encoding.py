@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,7 +35,7 @@ def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
                 raise
         # services that cut text by UTF-16 units send half characters, which only the standard library reads
         try:
-            return msgspec.convert(_whole_characters(json.loads(data)), shape, strict=False)
+            return msgspec.convert(_throughout(json.loads(data), _whole_characters), shape, strict=False)
         except RecursionError:
             raise ValueError("is nested too deeply") from None
 
@@ -57,21 +56,28 @@ def to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # for those, and for integers beyond 64 bits
-        return json.dumps(_whole_characters(value), ensure_ascii=False, separators=(",", ":")).encode()
+        return orjson.dumps(_throughout(value, _writable))
 
 
-def _whole_characters(value: Any) -> Any:
+def _throughout(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with all keys and leaves changed."""
     match value:
-        case str():
-            return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+            return {change(key): _throughout(item, change) for key, item in value.items()}
         case list() | tuple():
-            return [_whole_characters(item) for item in value]
-        case float() if not isfinite(value):
-            return None  # as `orjson` writes it
+            return [_throughout(item, change) for item in value]
         case _:
-            return value
+            return change(value)
+
+
+def _whole_characters(leaf: Any) -> Any:
+    return leaf.encode("utf-8", "replace").decode() if isinstance(leaf, str) else leaf
+
+
+def _writable(leaf: Any) -> Any:
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**64:
+        return orjson.Fragment(str(leaf))
+    return _whole_characters(leaf)
 
 
 def user_text(message: Message) -> str | None:
