@@ -21,7 +21,7 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain import lifecycle
+from tealagents.domain import paths
 from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
@@ -606,12 +606,12 @@ async def test_tools_of_a_message_that_was_rolled_back_are_not_forgotten() -> No
         task_id = sent.request.task_id
         assert (await here.ask("instead", task_id)).status == "Completed"
         head = (await here.tasks.head(here.partition(), task_id)).value
-        assert [tool.call_id for tool in lifecycle.effects_on_path(head)] == ["c1"]
+        assert [tool.call_id for tool in paths.effects_on_path(head)] == ["c1"]
         said, _ = await here.tasks.history.messages(here.partition(), task_id, head.path, limit=10)
         assert [message.text for message in said] == ["instead", "done"]
         assert (await here.ask("more", task_id)).status == "Completed"
         forked = await fork(here.tasks, here.partition(), task_id, ADA.user)
-        assert [tool.call_id for tool in lifecycle.effects_on_path(forked)] == ["c1"]
+        assert [tool.call_id for tool in paths.effects_on_path(forked)] == ["c1"]
 
 
 class Between(MemoryStore):

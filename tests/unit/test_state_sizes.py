@@ -10,8 +10,8 @@ from engine_setup import ADA, Function, Process, Scripted, calls, fails, names, 
 
 from tealagents.domain.errors import RequestInProgress
 from tealagents.domain.events import TextDelta, ToolReturned
-from tealagents.domain.lifecycle import MAX_EFFECTS_BYTES, remembering
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
+from tealagents.domain.paths import MAX_EFFECTS_BYTES, remembering
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.engine.prompt import effects_note

@@ -30,7 +30,7 @@ from msgspec import to_builtins
 
 from tealagents.api.exchange import Exchange
 from tealagents.api.settings import ApiSettings
-from tealagents.domain import lifecycle
+from tealagents.domain import paths
 from tealagents.domain.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -107,7 +107,7 @@ async def test_a_fork_that_is_rolled_back_forgets_the_tools_that_its_source_forg
             last = await here.request(head.checkpoint_id or "")
             where = here.partition(), head.task_id
             back = await here.changes.rollback(*where, ADA.user, last.parent or "")
-            return [[tool.call_id for tool in lifecycle.effects_on_path(each)] for each in (head, back)]
+            return [[tool.call_id for tool in paths.effects_on_path(each)] for each in (head, back)]
 
         source = (await here.tasks.head(here.partition(), first.task_id)).value
         assert await remembered(source) == [["c1"], []]
@@ -132,10 +132,10 @@ async def test_a_branch_behind_a_failed_request_knows_the_tools_that_its_task_kn
         assert (tried.status, failed.status) == ("Failed", "Failed")
         branch = await fork(here.tasks, *where, ADA.user, failed=failed)
         for head in ((await here.tasks.head(*where)).value, branch):
-            assert [tool.call_id for tool in lifecycle.effects_on_path(head)] == ["c2"]
+            assert [tool.call_id for tool in paths.effects_on_path(head)] == ["c2"]
         await here.changes.rollback(*where, ADA.user, first.request_id)
         branch = await fork(here.tasks, *where, ADA.user, failed=failed)
-        assert "c2" in [tool.call_id for tool in lifecycle.effects_on_path(branch)]
+        assert "c2" in [tool.call_id for tool in paths.effects_on_path(branch)]
 
 
 async def test_a_fork_within_a_request_that_waits_for_approval_waits_for_nothing() -> None:
@@ -145,7 +145,7 @@ async def test_a_fork_within_a_request_that_waits_for_approval_waits_for_nothing
         paused = await here.ask("delete")
         assert paused.status == "Paused"
         where = here.partition(), paused.task_id
-        path = lifecycle.current_path((await here.tasks.head(*where)).value)
+        path = paths.current_path((await here.tasks.head(*where)).value)
         said, _ = await here.tasks.history.messages(*where, path, limit=10)
         forked = await fork(here.tasks, *where, ADA.user, message_id=said[0].message_id)
         copied = await here.request(forked.checkpoint_id or "")
@@ -740,7 +740,7 @@ async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:
             document = await export(here.tasks, here.partition(), forked.task_id)
             await here.eraser.delete_task(here.partition(), forked.task_id)
             imported = await here.importer.import_(ADA, document)
-            assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == ["c1"]
+            assert [tool.call_id for tool in paths.effects_on_path(imported)] == ["c1"]
 
 
 async def test_a_document_brings_no_request_that_its_log_does_not_name() -> None:
@@ -884,7 +884,7 @@ async def test_an_import_says_that_there_were_more_tool_calls_where_its_fork_did
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a fork knows of calls that it cannot name any more is in its head alone."""
-    monkeypatch.setattr(lifecycle, "MAX_EFFECTS", 2)
+    monkeypatch.setattr(paths, "MAX_EFFECTS", 2)
     async with process(None, Scripted(), noting([], "Shell-look")) as here:
         task_id = (await here.ask("one")).task_id
         await failed_at(here, task_id, "pay")
@@ -894,18 +894,18 @@ async def test_an_import_says_that_there_were_more_tool_calls_where_its_fork_did
         for call_id in ("look", "look again"):
             await failed_at(here, task_id, call_id)
         head = (await here.tasks.head(here.partition(), task_id)).value
-        assert lifecycle.effects_cut(head)
+        assert paths.effects_cut(head)
         document = to_builtins(await export(here.tasks, here.partition(), task_id))
         await here.eraser.delete_task(here.partition(), task_id)
         imported = await here.importer.import_(ADA, document)
-        assert lifecycle.effects_on_path(imported) == lifecycle.effects_on_path(head)
-        assert lifecycle.effects_cut(imported)
+        assert paths.effects_on_path(imported) == paths.effects_on_path(head)
+        assert paths.effects_cut(imported)
 
 
 async def test_an_import_looks_at_a_tool_call_a_few_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once more for every request that failed after it."""
     looked: list[str] = []
-    size = lifecycle._size
+    size = paths._size
 
     def noted(tool: ToolOutcome) -> int:
         looked.append(tool.call_id)
@@ -917,7 +917,7 @@ async def test_an_import_looks_at_a_tool_call_a_few_times_at_most(monkeypatch: p
             await failed_at(here, task_id, f"call {n}")
         document = to_builtins(await export(here.tasks, here.partition(), task_id))
         await here.eraser.delete_task(here.partition(), task_id)
-        monkeypatch.setattr(lifecycle, "_size", noted)
+        monkeypatch.setattr(paths, "_size", noted)
         await here.importer.import_(ADA, document)
     assert max(Counter(looked).values()) <= 3
 
@@ -926,7 +926,7 @@ async def test_an_imported_task_knows_the_tool_calls_of_withdrawn_requests_as_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is known of them hangs on their ends, as their messages are not on the path. covers: TASK-3"""
-    monkeypatch.setattr(lifecycle, "MAX_EFFECTS", 4)
+    monkeypatch.setattr(paths, "MAX_EFFECTS", 4)
     never, model = asyncio.Event(), Scripted()
     async with process(None, model, noting([], "Shell-look"), concurrency="rollback") as here:
         task_id = (await here.ask("one")).task_id
@@ -939,10 +939,10 @@ async def test_an_imported_task_knows_the_tool_calls_of_withdrawn_requests_as_it
         model.answers = [says("done")]
         assert (await here.ask("instead", task_id)).status == "Completed"
         head = (await here.tasks.head(here.partition(), task_id)).value
-        known = [tool.call_id for tool in lifecycle.effects_on_path(head)]
+        known = [tool.call_id for tool in paths.effects_on_path(head)]
         assert known == ["before", "c1", "c2", "c3"]
         document = to_builtins(await export(here.tasks, here.partition(), task_id))
         await here.eraser.delete_task(here.partition(), task_id)
         imported = await here.importer.import_(ADA, document)
-        assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == known
-        assert lifecycle.effects_cut(imported) == lifecycle.effects_cut(head)
+        assert [tool.call_id for tool in paths.effects_on_path(imported)] == known
+        assert paths.effects_cut(imported) == paths.effects_cut(head)

@@ -3,7 +3,7 @@
 ============  ==========================================================================
 `ids`         canonical UUIDs, and the owner's tag that the ids made here carry
 `models`      the records: Head (a task), RequestRecord, Message, Step, Session, Approval, …
-`lifecycle`   what a task's head knows of its history, for `state.transitions`
+`paths`       a task's path through its log, and what tools did on it
 `events`      what happens while a request runs; JSON folds them, SSE encodes them
 `errors`      every error that can reach a user, as values
 `current`     the ids of the request that the running code works for

@@ -21,6 +21,5 @@
 `texts`          text that every store can keep
 ===============  ==========================================================================
 
-What happens to a task is decided in `state.transitions` and `domain.lifecycle` and stored in `state`; this
-connects them.
+What happens to a task is decided in `state.transitions` and stored in `state`; this connects them.
 """

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import lifecycle
+from tealagents.domain import paths
 from tealagents.domain.models import Head, Message
 from tealagents.domain.ports import Model
 from tealagents.state.history import ARGUMENTS_SHOWN
@@ -180,9 +180,9 @@ def effects_note(head: Head) -> str | None:
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
     lines = [
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
-        for tool in lifecycle.effects_on_path(head)
+        for tool in paths.effects_on_path(head)
     ]
-    if lifecycle.effects_cut(head):
+    if paths.effects_cut(head):
         before = " before these" if lines else ""
         lines.insert(0, f"- more calls{before}, too many to be listed")
     if not lines:

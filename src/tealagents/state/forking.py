@@ -9,7 +9,7 @@ from operator import itemgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids, paths
 from tealagents.domain.errors import Conflict, NotFound
 from tealagents.domain.models import (
     Effects,
@@ -103,7 +103,7 @@ async def _path(
 ) -> tuple[Path, str | None]:
     """What the fork may hold of the log, and the conversation that the model service keeps of it."""
     if message_id is not None:
-        return lifecycle.current_path(source), None
+        return paths.current_path(source), None
     if checkpoint_id is None:
         return (), None
     found = await tasks.records.get(partition, keys.request(checkpoint_id), RequestRecord)
@@ -166,7 +166,7 @@ class _Fork(Struct, frozen=True):
         is rolled back to before them."""
         for effects in past.effects:
             alone = replace(past, effects=(effects,))
-            tools, cut = lifecycle.effects_on_path(alone), lifecycle.effects_cut(alone)
+            tools, cut = paths.effects_on_path(alone), paths.effects_cut(alone)
             if tools or cut:
                 yield Effects(
                     self._place(effects.first_seq), tools, cut=self._place(effects.cut) if cut else 0
@@ -202,7 +202,7 @@ class _Fork(Struct, frozen=True):
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
             record = await self._copied(each, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
-            context = record.context if whole else lifecycle.count_round(context)
+            context = record.context if whole else paths.count_round(context)
             await self.copy.add_request(replace(record, parent=last, context=context))
             last = record.request_id
             if ends:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids, paths
 from tealagents.domain.errors import (
     AlreadyExists,
     Conflict,
@@ -281,7 +281,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
         return ()
     effects.sort(key=attrgetter("first_seq"))  # the newest are remembered
     effects[0] = replace(effects[0], cut=cut)
-    return lifecycle.remembering(tuple(effects[:-1]), effects[-1])
+    return paths.remembering(tuple(effects[:-1]), effects[-1])
 
 
 def _marked(body: Body) -> Body:

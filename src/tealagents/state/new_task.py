@@ -6,7 +6,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids, paths
 from tealagents.domain.errors import AlreadyExists, NotFound
 from tealagents.domain.models import (
     Head,
@@ -116,7 +116,7 @@ def resent(
     ]
     end = RequestEnd(request_id=request_id, status="Completed", first_seq=first_seq, ended_at=now)
     entries.append(draft("request.copied", SERVICE, request_id, end))
-    path = lifecycle.extend(head.path, first_seq, last_seq)
+    path = paths.extend(head.path, first_seq, last_seq)
     record = RequestRecord(
         request_id=request_id,
         task_id=head.task_id,
@@ -131,7 +131,7 @@ def resent(
         path=path,
         source=source,
         last_event=2,
-        context=lifecycle.count_round(context),
+        context=paths.count_round(context),
         imported=True,
         resent=True,
     )

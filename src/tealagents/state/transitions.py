@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids, paths
 from tealagents.domain.models import (
     Approval,
     Effects,
@@ -108,7 +108,7 @@ def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, n
     note = Note("waits its turn", {"place": len(head.queue) + 1})
     entry = draft("request.queued", actor, request.request_id, note)
     waiting = Queued(request.request_id, request.worker_id or "", deadline)
-    grown = lifecycle.noted(head, head.tail_seq + 1)
+    grown = paths.noted(head, head.tail_seq + 1)
     grown = replace(grown, queue=(*head.queue, waiting), updated_at=now)
     return Transition(head=grown, entries=[entry], request=request)
 
@@ -216,7 +216,7 @@ def completed(
         status="Completed",
         running=None,
         checkpoint_id=request.request_id,
-        path=lifecycle.extend(head.path, _holder(head).first_seq, last),
+        path=paths.extend(head.path, _holder(head).first_seq, last),
         remote_id=remote_id,
         updated_at=now,
     )
@@ -250,8 +250,8 @@ def stopped(
     last = head.tail_seq + len(entries) + 2
     # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
     first = last if withdrawn else holder.first_seq
-    path = head.path if withdrawn and not known else lifecycle.extend(head.path, first, last)
-    effects = lifecycle.remembering(head.effects, Effects(first, known)) if known else head.effects
+    path = head.path if withdrawn and not known else paths.extend(head.path, first, last)
+    effects = paths.remembering(head.effects, Effects(first, known)) if known else head.effects
     return Transition(
         head=replace(
             head, status=status, running=None, pending=None, path=path, effects=effects, updated_at=now
@@ -277,7 +277,7 @@ def left_queue(
     entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
     last = head.tail_seq + 1
     return Transition(
-        head=replace(lifecycle.noted(head, last), queue=_others(head, request), updated_at=now),
+        head=replace(paths.noted(head, last), queue=_others(head, request), updated_at=now),
         entries=[entry],
         request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
     )
@@ -387,7 +387,7 @@ def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
 def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> Transition:
     """Something other than a message has changed the task: `head` is what it is now."""
     entry = draft(action, actor, None, note, **note.data)
-    grown = lifecycle.noted(head, head.tail_seq + 1)
+    grown = paths.noted(head, head.tail_seq + 1)
     return Transition(head=replace(grown, updated_at=now), entries=[entry])
 
 

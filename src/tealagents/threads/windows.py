@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Json, Message, Path
+from tealagents.domain.paths import extend as extended
 from tealagents.domain.ports import Model
 from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore

@@ -10,7 +10,7 @@ from tealagents.api.v1alpha1.context import READ_CODES, number_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.api.v1alpha1.routing import Routes
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids, paths
 from tealagents.domain.errors import NotFound
 from tealagents.domain.models import Path, RequestRecord
 from tealagents.state import keys
@@ -112,7 +112,7 @@ async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id:
     """The path of a checkpoint, or the current one."""
     head = (await exchange.tasks.head(partition, task_id)).value
     if checkpoint_id is None:
-        return lifecycle.current_path(head)
+        return paths.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")
     found = await exchange.service.records.get(partition, keys.request(name), RequestRecord)
     if found is None or found.value.task_id != task_id or found.value.status != "Completed":
