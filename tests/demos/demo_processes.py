@@ -181,7 +181,7 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with suppress(OSError, httpx.TransportError):
-                httpx.get(f"http://127.0.0.1:{port}/", timeout=30, trust_env=False)
+                httpx.get(f"http://127.0.0.1:{port}/", timeout=30, trust_env=False, verify=False)
                 return
             status = self._origin.poll(pid)
             if status is not None:
