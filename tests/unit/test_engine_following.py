@@ -94,20 +94,22 @@ async def test_silent_requests_cost_one_look_at_the_process_that_runs_them(clock
             each.cancel()
 
 
-async def test_followers_learn_that_the_process_has_died(clock: FakeClock) -> None:
+@pytest.mark.parametrize("lease", [15.0, 2.0])
+async def test_followers_learn_that_the_process_has_died(clock: FakeClock, lease: float) -> None:
     """All requests of a dead process end, and their followers see it though no notification came.
 
-    covers: STATE-4
+    Two leases after its death at the latest. covers: STATE-4
     """
     store = Silent(clock=lambda: clock.now().timestamp())
-    async with process(store, clock=clock) as there:
-        dead = Process(store, Scripted(waits(asyncio.Event())), clock=clock)
+    async with process(store, clock=clock, lease_seconds=lease) as there:
+        dead = Process(store, Scripted(waits(asyncio.Event())), clock=clock, lease_seconds=lease)
         await dead.lease._renew()
         sent = [await dead.send(streamed=True) for _ in range(3)]
         following = [asyncio.ensure_future(there.followed(each.request.request_id)) for each in sent]
         await pass_by(clock, 1)
         assert not any(each.done() for each in following)
-        await pass_by(clock, 15 + CHECK_SECONDS)
+        await pass_by(clock, 2 * lease - 1)
+        assert all(each.done() for each in following)
         for events in await asyncio.gather(*following):
             assert isinstance(events[-1].event, Failed)
             assert events[-1].event.error.code == "interrupted"

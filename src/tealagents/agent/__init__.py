@@ -27,7 +27,7 @@ from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
 from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
 from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Item, Json, Message, User
+from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
@@ -323,7 +323,7 @@ class Agent:
                     user=self._user,
                     approve=self._approve,
                     recorder=ThreadRecorder(message, self._clock),
-                    user_context=dict(user_context or {}),
+                    setup=RequestSetup(user_context=dict(user_context or {})),
                 )
                 async with aclosing(begun.answering(streamed=streamed)) as updates:
                     async for update in updates:

@@ -20,6 +20,7 @@ from tealagents.domain.models import (
     Decision,
     Item,
     Json,
+    RequestSetup,
     Step,
     StepBody,
     TokenUsage,
@@ -138,7 +139,7 @@ class Answering(Struct, frozen=True, kw_only=True):
     user: User
     approve: Approve | None
     recorder: ThreadRecorder
-    user_context: dict[str, str]
+    setup: RequestSetup
 
     async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | AgentAnswer, None]:
         agent, recorder, context = self.agent, self.recorder, self._call_context()
@@ -187,7 +188,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             request_id=self.recorder.request_id,
             owner=self.user,
             said=self.recorder.messages,
-            user_context=self.user_context,
+            setup=self.setup,
         )
 
     def _call_context(self) -> CallContext:

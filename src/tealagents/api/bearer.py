@@ -59,8 +59,11 @@ class Bearer:
 def www_authenticate(error: TealError, challenge: str) -> str:
     """The value of `WWW-Authenticate` for an error; `challenge` is its beginning.
 
-    RFC 6750, section 3: no error code where no credentials came, or where they are not to blame.
+    RFC 6750, section 3: no error code where no credentials came, or where they are not to blame. No
+    scheme but Bearer has any.
     """
+    if not challenge.startswith("Bearer"):
+        return challenge
     parts = [challenge]
     separator = ", " if "=" in challenge else " "
     if isinstance(error, InsufficientScope):

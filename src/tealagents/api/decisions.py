@@ -16,6 +16,8 @@ from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
 Action = Literal["approve", "reject"]
+#: characters of a reason: the model is sent it in this round and every later one
+LONGEST_REASON = 4000
 #: of a call in a form: what is decided of all
 _SAME = "same"
 
@@ -38,7 +40,7 @@ class DecisionDocument(StrictDocument):
     """What is decided of a pause: of every call, or of each."""
 
     action: Action | None = None
-    reason: Annotated[str, Field(max_length=4000)] | None = None
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)] | None = None
     decisions: bodies.Several[_OfCall] = []
     approval_id: str | None = None
 
@@ -47,7 +49,7 @@ class DecisionForm(StrictDocument, title="Answer"):
     """What is decided of one call, where each is asked for by itself. Pages make forms of its schema."""
 
     action: Action
-    reason: Annotated[str, Field(max_length=4000, description="Why, for the model.")] | None = None
+    reason: Annotated[str, Field(max_length=LONGEST_REASON, description="Why, for the model.")] | None = None
     arguments: Annotated[Json, Field(description="Replaces the arguments of the call.")] | None = None
 
 
@@ -99,7 +101,7 @@ def fields(pause: Approval) -> Json:
     each = {"type": "string", "enum": [_SAME, *names], "default": _SAME}
     for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
         asked[f"call_{n}"] = {**each, "title": call.tool, "description": call.arguments}
-    asked["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000, "default": ""}
+    asked["reason"] = {"type": "string", "title": "Reason", "maxLength": LONGEST_REASON, "default": ""}
     return {"type": "object", "properties": asked, "required": ["action"]}
 
 
@@ -140,15 +142,33 @@ def answer(value: Any, field: str) -> CallAnswer:
         raise InvalidRequest(field, error.detail) from None
 
 
+def approved(of: Json, where: str) -> CallAnswer:
+    """What the item at `where` decides with `approve`, true or false, and `reason`. `InvalidRequest`."""
+    action: Action = "approve" if bodies.flag(of, "approve", where) else "reject"
+    reason = bodies.string(of, "reason", where) if of.get("reason") is not None else None
+    if reason is not None and len(reason) > LONGEST_REASON:
+        raise InvalidRequest(f"{where}.reason", f"may have at most {LONGEST_REASON} characters")
+    return CallAnswer(action=action, reason=reason)
+
+
 def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
     """What was decided of the calls of a pause, by their places."""
+    reasons = {each.reason for each in answers.values()}
+    for_all = reasons.pop() if len(reasons) == 1 else None
     return Command(
         decisions=tuple(
-            CallDecision(pause.calls[n].id, each.action, each.arguments, each.output, each.is_error)
+            CallDecision(
+                id=pause.calls[n].id,
+                action=each.action,
+                arguments=each.arguments,
+                output=each.output,
+                is_error=each.is_error,
+                reason=None if for_all else each.reason,
+            )
             for n, each in answers.items()
         ),
         approval_id=pause.approval_id,
-        reason="; ".join(each.reason for each in answers.values() if each.reason) or None,
+        reason=for_all,
     )
 
 

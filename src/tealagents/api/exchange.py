@@ -31,6 +31,7 @@ from tealagents.domain.models import (
     Caller,
     Failure,
     Head,
+    Item,
     Json,
     RequestRecord,
     User,
@@ -44,8 +45,7 @@ from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.catalog import Catalog
-from tealagents.state.changes import MOST_METADATA, Changes, check_metadata
-from tealagents.state.codec import encode_json
+from tealagents.state.changes import Changes, check_metadata
 from tealagents.state.erasing import Eraser
 from tealagents.state.forking import fork
 from tealagents.state.history import History
@@ -178,13 +178,18 @@ class Exchange:
 
     def admit(self, message: NewMessage) -> None:
         """Refuses a message that is larger than may be kept."""
-        most = self.settings.max_items
-        if len(message.items) > most:
-            raise InvalidRequest("items", f"has {len(message.items)} items; at most {most} are taken")
+        self._check_count(message.items, "items")
         check_metadata(message.metadata)
         setups.check(message.setup, self.agent.toolbox)
-        if message.user_context and len(encode_json(message.user_context)) > MOST_METADATA:
-            raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
+
+    def _check_earlier(self, said: Sequence[Earlier]) -> None:
+        for n, each in enumerate(said):
+            self._check_count(each.items, f"earlier.{n}")
+
+    def _check_count(self, items: Sequence[Item], field: str) -> None:
+        most = self.settings.max_items
+        if len(items) > most:
+            raise InvalidRequest(field, f"has {len(items)} items; at most {most} are taken")
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -202,7 +207,13 @@ class Exchange:
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
         check_metadata(metadata)
+        self._check_earlier(earlier)
         return await self.service.submission.open(caller, metadata, earlier)
+
+    async def add(self, caller: Caller, partition: str, head: Head, said: Sequence[Earlier]) -> Head:
+        """Adds messages from elsewhere behind what a task holds; see `Changes.add` for what it raises."""
+        self._check_earlier(said)
+        return await self.changes.add(partition, head.task_id, caller.user, said)
 
     async def branch(
         self,

@@ -98,7 +98,9 @@ async def _answered(
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
     _check_answers(waiting, answers)
-    setup = message.setup if resets else _with_choice(view.record.setup, message.setup.tool_choice)
+    held = view.record.setup
+    kept = replace(message.setup, user_context=held.user_context)
+    setup = kept if resets else _with_choice(held, message.setup.tool_choice)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
     for _ in range(MOST_ATTEMPTS):
         if not stretch.view.replayed or stretch.status != "Failed":

@@ -29,15 +29,21 @@ class Declared(Protocol):
 
 
 def setup(
-    instructions: Iterable[str | None], tools: Iterable[Declared], answer: Any = None, choice: Any = None
+    instructions: Iterable[str | None],
+    tools: Iterable[Declared],
+    answer: Any = None,
+    choice: Any = None,
+    *,
+    user_context: dict[str, str] | None = None,
 ) -> RequestSetup:
-    """Instructions and tools; the format of the answer and the choice of a tool in OpenAI's words.
+    """Instructions, tools and context; the format of the answer and the choice of a tool in OpenAI's words.
 
     A tool without `parameters` takes no arguments. `InvalidRequest`, naming OpenAI's parameters.
     """
     own = tuple(_client_tools(tools))
     return RequestSetup(
         instructions="\n\n".join(filter(None, instructions)),
+        user_context=user_context or {},
         client_tools=own,
         response_format=_response_format(answer),
         tool_choice=_tool_choice(bodies.flat(choice, "function"), own),
@@ -104,7 +110,9 @@ def shown_choice(of: ToolChoice | None) -> Json | str:
 
 
 def check(setup: RequestSetup, toolbox: Toolbox) -> None:
-    """`InvalidRequest` where the agent cannot offer the tools of a client."""
+    """`InvalidRequest` where the agent cannot offer the tools of a client, or its context is too large."""
+    if setup.user_context and len(encode_json(setup.user_context)) > MOST_METADATA:
+        raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
     tools = setup.client_tools
     if len(tools) > MOST_CLIENT_TOOLS:
         raise InvalidRequest("tools", f"has {len(tools)} tools; at most {MOST_CLIENT_TOOLS} are taken")

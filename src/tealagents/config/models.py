@@ -85,7 +85,7 @@ class Skill(Older):
     """One thing the agent is good at, for orchestrators that choose among agents."""
 
     id: str | None = None
-    """Identifier of the skill, unique within the agent."""
+    """Identifier of the skill, unique within the agent; by default its name."""
     name: str | None = None
     """Name to show."""
     description: str | None = None

@@ -410,6 +410,8 @@ class RequestSetup(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: added to what the model is sent
     instructions: str = ""
+    #: what the application says of its user and itself: a message of the user's
+    user_context: dict[str, str] = {}
     #: tools that the client runs by itself
     client_tools: tuple[ClientTool, ...] = ()
     #: None: as the agent's config wants it
@@ -425,8 +427,6 @@ AS_CONFIGURED = RequestSetup()
 class PerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a message says for its own request: the request's record keeps it, and a retry repeats it."""
 
-    #: sent to the model in this request
-    user_context: dict[str, str] = {}
     #: what holds now; what held before a pause was decided is kept with the pause
     setup: RequestSetup = AS_CONFIGURED
     #: a request of the same user that failed, whose rounds of tools are repeated behind the message
@@ -544,6 +544,8 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: of a call that the client ran: what the model is sent
     output: str | None = None
     is_error: bool = False
+    #: why, where the calls of a pause were given reasons of their own
+    reason: str | None = None
 
 
 class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -49,6 +49,8 @@ class CallDecision(Struct, frozen=True):
     #: of a call that the client has run: what the model is sent
     output: str | None = None
     is_error: bool = False
+    #: why, if not for the reason that holds for all
+    reason: str | None = None
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -230,7 +232,12 @@ def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCal
         raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
     # in one order, so that the same decision sent again is known as such
     edited = None if decision.arguments is None else canonical(decision.arguments).decode()
-    return Decision(id=decision.id, action="approve" if action == "approve" else "reject", arguments=edited)
+    return Decision(
+        id=decision.id,
+        action="approve" if action == "approve" else "reject",
+        arguments=edited,
+        reason=decision.reason,
+    )
 
 
 def _paused_again(record: RequestRecord) -> TealError:

@@ -86,7 +86,6 @@ class TaskConversations:
             owner=writer.head.owner,
             said=before_open_round(recorder.messages),
             resumed=writer.message is None,
-            user_context=request.user_context,
             setup=request.setup,
             notes=[effects] if effects else [],
         )

@@ -121,7 +121,7 @@ class Tails:
         All requests are checked at once, so that a process that runs many of them is looked at once.
         """
         while True:
-            await self._tasks.records.clock.sleep(CHECK_SECONDS)
+            await self._tasks.records.clock.sleep(min(CHECK_SECONDS, self._tasks.lease.seconds / 2))
             await asyncio.gather(*(tail.check() for tail in self._followed))
 
     def runs_here(self, request_id: str) -> None:

@@ -106,7 +106,7 @@ class Reconstruction:
         before = path if path is not None else parent.path if parent else ()
         history = await self._history(partition, record.task_id, before, _view(call.steps))
         setup = await self._setup(partition, record, call.pauses)
-        notes, context = self._added(call, record, setup.instructions, head, before)
+        notes, context = self._added(call, record, setup, head, before)
         own = [SentPart(origin="request", role=each.role, message=each) for each in call.messages]
         standing = self._standing(call.steps, parent)
         if self._agent.thread_kind == "remote":
@@ -173,7 +173,7 @@ class Reconstruction:
         return found
 
     def _added(
-        self, call: _Call, record: RequestRecord, instructions: str, head: Head, path: Path
+        self, call: _Call, record: RequestRecord, setup: RequestSetup, head: Head, path: Path
     ) -> tuple[list[SentPart], list[SentPart]]:
         """Notes, and messages, that were sent in this request alone."""
         notes: list[str] = []
@@ -185,8 +185,8 @@ class Reconstruction:
                 messages += _texts(added.get("messages"))
         earlier = tuple(known for known in head.effects if known.first_seq < record.first_seq)
         effects = effects_note(replace(head, path=path, effects=earlier))
-        notes += [text for text in (instructions, effects) if text]
-        messages += [context_note(record.user_context)] if record.user_context else []
+        notes += [text for text in (setup.instructions, effects) if text]
+        messages += [context_note(setup.user_context)] if setup.user_context else []
         return (
             [SentPart(origin="note", text=text) for text in notes],
             [SentPart(origin="context", role="user", text=text) for text in messages],

@@ -5,7 +5,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.models import Approval, Message, RequestRecord, ToolCall
+from tealagents.domain.models import Approval, Decision, Message, RequestRecord, ToolCall
 from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.texts import storable
@@ -21,7 +21,7 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     for call in decided.calls:
         decision = by_id[call.id]
         if decision.action == "reject":
-            text, is_error = rejection(decided, call), True
+            text, is_error = rejection(decided, call, decision), True
         elif decision.output is not None:
             text, is_error = storable(decision.output), decision.is_error
         else:
@@ -30,9 +30,10 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     return tuple(said)
 
 
-def rejection(decided: Approval, call: ToolCall) -> str:
+def rejection(decided: Approval, call: ToolCall, decision: Decision) -> str:
     """What the model is sent of a call that was rejected."""
-    because = f" The reason given: {decided.reason}" if decided.reason else ""
+    reason = decision.reason or decided.reason
+    because = f" The reason given: {reason}" if reason else ""
     return f"The user rejected this call; {not_to_its_end(call)}{because}"
 
 

@@ -60,7 +60,6 @@ class Asked(Struct, frozen=True, kw_only=True):
     #: the user's message, and what has been said since where the request continues after a pause
     said: Sequence[Message]
     resumed: bool = False
-    user_context: dict[str, str] = {}
     setup: RequestSetup = AS_CONFIGURED
     #: sent to the model with every call, such as what tools did that were never answered for
     notes: Sequence[str] = ()
@@ -222,9 +221,9 @@ async def _prompt(
 
 
 def _from_application(asked: Asked) -> list[Message]:
-    if not asked.user_context:
+    if not asked.setup.user_context:
         return []
-    items = (Item("text", context_note(asked.user_context)),)
+    items = (Item("text", context_note(asked.setup.user_context)),)
     return [message_of(asked.request_id, "user", items, asked.said[0].created_at)]
 
 

@@ -100,14 +100,14 @@ class _WaitQueue:
 
     async def _look_for_ever(self) -> None:
         """Looks whenever the task has changed, and after a silence: its writer may have died."""
-        store = self._tasks.records.store
+        store, silence = self._tasks.records.store, min(SILENCE_SECONDS, self._tasks.lease.seconds / 2)
         async with store.watch(self._partition, keys.task(self._task_id)) as watch:
             while True:
                 due = await self._due()
                 for request_id in self.tickets if due is None else due:
                     if (ticket := self.tickets.get(request_id)) is not None:
                         ticket.call()
-                await watch.wait(RETRY_SECONDS if due is None else SILENCE_SECONDS, found=due is None)
+                await watch.wait(RETRY_SECONDS if due is None else silence, found=due is None)
 
     async def _due(self) -> set[str] | None:
         """The requests to call: the first, once the task is free, and those that have left the queue.

@@ -10,7 +10,7 @@ from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, 
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
 from tealagents.state.codec import encode_json
-from tealagents.state.new_message import Earlier
+from tealagents.state.new_message import Earlier, check_earlier
 from tealagents.state.new_task import resent
 from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
@@ -52,6 +52,7 @@ class Changes:
 
     async def add(self, partition: str, task_id: str, actor: User, said: Sequence[Earlier]) -> Head:
         """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`."""
+        check_earlier(said)
         tasks = self._tasks
         if not said:
             return (await tasks.head(partition, task_id)).value

@@ -130,7 +130,7 @@ def already(approval: Approval, wanted: Approval) -> None:
         refusal = ApprovalExpired("No one decided in time; the request was canceled. Send the message again.")
     elif approval.status == "canceled":
         refusal = RequestCanceled("The request was canceled before it was decided.")
-    elif approval.decisions != wanted.decisions:
+    elif _without_reasons(approval) != _without_reasons(wanted):
         refusal = AlreadyDecided("This pause was decided otherwise. Read the request to see what came of it.")
     if refusal is not None:
         raise refusal.with_ids(
@@ -139,6 +139,10 @@ def already(approval: Approval, wanted: Approval) -> None:
             task_id=approval.task_id,
             session_id=approval.session_id,
         )
+
+
+def _without_reasons(approval: Approval) -> list[Decision]:
+    return [replace(decision, reason=None) for decision in approval.decisions]
 
 
 async def resume(

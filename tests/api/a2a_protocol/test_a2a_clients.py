@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from talk import call, lines
 
 from tealagents.testing.pytest_servers import missing
-from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.service import ServiceThread, agent_config, offline_service
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node"
 
@@ -239,3 +239,12 @@ def test_the_card_says_what_the_config_says() -> None:
     assert card["securitySchemes"]["bearer"]["httpAuthSecurityScheme"] == {"scheme": "Bearer"}
     assert [skill["id"] for skill in card["skills"]] == ["Tester"]
     assert listed == {"url": f"{service.prefix}/a2a", "card": "/.well-known/agent-card.json"}
+
+
+def test_skills_without_ids_are_told_apart() -> None:
+    """Clients know them by their ids: each has its name as one."""
+    config = {**agent_config(protocols=["a2a"]), "metadata": {"skills": [{"name": "see"}, {"name": "say"}]}}
+    env = {"TA_BASE_URL": "http://127.0.0.1:1", "TA_API_KEY": "unused", "TA_AUTH": "mock"}
+    with ServiceThread(config, env) as service:
+        card = httpx.get(f"{service.root}/.well-known/agent-card.json").json()
+    assert [(skill["id"], skill["name"]) for skill in card["skills"]] == [("see", "see"), ("say", "say")]

@@ -534,6 +534,17 @@ def test_a_message_needs_its_required_fields(wire: Wire, field: str) -> None:
     assert wire.error("SendMessage", {"message": message(role="ROLE_AGENT")})[1] == "INVALID_PARAMS"
 
 
+def test_what_is_wrong_with_a_message_is_named_as_its_client_has_sent_it(wire: Wire) -> None:
+    """Its metadata, and the context that it names."""
+    for fields, named in (
+        ({"metadata": {"about": "x" * 70_000}}, "message.metadata"),
+        ({"contextId": "nothing"}, "message.contextId"),
+    ):
+        refused = wire.call("SendMessage", {"message": message(**fields)})
+        assert wire.refusal(refused)[1] == "INVALID_PARAMS"
+        assert refused.json()["error"]["message"].startswith(f"{named}: ")
+
+
 def test_documents_are_as_the_schema_has_them(wire: Wire) -> None:
     """Names in camel case, enumerations as names, times in UTC; unknown fields are ignored.
 

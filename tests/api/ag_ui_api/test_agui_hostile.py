@@ -74,7 +74,7 @@ def test_values_under_one_description_are_joined_once() -> None:
             read = inputs.read(sent)
         finally:
             sys.setprofile(None)
-        assert read.message.user_context == {"page": "\n".join(map(str, range(count)))}
+        assert read.message.setup.user_context == {"page": "\n".join(map(str, range(count)))}
         return made
 
     assert joins(100) == joins(10)

@@ -20,6 +20,8 @@ from agui_talk import (
     user,
 )
 
+from tealagents.llm.offline import OfflineModel
+
 APPROVE = {"action": "approve"}
 
 
@@ -204,6 +206,33 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
         assert kinds(page.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
         assert page.said() == shown_now
         assert page.said("tool") == ["28 degrees"]
+
+
+@pytest.mark.parametrize("brings", [True, False])
+def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: OfflineModel, brings: bool) -> None:
+    """Its tools, instructions and context, in the place of those before; one without any keeps them."""
+    page.messages = [{"id": "s", "role": "system", "content": "FIRST"}]
+    page.say(weather(), tools=[WEATHER], context=[{"description": "city", "value": "Oslo"}])
+    output(page, "28 degrees")
+    if brings:
+        page.messages[0] = {"id": "s", "role": "system", "content": "SECOND"}
+        tools = [WEATHER, {**WEATHER, "name": "get_time"}]
+        page.run(tools=tools, context=[{"description": "city", "value": "Lima"}])
+    else:
+        page.messages = page.messages[1:]
+        page.run()
+    sent = model.requests[-1]["body"]
+    assert ("get_time" in str(sent["tools"])) is brings
+    for before, after in (("FIRST", "SECOND"), ("Oslo", "Lima")):
+        assert (before in str(sent["messages"]), after in str(sent["messages"])) == (not brings, brings)
+
+
+def test_each_interrupt_has_its_own_reason(page: Page, file: Path) -> None:
+    """The results of two rejected calls say why each of them was."""
+    asked = page.say(f"{write(file)} and {write(file, 'two')}")
+    found = page.answer(asked, *({"action": "reject", "reason": why} for why in ("too red", "too blue")))
+    results = [event["content"] for event in found if event["type"] == "TOOL_CALL_RESULT"]
+    assert [("too red" in each, "too blue" in each) for each in results] == [(True, False), (False, True)]
 
 
 def test_a_client_from_before_versions_is_told_only_what_it_knows(page: Page) -> None:

@@ -279,6 +279,14 @@ def test_what_the_page_brings_reaches_the_model_in_this_run(page: Page, model: O
     assert "French" not in str(model.requests[-1]["body"]["messages"])
 
 
+def test_context_that_is_too_large_is_refused_by_its_name(page: Page) -> None:
+    """As the page has sent it."""
+    page.messages = [user("hi")]
+    refused = page.post(context=[{"description": "page", "value": "x" * 70_000}])
+    assert refused.status_code == 422
+    assert refused.json()["message"].startswith("context: ")
+
+
 def test_a_run_that_fails_ends_in_an_error() -> None:
     """Sent again its message is answered, or fails again; beside a new one it is not stored twice."""
     rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}

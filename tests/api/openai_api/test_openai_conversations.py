@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -121,6 +122,18 @@ def test_what_a_conversation_cannot_keep_is_refused(ada: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="may have at most 16, and has 17") as refused:
         ada.conversations.create(metadata=too_many)
     assert refused.value.param == "metadata"
+
+
+def test_a_conversation_takes_as_many_items_at_once_as_a_message_has_earlier_ones(wire: httpx.Client) -> None:
+    """More are refused by the name that the client knows, and so is a message of too many parts."""
+    said = {"role": "user", "content": "hi"}
+    parts = {"role": "user", "content": [{"type": "input_text", "text": "hi"}] * 101}
+    made = wire.post("/conversations", json={}).json()
+    for path in ("/conversations", f"/conversations/{made['id']}/items"):
+        for given, field in (([said] * 501, "items"), ([said, parts], "items.1")):
+            refused = wire.post(path, json={"items": given})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert wire.post(path, json={"items": [said] * 500}).status_code == 200
 
 
 def test_a_history_with_calls_is_added_in_words(ada: OpenAI) -> None:

@@ -168,6 +168,35 @@ def test_a_rejection_is_reported_to_the_model(wire: httpx.Client, file: Path) ->
     assert (item["approve"], item["reason"]) == (False, "not today")
 
 
+def test_each_call_has_its_own_reason(wire: httpx.Client, file: Path) -> None:
+    """The model is sent that of the call that was rejected, and each answer is read as it was sent."""
+    words = [call("Work-write", file=str(file), line=line) for line in ("one", "two")]
+    paused = create(wire, input=" and ".join(words))
+    (first, second) = [item for item in paused["output"] if item["type"] == "mcp_approval_request"]
+    answers = [
+        {**approval(first)[0], "reason": "fine"},
+        {**approval(second, approve=False)[0], "reason": "wrong file"},
+    ]
+    ended = create(wire, input=answers)
+    assert lines(file) == ["one"]
+    assert "wrong file" in said(ended)
+    assert "fine" not in said(ended)
+    items = wire.get(f"/responses/{ended['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [(item["approve"], item["reason"]) for item in items] == [(True, "fine"), (False, "wrong file")]
+    otherwise = [{**each, "reason": "for another"} for each in answers]
+    assert create(wire, input=otherwise)["id"] == ended["id"]
+
+
+@pytest.mark.parametrize("reason", ["x" * 4001, {"because": "I say so"}])
+def test_a_reason_that_cannot_be_taken_is_refused(wire: httpx.Client, file: Path, reason: Any) -> None:
+    """It is named, and the pause stays: the model is sent reasons in every round from then on."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    answer = approval(paused["output"][-1], approve=False)[0]
+    refused = wire.post("/responses", json={"input": [{**answer, "reason": reason}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.0.reason")
+    assert "reason given: xxx" in said(create(wire, input=[{**answer, "reason": "x" * 4000}]))
+
+
 def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file: Path) -> None:
     """Another message, another answer, another's answer, one for another call."""
     words = call("Work-write", file=str(file), line="one")

@@ -17,6 +17,12 @@ from tealagents.api.stretches import Stretch
 from tealagents.testing.service import ServiceThread
 
 
+def test_a_conversation_that_is_not_named_begins_none(wire: httpx.Client) -> None:
+    """A client that has lost its id learns of it."""
+    refused = wire.post("/responses", json={"input": "hi", "conversation": {"id": None}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation.id")
+
+
 def test_a_response_is_created_and_read_again(ada: OpenAI) -> None:
     """The answer, what it used, and whose it is; read later it is the same."""
     response = ada.responses.create(model="Tester", input="hello", metadata={"topic": "greeting"})

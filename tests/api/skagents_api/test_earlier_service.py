@@ -200,6 +200,11 @@ def test_tokens_of_entra(tmp_path: Path) -> None:
                 pass
             assert denied.value.response.status_code == 401
             assert model.requests == []
+            lacking = authority.token("bob", scopes=["other"])
+            for token, why in (("rubbish", "invalid_token"), (lacking, "insufficient_scope")):
+                wrong = {"authorization": f"Bearer {token}"}
+                refused = client.post(service.url, json=HELLO, headers=wrong)
+                assert f'error="{why}"' in refused.headers["www-authenticate"]
             right = {"authorization": f"Bearer {authority.token('alice')}"}
             assert post(service.url, json=HELLO, headers=right).status_code == 200
             assert "final-response" in post(service.url + "/sse", json=HELLO, headers=right).text

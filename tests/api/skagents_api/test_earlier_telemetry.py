@@ -43,7 +43,17 @@ class WeatherPlugin(BasePlugin):
     def weather(self, city: str) -> str:
         return f"It rains in {city}."
 """
-SILENCE = {"rules": [{"when": {"text": "think"}, "reply": {"fault": "silence"}}]}
+CALL = {"name": "WeatherPlugin-weather", "arguments": {"city": "nowhere"}}
+GREETING = {"prompt_tokens": 20, "completion_tokens": 700}
+ASKING = {"prompt_tokens": 40, "completion_tokens": 1000}
+SCRIPT = {
+    "rules": [
+        {"when": {"text": "think"}, "reply": {"fault": "silence"}},
+        {"when": {"text": "hello"}, "reply": {"text": "Hello.", "usage": GREETING}},
+        {"when": {"text": "nowhere"}, "reply": {"tool_calls": [CALL], "usage": ASKING}},
+        {"when": {"result_text": "nowhere"}, "reply": {"error": {"status": 400, "message": "no"}}},
+    ]
+}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -76,7 +86,7 @@ class Watched(NamedTuple):
 @pytest.fixture
 def watched(nursery: Nursery, tmp_path: Path) -> Iterator[Watched]:
     with ExitStack() as stack:
-        model, collector = stack.enter_context(OfflineModel(SILENCE)), stack.enter_context(Collector())
+        model, collector = stack.enter_context(OfflineModel(SCRIPT)), stack.enter_context(Collector())
         port = free_port()
         env = {
             "TA_AUTH": "gateway",
@@ -99,6 +109,15 @@ def test_tools_are_counted_by_plugin_whichever_agent_has_it(watched: Watched) ->
     httpx.post(watched.service.url, json=asked, timeout=60).raise_for_status()
     counted = "tealagents_tool_duration_seconds_count"
     assert watched.value(counted, tealagents_plugin="WeatherPlugin", outcome="done") == 1
+
+
+def test_what_a_call_that_failed_has_used_is_logged(watched: Watched) -> None:
+    """Also by the task that failed: the round before was paid for."""
+    assert httpx.post(watched.service.url, json=said("nowhere"), timeout=60).status_code == 502
+    until(lambda: bool(watched.lines()))
+    (line,) = watched.lines()
+    assert line["code"] == "model_error"
+    assert line["completion_tokens"] == 1700
 
 
 def test_calls_under_way_are_reported(watched: Watched) -> None:

@@ -65,7 +65,8 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     said = {"name": exchange.agent.name, "description": exchange.settings.description}
     # an agent that names no skill has one, which is to answer
     skill = {**said, "id": exchange.agent.name, "tags": [exchange.agent.name]}
-    given = exchange.settings.metadata.get("skills") or [{}]
+    named = exchange.settings.metadata.get("skills") or [{}]
+    given = [{**each, "id": each.get("id") or each.get("name")} for each in named]
     skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
     name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url) or {})
     document: Json = {

@@ -63,7 +63,7 @@ class Handler(RequestHandler):
     async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
-    @bodies.fields_as(items="message.parts", body="message.parts")
+    @bodies.fields_as(items="message.parts", body="message.parts", metadata="message.metadata")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)
@@ -77,8 +77,8 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        if message.context_id:
-            new = await requests.placed(self._exchange, call.user, new, message.context_id, "contextId")
+        if context := message.context_id:
+            new = await requests.placed(self._exchange, call.user, new, context, "message.contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 

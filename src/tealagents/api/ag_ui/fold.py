@@ -113,7 +113,7 @@ class RunFold(EventFold):
         for call, decision in zip(before.calls, before.decisions, strict=True) if before else ():
             self._known.add(made("call", self._request_id, call.id))
             if before and decision.action == "reject":
-                self._result(call.id, rejection(before, call), is_error=True)
+                self._result(call.id, rejection(before, call, decision), is_error=True)
 
     def text(self, text: str, *, refusal: bool) -> None:
         if not self.said:
@@ -125,11 +125,9 @@ class RunFold(EventFold):
 
     def called(self, call: ToolCall) -> None:
         self._show(call)
-        name, n, taken = call.tool, 1, set(self._steps.values())
-        while name in taken:
-            n += 1
-            name = f"{call.tool} #{n}"
-        self._steps[call.id] = name
+        taken = set(self._steps.values())
+        names = [call.tool, *(f"{call.tool} #{n}" for n in range(2, len(taken) + 2))]
+        name = self._steps[call.id] = next(each for each in names if each not in taken)
         self._emit("STEP_STARTED", stepName=name)
 
     def returned(self, event: ToolReturned) -> None:

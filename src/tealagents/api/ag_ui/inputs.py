@@ -73,11 +73,11 @@ def read(value: Any) -> Given:
     context: dict[str, list[str]] = {}
     for each in body.context or ():
         context.setdefault(each.description, []).extend(filter(None, [each.value]))
+    told = {name: "\n".join(values) for name, values in context.items()}
     message = NewMessage(
         items=(),
         earlier=tuple(said[-MOST_EARLIER:]),
-        setup=setups.setup((m.content for m in instructions), body.tools or ()),
-        user_context={name: "\n".join(values) for name, values in context.items()},
+        setup=setups.setup((m.content for m in instructions), body.tools or (), user_context=told),
         client={"messages": list(last)},
     )
     return Given(

@@ -16,11 +16,12 @@ from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
-from tealagents.domain.models import Approval, Caller
+from tealagents.domain.models import AS_CONFIGURED, Approval, Caller
 from tealagents.state import keys
 from tealagents.state.new_message import Key
 
 
+@bodies.fields_as(items="messages", user_context="context")
 async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread."""
     given = inputs.read(await exchange.body(request))
@@ -28,7 +29,9 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     if pause is not None and (pause.status == "pending" or not fresh):
-        stretch = await stretches.decided(exchange, caller, pause, _answers(pause, given), streamed=True)
+        answers, setup = _answers(pause, given), given.message.setup
+        brought = setup if setup != AS_CONFIGURED else None
+        stretch = await stretches.decided(exchange, caller, pause, answers, setup=brought, streamed=True)
         if not fresh:
             return await _stream(exchange, given, stretch)
         await requests.settled(exchange, stretch.view)  # the answers first, then what was said besides
@@ -75,7 +78,6 @@ def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
     return found
 
 
-@bodies.fields_as(items="messages")
 async def _send(thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key) -> Response:
     """Continues the thread with what is new, or begins it with all that is there."""
     exchange, message = thread.exchange, given.message

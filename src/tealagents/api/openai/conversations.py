@@ -15,6 +15,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 
 
+@bodies.fields_as(earlier="items")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     body = bodies.validated(inputs.NewConversation, await exchange.body(request, empty={}))
     head = await exchange.open(caller, dict(body.metadata or {}), inputs.messages(body.items or []))
@@ -52,10 +53,11 @@ async def retrieve_item(
     return json_response(await query.named(item_id, _items(exchange, caller, *found)))
 
 
+@bodies.fields_as(earlier="items")
 async def add_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
     partition, head = await responses.conversation(exchange, caller, conversation_id)
     said = inputs.messages(bodies.validated(inputs.MoreItems, await exchange.body(request)).items)
-    head = await exchange.changes.add(partition, head.task_id, caller.user, said)
+    head = await exchange.add(caller, partition, head, said)
     added = await query.newest(len(said), _items(exchange, caller, partition, head))
     return json_response(documents.listed(added[::-1]))
 

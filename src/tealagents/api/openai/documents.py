@@ -100,7 +100,7 @@ def answer(approval: Approval, n: int, decision: Decision) -> Json:
     if approval.calls[n].by_client:
         done = {"call_id": made("call", pause, n), "output": decision.output or "", "status": "completed"}
         return {"id": made("fco", pause, n), "type": "function_call_output", **done}
-    decided = {"approve": decision.action == "approve", "reason": approval.reason}
+    decided = {"approve": decision.action == "approve", "reason": decision.reason or approval.reason}
     asked = {"approval_request_id": made("mcpr", pause, n)}
     return {"id": made("mcpa", pause, n), "type": "mcp_approval_response", **asked, **decided}
 

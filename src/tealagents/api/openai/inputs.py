@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from tealagents.api import bodies, items, resent
-from tealagents.api.decisions import CallAnswer, StrictDocument
+from tealagents.api.decisions import CallAnswer, StrictDocument, approved
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, Resent
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
@@ -84,7 +84,7 @@ def create(value: Any) -> CreateResponse:
     bodies.refuse_unless(value, ONLY)
     value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     if isinstance(named := value.get("conversation"), dict):
-        value["conversation"] = named.get("id", named)
+        value["conversation"] = bodies.string(named, "id", "conversation")
     value["tools"] = tools(value.get("tools"))
     body = bodies.validated(CreateResponse, value)
     if body.conversation is not None and body.previous_response_id is not None:
@@ -131,10 +131,8 @@ def _entry(each: Json, where: str) -> Entry:
         case "function_call_output":
             return returned(each, where, "call_id", "output")
         case "mcp_approval_response":
-            reason = each["reason"] if isinstance(each.get("reason"), str) else None
-            approve = bodies.flag(each, "approve", where)
-            answer = CallAnswer(action="approve" if approve else "reject", reason=reason)
-            return AnsweredCall(bodies.string(each, "approval_request_id", where), answer, where)
+            named = bodies.string(each, "approval_request_id", where)
+            return AnsweredCall(named, approved(each, where), where)
         case "mcp_call":
             return resent.outcome(made("", each).text, each.get("output") or each.get("error"))
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs

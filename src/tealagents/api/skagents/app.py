@@ -113,6 +113,7 @@ class StatelessApp:
                 allow_origins=list(self._origins),
                 allow_methods=["*"],
                 allow_headers=["authorization", "content-type", "taagwkey", "traceparent", "tracestate"],
+                expose_headers=["retry-after", "www-authenticate"],
             )
         ]
 

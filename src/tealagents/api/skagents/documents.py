@@ -6,8 +6,9 @@ from typing import Any
 from starlette.responses import Response
 
 from tealagents.api import sse
-from tealagents.api.http import WrongMethod, json_response, retry_after, status_of
-from tealagents.domain.errors import InsufficientScope, TealError, Unauthenticated
+from tealagents.api.bearer import refusal_headers
+from tealagents.api.http import WrongMethod, json_response, status_of
+from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json, TokenUsage
 
 #: the ids of a call and the agent that answers it, which begin each document
@@ -60,13 +61,9 @@ def problem(error: TealError) -> Json:
 
 def refusal(error: TealError, challenge: str) -> Response:
     """The response for an error."""
-    headers = {}
-    if isinstance(error, Unauthenticated | InsufficientScope):
-        headers["www-authenticate"] = challenge
+    headers = refusal_headers(error, challenge)
     if isinstance(error, WrongMethod):
         headers["allow"] = error.allow
-    if (seconds := retry_after(error)) is not None:
-        headers["retry-after"] = seconds
     return json_response(
         problem(error), status=status_of(error), headers=headers, media_type="application/problem+json"
     )

@@ -240,7 +240,8 @@ class _Call:
         #: when its time is over, and the end of what it now waits for
         self.until = asyncio.get_running_loop().time() + plan.limits.request_timeout_seconds
         self.deadline = asyncio.timeout_at(self.until)
-        self._usage = TokenUsage()
+        #: of each task that was begun
+        self._recorders: list[Recorder] = []
         #: why the model ended its last answer
         self._finish_reason: FinishReason | None = None
         self._extra_data: list[Json] = []
@@ -266,13 +267,13 @@ class _Call:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
             recorder = Recorder(self.record.request_id, self._clock, history[-1], TokenUsage())
+            self._recorders.append(recorder)
             before = len(self._extra_data)
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
                         yield StepPiece(self._call, event.text)
             text = "".join(recorder.output)
-            self._usage = self._usage + recorder.usage
             self._finish_reason = recorder.finish_reason
             history.append(self._message(Said("assistant", (Item("text", text),))))
             values[f"_{step.name}"] = text
@@ -345,6 +346,10 @@ class _Call:
     def _answer(self, text: str) -> Json:
         typed = _typed(text, self._plan.output_type, self._finish_reason)
         return documents.answer(self._call, text, self._usage, self._extra_data, typed=typed)
+
+    @property
+    def _usage(self) -> TokenUsage:
+        return sum((each.usage for each in self._recorders), TokenUsage())
 
     def ended(self, error: BaseException | None) -> RequestRecord:
         """The call as it ended, for its observer."""

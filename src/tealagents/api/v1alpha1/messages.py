@@ -17,7 +17,7 @@ from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.api.v1alpha1.preferences import Way, way_of
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
-from tealagents.domain.models import Item
+from tealagents.domain.models import AS_CONFIGURED, Item, RequestSetup
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.new_message import NewMessage
 
@@ -223,7 +223,7 @@ def _message(value: Any) -> NewMessage:
         items=tuple(Item(item.content_type, item.content) for item in sent.items),
         session_id=sent.session_id,
         task_id=sent.task_id,
-        user_context=sent.user_context or {},
+        setup=RequestSetup(user_context=sent.user_context) if sent.user_context else AS_CONFIGURED,
         metadata=sent.metadata or {},
         supersede=bool(sent.supersede),
     )
