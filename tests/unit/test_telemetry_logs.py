@@ -37,9 +37,11 @@ def bodies(exporter: InMemoryLogRecordExporter) -> list[str]:
 
 @pytest.fixture
 def unconfigured() -> Iterator[None]:
-    """Handlers, filters and levels are afterwards what they were."""
+    """No logger has a level of its own; afterwards handlers, filters and levels are what they were."""
     root, named = logging.getLogger(), logging.Logger.manager.loggerDict
     before = {name: each.level for name, each in named.items() if isinstance(each, logging.Logger)}
+    for name in before:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     handlers, level, filters = [*root.handlers], root.level, [*logging.getLogger("uvicorn.error").filters]
     yield
     root.handlers[:], logging.getLogger("uvicorn.error").filters[:] = handlers, filters
