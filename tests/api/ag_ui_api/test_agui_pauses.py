@@ -6,25 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from agui_talk import (
-    WEATHER,
-    Json,
-    Page,
-    call,
-    interrupts,
-    kinds,
-    refusal,
-    resume,
-    serving,
-    streamed_text,
-    user,
-)
+from agui_talk import WEATHER, Json, Page, interrupts, kinds, refusal, resume, serving, streamed_text, user
+from talk import call, lines
 
 APPROVE = {"action": "approve"}
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def write(file: Path, line: str = "one") -> str:
