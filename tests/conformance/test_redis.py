@@ -19,7 +19,7 @@ from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.signing_in import self_signed
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, lost_reply
+from tealagents.testing.store_steps import OpenStore, found_again, lost_reply
 from tealagents.testing.store_watches import MISSING
 from tealagents.testing.stores import StoreContract
 
@@ -242,16 +242,7 @@ async def test_a_scan_passes_over_a_thousand_expired_records_in_a_few_trips(
 
 async def test_a_restarted_server_is_found_again(server: RedisServer, store: Store) -> None:
     """Once a killed server is back all works, and what was acknowledged is there. covers: STATE-4"""
-    await store.commit("p", put("key", b"1"))
-    server.kill()
-    with pytest.raises(PersistenceUnavailable):
-        await store.read("p", ["key"])
-    with pytest.raises((PersistenceUnavailable, Unknown)):
-        await store.commit("p", put("other", b"2"))
-    server.restart()
-    (record,) = await store.read("p", ["key"])
-    assert record is not None
-    await store.commit("p", put("key", b"3", expect={"key": record.version}))
+    await found_again(server, store)
 
 
 async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -> None:
