@@ -12,8 +12,7 @@ from benchmarks.figures import Figure
 from benchmarks.load import Connection, Floor, Service, Target, task_of
 from benchmarks.measures import TEXT, Scale, Spent, repeat, rounds, warm
 from benchmarks.processes import FloorProcess, ModelProcess, ServiceProcess
-from benchmarks.servers import store_server
-from tealagents.testing.servers import ServerMissing
+from benchmarks.servers import SERVED, on_each, store_server
 
 #: the turns in question, each with how many a task has before it is looked at
 TURNS = {10: 5, 200: 190}
@@ -37,13 +36,11 @@ class StoreUnderLoad:
 
 async def stores(scale: Scale) -> list[Figure]:
     """CPU of the service a turn, at turn 10 and at turn 200, and bytes written."""
-    figures: list[Figure] = []
-    for name in ("sqlite", "files", "postgres", "redis"):
-        try:
-            figures += [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
-        except ServerMissing as missing:
-            print(f"{name} is left out. {missing}")
-    return figures
+
+    async def measured(name: str) -> list[Figure]:
+        return [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
+
+    return await on_each(("sqlite", "files", *SERVED), measured)
 
 
 async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
@@ -170,7 +167,7 @@ class Side:
 @contextmanager
 def _service_on(name: str, model: ModelProcess) -> Iterator[StoreUnderLoad]:
     with ExitStack() as stack:
-        if name in ("postgres", "redis"):
+        if name in SERVED:
             server = stack.enter_context(store_server(name))
             service = stack.enter_context(ServiceProcess(model, server.url))
             yield StoreUnderLoad(name, service, server.written, with_traffic=False, bound=2)
