@@ -6,11 +6,10 @@ Old tasks and young ones, on the store and in memory, take turns: what else the 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from benchmarks.figures import Figure
-from benchmarks.load import Connection, Floor, Service, Target, task_of
-from benchmarks.measures import TEXT, Scale, Spent, repeat, rounds, warm
+from benchmarks.load import Connection, Floor, Service, task_of
+from benchmarks.measures import TEXT, Scale, Spent, first_turn, warm
 from benchmarks.processes import FloorProcess, ModelProcess, ServiceProcess
 from benchmarks.servers import SERVED, on_each, store_server
 
@@ -49,22 +48,16 @@ async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
         model = stack.enter_context(ModelProcess())
         floor = Floor(stack.enter_context(FloorProcess(model)))
         service = Service(stack.enter_context(_service_on(name, model)).service)
-        spent: dict[Target, Spent] = {}
         for target in (floor, service):
             await warm(target)
-            spent[target] = Spent(target.server)
-        async with floor.connections(1) as (to_floor,), service.connections(1) as (to_service,):
-            for size in rounds(scale.of(1000, 100), 20):
-                for target, connection in ((floor, to_floor), (service, to_service)):
-                    ask = partial(target.ask, connection, TEXT)
-                    await spent[target].on(size, partial(repeat, size, ask))
+        ours, base = await first_turn(service, floor, scale)
     return [
         Figure(
             measure="stores",
             name=f"{name}, first turn",
             unit="ms CPU",
-            ours=spent[service].each,
-            base=spent[floor].each,
+            ours=ours,
+            base=base,
             bound=PROMISED.get(name),
         )
     ]
