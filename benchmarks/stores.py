@@ -25,7 +25,6 @@ PROMISED = {"sqlite": 0.62, "postgres": 0.9, "redis": 0.8}
 class StoreUnderLoad:
     """A service on a store, and how many bytes that store has written so far."""
 
-    name: str
     service: ServiceProcess
     written: Callable[[], int]
     #: true where `written` is what the process passed to `write`, HTTP and all: that in memory is subtracted
@@ -163,9 +162,9 @@ def _service_on(name: str, model: ModelProcess) -> Iterator[StoreUnderLoad]:
         if name in SERVED:
             server = stack.enter_context(store_server(name))
             service = stack.enter_context(ServiceProcess(model, server.url))
-            yield StoreUnderLoad(name, service, server.written, with_traffic=False, bound=2)
+            yield StoreUnderLoad(service, server.written, with_traffic=False, bound=2)
         else:
             url = "sqlite:///state.db" if name == "sqlite" else "file:///state"
             local = stack.enter_context(ServiceProcess(model, url))
             bound = 1.5 if name == "sqlite" else None
-            yield StoreUnderLoad(name, local, local.written, with_traffic=True, bound=bound)
+            yield StoreUnderLoad(local, local.written, with_traffic=True, bound=bound)
