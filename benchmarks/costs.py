@@ -5,8 +5,8 @@ asked of the store is counted by `operations`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,10 +14,8 @@ from benchmarks.figures import Figure
 from benchmarks.load import Service, task_of
 from benchmarks.measures import TEXT, Scale, repeat, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
-from benchmarks.servers import SETTLE_SECONDS, StoreServer, store_server
-from tealagents.testing.servers import ServerMissing
+from benchmarks.servers import SERVED, SETTLE_SECONDS, StoreServer, on_each, store_server
 
-STORES = ("postgres", "redis")
 #: a streamed answer: so many deltas, so far apart
 DELTAS, APART_MS = 64, 20
 #: streams at once, which is as many connections to the store as a process ever wants
@@ -143,22 +141,15 @@ async def _first(stream: AsyncIterator[bytes]) -> None:
     await anext(stream)
 
 
-@contextmanager
-def _on(name: str, scale: Scale) -> Iterator[Costs]:
-    with ExitStack() as stack:
-        model = stack.enter_context(ModelProcess())
-        server = stack.enter_context(store_server(name))
-        service = stack.enter_context(ServiceProcess(model, server.url))
-        yield Costs(name, service, server, scale)
-
-
 async def costs(scale: Scale) -> list[Figure]:
     """What everything costs, on PostgreSQL and on Redis."""
-    figures: list[Figure] = []
-    for name in STORES:
-        try:
-            with _on(name, scale) as measured:
-                figures += await measured.figures()
-        except ServerMissing as missing:
-            print(f"{name} is left out. {missing}")
-    return figures
+
+    async def measured(name: str) -> list[Figure]:
+        with (
+            ModelProcess() as model,
+            store_server(name) as server,
+            ServiceProcess(model, server.url) as service,
+        ):
+            return await Costs(name, service, server, scale).figures()
+
+    return await on_each(SERVED, measured)

@@ -7,42 +7,33 @@ call Work-look     one call of a tool without arguments; then an answer
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
-from typing import Self
 
 import msgspec
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import Message, TokenUsage, ToolCall
-from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.domain.models import TokenUsage, ToolCall
+from tealagents.domain.ports import ModelCall
 from tealagents.llm.options import ModelOptions
+from tealagents.testing.models import ScriptedModel
 
 _DELTAS = re.compile(r"deltas (\d+)@(\d+)ms")
 _CALL = re.compile(r"call ([\w-]+)")
 
 
-class EchoModel:
+class EchoModel(ScriptedModel):
     """Fills `tealagents.domain.ports.Model`."""
 
     provider = "benchmarks"
-    supports_remote_threads = False
 
     class Options(ModelOptions):
         pass
 
     def __init__(self, options: Options) -> None:
-        self.name = options.model
-
-    def encode_system(self, text: str) -> bytes:
-        return msgspec.json.encode(["system", text])
-
-    def encode(self, message: Message) -> bytes:
-        return msgspec.json.encode([message.role, message.text])
-
-    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
-        return b""
+        super().__init__(name=options.model)
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        role, text = msgspec.json.decode(call.prompt[-1], type=tuple[str, str])
+        last = msgspec.json.decode(call.prompt[-1])
+        role, text = last["role"], last["content"]
         usage = TokenUsage(len(call.prompt), 1, len(call.prompt) + 1)
         if role == "user" and (asked := _CALL.fullmatch(text)):
             tools = (ToolCall("call-1", asked[1], "{}"),)
@@ -54,9 +45,3 @@ class EchoModel:
                 await asyncio.sleep(int(deltas[2]) / 1000)
             yield [TextDelta("word ")]
         yield [ModelDone(finish_reason="stop", usage=usage, model=self.name)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None

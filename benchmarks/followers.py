@@ -17,8 +17,7 @@ from benchmarks.figures import Figure
 from benchmarks.load import Connection, Service, Target
 from benchmarks.measures import Scale, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
-from benchmarks.servers import SETTLE_SECONDS, StoreServer, store_server
-from tealagents.testing.servers import ServerMissing
+from benchmarks.servers import SERVED, SETTLE_SECONDS, StoreServer, on_each, store_server
 
 #: deltas of the answers whose followers are timed: the first after a second, then one every 40 ms
 DELTAS = 26
@@ -69,17 +68,14 @@ def _replicas(name: str) -> Iterator[Replicas]:
 
 async def followers(scale: Scale) -> list[Figure]:
     """Idle followers' operations a second, and how late deltas reach followers elsewhere."""
-    figures: list[Figure] = []
-    for name in ("postgres", "redis"):
-        try:
-            with _replicas(name) as replicas:
-                for target in (replicas.producer, replicas.other):
-                    await warm(target)
-                figures += await _late(name, replicas, scale)
-                figures.append(await _idle(name, replicas, scale))
-        except ServerMissing as missing:
-            print(f"{name} is left out. {missing}")
-    return figures
+
+    async def measured(name: str) -> list[Figure]:
+        with _replicas(name) as replicas:
+            for target in (replicas.producer, replicas.other):
+                await warm(target)
+            return [*await _late(name, replicas, scale), await _idle(name, replicas, scale)]
+
+    return await on_each(SERVED, measured)
 
 
 # --- idle followers ---------------------------------------------------------------------------------

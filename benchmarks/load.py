@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from benchmarks.processes import FloorProcess, Measured, ModelProcess, ServiceProcess
+from benchmarks.processes import Measured, ServiceProcess
 
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
@@ -127,9 +127,6 @@ class Target(ABC):
 class Floor(Target):
     mark, path, stream_path = b'data: "', "/", "/sse"
 
-    def __init__(self, server: FloorProcess) -> None:
-        super().__init__(server)
-
     def body(self, text: str, task_id: str | None = None, *, stream: bool = False) -> bytes:
         return json.dumps({"text": text}).encode()
 
@@ -137,9 +134,6 @@ class Floor(Target):
 class Service(Target):
     mark = b"event: partial-response"
     path, stream_path = ServiceProcess.prefix, f"{ServiceProcess.prefix}/sse"
-
-    def __init__(self, server: ServiceProcess) -> None:
-        super().__init__(server)
 
     def body(self, text: str, task_id: str | None = None, *, stream: bool = False) -> bytes:
         document: dict[str, Any] = {"items": [{"content_type": "text", "content": text}]}
@@ -150,9 +144,6 @@ class Service(Target):
 
 class Model(Target):
     mark, path, stream_path = b'"delta":{"content":"', "/v1/chat/completions", "/v1/chat/completions"
-
-    def __init__(self, server: ModelProcess) -> None:
-        super().__init__(server)
 
     def body(self, text: str, task_id: str | None = None, *, stream: bool = False) -> bytes:
         messages = [{"role": "user", "content": text}]

@@ -1,10 +1,12 @@
 """A task of ten thousand turns, of which the model is shown what its budget holds: what its turns cost."""
 
+from contextlib import ExitStack
+
 from benchmarks.figures import Figure
 from benchmarks.load import Service, task_of
 from benchmarks.measures import TEXT, Scale, Spent, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
-from tealagents.testing.servers import RedisServer, ServerMissing
+from benchmarks.servers import SERVED, on_each, store_server
 
 #: turns of the task that the long one is held against
 YOUNG = 50
@@ -16,17 +18,16 @@ BUDGETED = {"thread": {"reducers": [{"name": "token_budget", "max_tokens": 400, 
 
 async def long_tasks(scale: Scale) -> list[Figure]:
     """CPU of the service a turn, on an old task beside one on a young one."""
-    figures = []
-    turns = scale.of(10_000, 400)
-    with ModelProcess() as model:
-        with ServiceProcess(model, "sqlite:///state.db", BUDGETED) as service:
-            figures.append(await _figure("sqlite", service, turns))
-        try:
-            with RedisServer(durable=True) as redis, ServiceProcess(model, redis.url, BUDGETED) as service:
-                figures.append(await _figure("redis", service, turns))
-        except ServerMissing as missing:
-            print(f"redis is left out. {missing}")
-    return figures
+
+    async def measured(name: str) -> list[Figure]:
+        with ExitStack() as stack:
+            served = name in SERVED
+            url = stack.enter_context(store_server(name)).url if served else "sqlite:///state.db"
+            model = stack.enter_context(ModelProcess())
+            service = stack.enter_context(ServiceProcess(model, url, BUDGETED))
+            return [await _figure(name, service, scale.of(10_000, 400))]
+
+    return await on_each(("sqlite", "redis"), measured)
 
 
 async def _figure(name: str, process: ServiceProcess, turns: int) -> Figure:

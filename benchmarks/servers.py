@@ -4,12 +4,15 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tealagents.testing.servers import PostgresServer, RedisServer, Server
+from benchmarks.figures import Figure
+from tealagents.testing.servers import PostgresServer, RedisServer, Server, ServerMissing
 
+#: the stores that have one
+SERVED = ("postgres", "redis")
 #: seconds after which a server has counted all: PostgreSQL's idle processes report their counts after ten
 SETTLE_SECONDS = 12.0
 
@@ -115,3 +118,16 @@ def store_server(name: str, *, durable: bool = True) -> Iterator[StoreServer]:
     else:
         with RedisServer(durable=durable) as redis:
             yield Redis(redis)
+
+
+async def on_each(
+    names: Sequence[str], measure: Callable[[str], Awaitable[Sequence[Figure]]]
+) -> list[Figure]:
+    """What is measured on each of these stores, but for those whose server is not installed."""
+    figures: list[Figure] = []
+    for name in names:
+        try:
+            figures += await measure(name)
+        except ServerMissing as missing:
+            print(f"{name} is left out. {missing}")
+    return figures

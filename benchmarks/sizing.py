@@ -22,8 +22,6 @@ class Assumed(Struct, frozen=True, kw_only=True):
     turns: int = 10
     #: of a day's turns, the part of the busiest hour
     busiest_hour: float = 0.15
-    #: of all turns, the part that begins a task
-    new_tasks: float = 0.2
     #: a streamed answer: its deltas, and how many seconds they take
     deltas: int = 250
     seconds: float = 5

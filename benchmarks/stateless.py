@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.load import Floor, Target
-from benchmarks.measures import TEXT, Scale, Spent, repeat, rounds, warm
+from benchmarks.measures import Scale, first_turn, warm
 from benchmarks.processes import FloorProcess, ModelProcess, ServiceProcess
 
 #: the most that a turn may cost of the floor's
@@ -49,18 +49,14 @@ async def stateless(scale: Scale) -> Sequence[Figure]:
         service = Earlier(stack.enter_context(EarlierProcess(model)))
         for target in (floor, service):
             await warm(target)
-        ours, base = Spent(service.server), Spent(floor.server)
-        async with service.connections(1) as (to_service,), floor.connections(1) as (to_floor,):
-            for size in rounds(scale.of(1000, 100), 20):
-                await base.on(size, lambda n=size: repeat(n, lambda: floor.ask(to_floor, TEXT)))  # type: ignore[misc]
-                await ours.on(size, lambda n=size: repeat(n, lambda: service.ask(to_service, TEXT)))  # type: ignore[misc]
+        ours, base = await first_turn(service, floor, scale)
     return [
         Figure(
             measure="stateless",
             name="JSON request of skagents/v2alpha1",
             unit="ms CPU",
-            ours=ours.each,
-            base=base.each,
+            ours=ours,
+            base=base,
             bound=BOUND,
         )
     ]

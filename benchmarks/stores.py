@@ -6,14 +6,12 @@ Old tasks and young ones, on the store and in memory, take turns: what else the 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from benchmarks.figures import Figure
-from benchmarks.load import Connection, Floor, Service, Target, task_of
-from benchmarks.measures import TEXT, Scale, Spent, repeat, rounds, warm
+from benchmarks.load import Connection, Floor, Service, task_of
+from benchmarks.measures import TEXT, Scale, Spent, first_turn, warm
 from benchmarks.processes import FloorProcess, ModelProcess, ServiceProcess
-from benchmarks.servers import store_server
-from tealagents.testing.servers import ServerMissing
+from benchmarks.servers import SERVED, on_each, store_server
 
 #: the turns in question, each with how many a task has before it is looked at
 TURNS = {10: 5, 200: 190}
@@ -27,7 +25,6 @@ PROMISED = {"sqlite": 0.62, "postgres": 0.9, "redis": 0.8}
 class StoreUnderLoad:
     """A service on a store, and how many bytes that store has written so far."""
 
-    name: str
     service: ServiceProcess
     written: Callable[[], int]
     #: true where `written` is what the process passed to `write`, HTTP and all: that in memory is subtracted
@@ -37,13 +34,11 @@ class StoreUnderLoad:
 
 async def stores(scale: Scale) -> list[Figure]:
     """CPU of the service a turn, at turn 10 and at turn 200, and bytes written."""
-    figures: list[Figure] = []
-    for name in ("sqlite", "files", "postgres", "redis"):
-        try:
-            figures += [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
-        except ServerMissing as missing:
-            print(f"{name} is left out. {missing}")
-    return figures
+
+    async def measured(name: str) -> list[Figure]:
+        return [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
+
+    return await on_each(("sqlite", "files", *SERVED), measured)
 
 
 async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
@@ -52,22 +47,16 @@ async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
         model = stack.enter_context(ModelProcess())
         floor = Floor(stack.enter_context(FloorProcess(model)))
         service = Service(stack.enter_context(_service_on(name, model)).service)
-        spent: dict[Target, Spent] = {}
         for target in (floor, service):
             await warm(target)
-            spent[target] = Spent(target.server)
-        async with floor.connections(1) as (to_floor,), service.connections(1) as (to_service,):
-            for size in rounds(scale.of(1000, 100), 20):
-                for target, connection in ((floor, to_floor), (service, to_service)):
-                    ask = partial(target.ask, connection, TEXT)
-                    await spent[target].on(size, partial(repeat, size, ask))
+        ours, base = await first_turn(service, floor, scale)
     return [
         Figure(
             measure="stores",
             name=f"{name}, first turn",
             unit="ms CPU",
-            ours=spent[service].each,
-            base=spent[floor].each,
+            ours=ours,
+            base=base,
             bound=PROMISED.get(name),
         )
     ]
@@ -170,12 +159,12 @@ class Side:
 @contextmanager
 def _service_on(name: str, model: ModelProcess) -> Iterator[StoreUnderLoad]:
     with ExitStack() as stack:
-        if name in ("postgres", "redis"):
+        if name in SERVED:
             server = stack.enter_context(store_server(name))
             service = stack.enter_context(ServiceProcess(model, server.url))
-            yield StoreUnderLoad(name, service, server.written, with_traffic=False, bound=2)
+            yield StoreUnderLoad(service, server.written, with_traffic=False, bound=2)
         else:
             url = "sqlite:///state.db" if name == "sqlite" else "file:///state"
             local = stack.enter_context(ServiceProcess(model, url))
             bound = 1.5 if name == "sqlite" else None
-            yield StoreUnderLoad(name, local, local.written, with_traffic=True, bound=bound)
+            yield StoreUnderLoad(local, local.written, with_traffic=True, bound=bound)

@@ -21,8 +21,7 @@ from benchmarks.figures import Figure
 from benchmarks.load import Service
 from benchmarks.measures import Rate, Scale, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
-from benchmarks.servers import StoreServer, store_server
-from tealagents.testing.servers import ServerMissing
+from benchmarks.servers import SERVED, StoreServer, on_each, store_server
 
 #: how many times the turns of one worker two of them take, at least
 PROMISED = 1.7
@@ -56,13 +55,7 @@ async def workers(scale: Scale) -> list[Figure]:
     """Milliseconds a turn, and CPU a turn, of two workers beside those of one."""
     if len(os.sched_getaffinity(0)) < 2:
         raise RuntimeError("two workers need two cores")
-    figures: list[Figure] = []
-    for name in ("postgres", "redis"):
-        try:
-            figures += await _compared(name, scale)
-        except ServerMissing as missing:
-            print(f"{name} is left out. {missing}")
-    return figures
+    return await on_each(SERVED, lambda name: _compared(name, scale))
 
 
 async def _compared(name: str, scale: Scale) -> list[Figure]:

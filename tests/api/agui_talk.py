@@ -2,25 +2,24 @@
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
 from ag_ui.core import Event
 from pydantic import TypeAdapter
+from talk import AGENT, working_service
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.service import ServiceThread
 
 Json = dict[str, Any]
 
-PLUGINS = Path(__file__).parent / "working" / "custom_plugins.py"
 #: an agent with tools, served over AG-UI; streams are compared byte for byte, so none has a keepalive in it
 SPEC: Json = {
     "protocols": ["ag-ui"],
-    "agent": {"plugins": ["Work"]},
+    "agent": AGENT,
     "limits": {"keepalive_seconds": 3600},
 }
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
@@ -32,14 +31,11 @@ WEATHER: Json = {
 }
 
 
-@contextmanager
 def serving(
     script: Any = None, env: dict[str, str] | None = None, **spec: Any
-) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+) -> AbstractContextManager[tuple[ServiceThread, OfflineModel]]:
     """A service that speaks AG-UI."""
-    variables = {"TA_PLUGIN_MODULE": str(PLUGINS), **(env or {})}
-    with offline_service(script, variables, **{**SPEC, **spec}) as pair:
-        yield pair
+    return working_service(script, env, **{**SPEC, **spec})
 
 
 def user(content: Any, **fields: Any) -> Json:
@@ -51,11 +47,6 @@ def run_input(thread: str, *messages: Json, **fields: Any) -> Json:
     opening = {"threadId": thread, "runId": str(uuid.uuid4()), "protocolVersion": "1.0"}
     given = {**opening, "messages": list(messages), **fields}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def call(tool: str, **arguments: Any) -> str:
-    """The words that make the offline model call a tool."""
-    return f"call {tool} {json.dumps(arguments)}"
 
 
 def events(text: str) -> list[Json]:

@@ -1,6 +1,7 @@
 """A running service with the offline model behind it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,3 +37,9 @@ def ada(service: ServiceThread) -> Iterator[httpx.Client]:
 def eve(service: ServiceThread) -> Iterator[httpx.Client]:
     with service.client("eve") as client:
         yield client
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """What the tools of a test write into."""
+    return tmp_path / "written"

@@ -1,9 +1,7 @@
 """What the tests of the agent as an MCP server share: the SDK's client in both eras, and plain requests."""
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Literal
 
 import httpx
@@ -11,9 +9,10 @@ import httpx2
 import mcp_types as types
 from mcp.client import Client, ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
+from talk import AGENT, working_service
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import RunningService, ServiceThread, offline_service
+from tealagents.testing.service import RunningService, ServiceThread
 
 Json = dict[str, Any]
 Era = Literal["2026-07-28", "2025-11-25"]
@@ -22,21 +21,16 @@ Asked = types.ElicitRequestFormParams | types.ElicitRequestURLParams
 User = Callable[[Asked], types.ElicitResult | Awaitable[types.ElicitResult]]
 
 ERAS: tuple[Era, ...] = ("2026-07-28", "2025-11-25")
-PLUGINS = Path(__file__).parent / "working" / "custom_plugins.py"
 #: an agent with tools, served as an MCP server
-SPEC: Json = {"protocols": ["mcp"], "agent": {"plugins": ["Work"]}}
+SPEC: Json = {"protocols": ["mcp"], "agent": AGENT}
 ACCEPT = "application/json, text/event-stream"
 
 
-@contextmanager
 def serving(
     script: Any = None, env: dict[str, str] | None = None, **spec: Any
-) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+) -> AbstractContextManager[tuple[ServiceThread, OfflineModel]]:
     """A service that is an MCP server."""
-    with offline_service(
-        script, {"TA_PLUGIN_MODULE": str(PLUGINS), **(env or {})}, **{**SPEC, **spec}
-    ) as pair:
-        yield pair
+    return working_service(script, env, **{**SPEC, **spec})
 
 
 @asynccontextmanager
@@ -92,15 +86,6 @@ def approving(asked: Asked) -> types.ElicitResult:
 
 def accepted(**content: Any) -> types.ElicitResult:
     return types.ElicitResult(action="accept", content=content or None)
-
-
-def call(tool: str, **arguments: Any) -> str:
-    """The words that make the offline model call a tool."""
-    return f"call {tool} {json.dumps(arguments)}"
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 # --- without a client between --------------------------------------------------------------------

@@ -1,24 +1,22 @@
 """What the tests of OpenAI's API share: its SDK on a service, and its types as the oracle."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from talk import AGENT, working_service
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import RunningService, ServiceThread, offline_service
+from tealagents.testing.service import RunningService, ServiceThread
 
 Json = dict[str, Any]
 
-PLUGINS = Path(__file__).parent / "working" / "custom_plugins.py"
 #: an agent with tools, served over this API
-SPEC: Json = {"protocols": ["openai"], "agent": {"plugins": ["Work"]}}
+SPEC: Json = {"protocols": ["openai"], "agent": AGENT}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 #: the client's own tool
 WEATHER: Json = {
@@ -30,11 +28,9 @@ WEATHER: Json = {
 DONE = "[DONE]"
 
 
-@contextmanager
-def serving(script: Any = None, **spec: Any) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+def serving(script: Any = None, **spec: Any) -> AbstractContextManager[tuple[ServiceThread, OfflineModel]]:
     """A service that speaks OpenAI's API."""
-    with offline_service(script, {"TA_PLUGIN_MODULE": str(PLUGINS)}, **{**SPEC, **spec}) as pair:
-        yield pair
+    return working_service(script, **{**SPEC, **spec})
 
 
 def sdk(service: RunningService, user: str = "ada", **options: Any) -> OpenAI:
@@ -95,11 +91,6 @@ def said(response: Json) -> str:
     """The text of a response."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part.get("text", "") for part in parts)
-
-
-def call(tool: str, **arguments: Any) -> str:
-    """The words that make the offline model call a tool."""
-    return f"call {tool} {json.dumps(arguments)}"
 
 
 def kinds(response: Json) -> list[str]:

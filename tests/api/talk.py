@@ -57,6 +57,19 @@ def send(client: httpx.Client, words: str, **fields: Any) -> Json:
     return answer
 
 
+def begin(client: httpx.Client, words: str, **fields: Any) -> Json:
+    """What is accepted: a message that is left to run in the background."""
+    answer = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"})
+    assert answer.status_code == 202, answer.text
+    accepted: Json = answer.json()
+    return accepted
+
+
+def cancel(client: httpx.Client, accepted: Json) -> Json:
+    answer: Json = client.post(f"/requests/{accepted['request_id']}/cancel").raise_for_status().json()
+    return answer
+
+
 def paused(client: httpx.Client, words: str, **fields: Any) -> Json:
     """The `content` of an answer that must be a pause."""
     answer = send(client, words, **fields)

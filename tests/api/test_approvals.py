@@ -59,12 +59,6 @@ def boss(service: ServiceThread) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """What the tools of this test write into."""
-    return tmp_path / "written"
-
-
 def sent_last(model: OfflineModel) -> list[Json]:
     messages: list[Json] = model.requests[-1]["body"]["messages"]
     return messages

@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 from talk import (
+    begin,
     call,
+    cancel,
     items,
     lines,
     numbers,
@@ -47,21 +49,9 @@ def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
         yield pair
 
 
-def begin(client: httpx.Client, words: str, **fields: object) -> Json:
-    answer = client.post("", json=text(words, **fields), headers=LATER)
-    assert answer.status_code == 202, answer.text
-    accepted: Json = answer.json()
-    return accepted
-
-
 def ended(client: httpx.Client, request_id: str) -> Json:
     until(lambda: request(client, request_id)["status"] not in ("Running", "Queued"))
     return request(client, request_id)
-
-
-def cancel(client: httpx.Client, accepted: Json) -> Json:
-    answer: Json = client.post(f"/requests/{accepted['request_id']}/cancel").raise_for_status().json()
-    return answer
 
 
 # --- in the background ---------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from starlette.requests import Request
 from starlette.types import Message
 from talk import (
     approve,
+    begin,
     call,
+    cancel,
     connections,
     items,
     lines,
@@ -25,7 +27,7 @@ from talk import (
     streamed_text,
     working_service,
 )
-from wire import NOBODYS, Json, events, problem, streamed, text
+from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
 from tealagents.domain.errors import Overloaded
@@ -40,21 +42,10 @@ rules:
 """
 
 
-def begin(client: httpx.Client, words: str = "hang", **fields: object) -> Json:
-    """A request that runs in the background."""
-    answer = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"})
-    accepted: Json = answer.raise_for_status().json()
-    return accepted
-
-
 def is_left(model: OfflineModel) -> None:
     """The connection of the last model call is closed by the client that made it."""
     until(lambda: model.requests[-1]["outcome"] is not None)
     assert model.requests[-1]["outcome"] == "left"
-
-
-def cancel(client: httpx.Client, accepted: Json) -> None:
-    client.post(f"/requests/{accepted['request_id']}/cancel").raise_for_status()
 
 
 # --- how many at once -----------------------------------------------------------------------------
@@ -123,7 +114,7 @@ def test_one_request_too_many_of_a_user_is_refused_with_429(suffix: str) -> None
     """A user's own limit does not concern others, reads, followers, cancels or health. covers: STATE-5"""
     limits = {"max_requests_per_user": 2}
     with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
-        running = [begin(ada), begin(ada)]
+        running = [begin(ada, "hang"), begin(ada, "hang")]
         refused = ada.post(suffix, json=text("hello"))
         problem(refused, 429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
@@ -146,7 +137,7 @@ def test_one_request_too_many_of_the_process_is_refused_with_503() -> None:
         service.client() as ada,
         service.client("eve") as eve,
     ):
-        running = [begin(ada), begin(eve)]
+        running = [begin(ada, "hang"), begin(eve, "hang")]
         key = {"idempotency-key": "again"}
         refused = ada.post("", json=text("hello"), headers=key)
         problem(refused, 503, "overloaded")
@@ -168,7 +159,7 @@ def test_a_decision_counts_like_a_message_and_waits_undecided() -> None:
     limits = {"max_requests_per_user": 1}
     with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
         pause = paused(ada, call("Work-write", file="/dev/null", line="x"))
-        running = begin(ada)
+        running = begin(ada, "hang")
         resume = f"/requests/{pause['request_id']}/resume"
         problem(ada.post(resume, json={"action": "approve"}), 429, "overloaded")
         problem(ada.post(resume + "/sse", json={"action": "approve"}), 429, "overloaded")
@@ -176,7 +167,7 @@ def test_a_decision_counts_like_a_message_and_waits_undecided() -> None:
         cancel(ada, running)
         answer = approve(ada, pause)
         assert answer["status"] == "Completed"
-        running = begin(ada)
+        running = begin(ada, "hang")
         assert approve(ada, pause) == answer  # what is decided is only read
         cancel(ada, running)
 
@@ -195,7 +186,7 @@ def test_every_end_of_a_request_gives_its_place_back() -> None:
         for _ in range(2):
             ada.post("", json=text("hi"), headers={"idempotency-key": "k"}).raise_for_status()
         model.script(SCRIPT)
-        cancel(ada, begin(ada))
+        cancel(ada, begin(ada, "hang"))
         assert send(ada, "hello")["status"] == "Completed"
 
 

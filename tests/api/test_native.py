@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from talk import send
 from thinking_model import SECRET
-from wire import Json, problem, streamed, text
+from wire import problem, streamed, text
 
 from tealagents.testing.service import ServiceThread, agent_config
 
@@ -25,25 +25,20 @@ def thinking() -> Iterator[ServiceThread]:
         yield service
 
 
-def said(client: httpx.Client, words: str, **fields: str) -> Json:
-    answer: Json = client.post("", json=text(words, **fields)).raise_for_status().json()
-    return answer
-
-
 def test_it_comes_back_and_is_never_shown(thinking: ServiceThread) -> None:
     """In later turns and after a pause; in no answer, event, message, trace, prompt, audit or export."""
     with thinking.client() as ada:
-        first = said(ada, "Shell-look")
+        first = send(ada, "Shell-look")
         assert first["status"] == "Completed"
         task = {"task_id": first["task_id"]}
         events = streamed(ada, "", text("Shell-look", **task))
         assert events[-1].name == "final-response"
-        paused = said(ada, "Shell-delete", **task)
+        paused = send(ada, "Shell-delete", **task)
         assert paused["status"] == "Paused"
         resumed = ada.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
         assert resumed.json()["status"] == "Completed"
         forked = ada.post(f"/tasks/{first['task_id']}/fork", json={}).json()["task_id"]
-        again = said(ada, "Shell-look", task_id=forked)
+        again = send(ada, "Shell-look", task_id=forked)
         assert again["status"] == "Completed"
         prompt = ada.get(f"/requests/{again['request_id']}/prompt", params={"limit": 200}).json()
         assert prompt["gaps"] == []
@@ -57,7 +52,7 @@ def test_it_comes_back_and_is_never_shown(thinking: ServiceThread) -> None:
 def test_it_cannot_be_imported(thinking: ServiceThread) -> None:
     """A document has none of it, and is refused where some was written into it."""
     with thinking.client() as ada:
-        task = said(ada, "Shell-look")["task_id"]
+        task = send(ada, "Shell-look")["task_id"]
         document = ada.get(f"/tasks/{task}/export").raise_for_status().json()
         ada.delete(f"/tasks/{task}").raise_for_status()
         at = next(

@@ -8,17 +8,13 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from wire import text
 
-from tealagents.domain.models import Entry
-from tealagents.state.audit_chain import GENESIS, AuditChain
 from tealagents.testing.digest_model import recount
 from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.history import audit_fault, everything, reader
 from tealagents.testing.service import agent_config
-
-Json = dict[str, Any]
 
 pytest_plugins = ["tealagents.testing.pytest_servers"]
 
@@ -99,19 +95,6 @@ class World:
         self.marks[forked["task_id"]].append(forked["checkpoint_id"])
 
 
-async def everything(client: httpx.AsyncClient, path: str, **query: str) -> list[Json]:
-    """All items of a list."""
-    found: list[Json] = []
-    cursor: str | None = None
-    while True:
-        params = {"limit": "200", **query, **({"cursor": cursor} if cursor else {})}
-        page = (await client.get(path, params=params)).raise_for_status().json()
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return found
-
-
 async def test_every_answer_knows_its_own_past_and_no_other(replicas: list[httpx.AsyncClient]) -> None:
     """Whatever was rolled back or forked meanwhile: the model was sent exactly the messages of the checkpoint
     its answer became, no returned answer is lost, and every audit holds. covers: THREAD-6, THREAD-7"""
@@ -139,21 +122,17 @@ async def test_every_answer_knows_its_own_past_and_no_other(replicas: list[httpx
 
 
 async def check(world: World, task: str) -> None:
-    client = world.anywhere
-    marks = {each["checkpoint_id"]: each for each in await everything(client, f"/tasks/{task}/checkpoints")}
+    read = reader(world.anywhere, "")
+    marks = {each["checkpoint_id"]: each for each in await everything(read, f"/tasks/{task}/checkpoints")}
     assert set(world.marks[task]) <= set(marks)
     for mark in marks:
-        messages = await everything(client, f"/tasks/{task}/messages", checkpoint_id=mark)
+        messages = await everything(read, f"/tasks/{task}/messages", checkpoint_id=mark)
         said = ["".join(item["content"] for item in m["items"]) for m in messages if m["role"] == "user"]
         answer = "".join(item["content"] for item in messages[-1]["items"])
         assert answer == recount(said)
         assert messages[-1]["request_id"] == mark
         assert world.answers.get(mark, answer) == answer
     (current,) = [mark for mark, each in marks.items() if each["current"]]
-    now = await everything(client, f"/tasks/{task}/messages")
-    assert now == await everything(client, f"/tasks/{task}/messages", checkpoint_id=current)
-    before = GENESIS
-    for seq, document in enumerate(await everything(client, f"/tasks/{task}/audit"), 1):
-        entry = msgspec.convert(document, Entry)
-        assert AuditChain().fault(entry, seq, before) is None
-        before = entry.hash
+    now = await everything(read, f"/tasks/{task}/messages")
+    assert now == await everything(read, f"/tasks/{task}/messages", checkpoint_id=current)
+    assert audit_fault(await everything(read, f"/tasks/{task}/audit")) is None

@@ -73,11 +73,6 @@ def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
         yield pair
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "written"
-
-
 def results(model: OfflineModel) -> list[str]:
     """The tool results that the model was sent last."""
     return [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "tool"]

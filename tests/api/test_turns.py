@@ -3,13 +3,10 @@
 import uuid
 
 import httpx
+from wire import text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import offline_service
-
-
-def text(words: str, **fields: object) -> dict[str, object]:
-    return {"items": [{"content_type": "text", "content": words}], **fields}
 
 
 def test_a_new_message_is_answered_with_three_ids(ada: httpx.Client) -> None:

@@ -17,7 +17,7 @@ from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, lost_reply
+from tealagents.testing.store_steps import OpenStore, found_again, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -293,16 +293,7 @@ async def test_a_restarted_server_is_found_again(options: str) -> None:
     """Once a killed server is back all works, and what was acknowledged is there. covers: STATE-4"""
     with PostgresServer(durable=True) as server:
         async with store_of(f"{server.url}?schema=s{options}") as store:
-            await store.commit("p", put("key", b"1"))
-            server.kill()
-            with pytest.raises(PersistenceUnavailable):
-                await store.read("p", ["key"])
-            with pytest.raises((PersistenceUnavailable, Unknown)):
-                await store.commit("p", put("other", b"2"))
-            server.restart()
-            (record,) = await store.read("p", ["key"])
-            assert record is not None
-            await store.commit("p", put("key", b"3", expect={"key": record.version}))
+            await found_again(server, store)
 
 
 async def test_a_refused_connection_names_no_password() -> None:

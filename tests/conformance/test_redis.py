@@ -3,17 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
@@ -24,8 +17,9 @@ from tealagents.stores.redis_nodes import Nodes
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
+from tealagents.testing.signing_in import self_signed
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, lost_reply
+from tealagents.testing.store_steps import OpenStore, found_again, lost_reply
 from tealagents.testing.store_watches import MISSING
 from tealagents.testing.stores import StoreContract
 
@@ -134,31 +128,10 @@ async def test_errors_name_no_password(server: RedisServer) -> None:
         assert "hunter2" not in str(failed.value) + repr(store_of(url).options)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; its key is beside it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    now = datetime.now(UTC)
-    alternatives = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(alternatives, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, SHA256())
-    )
-    (tmp_path / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (tmp_path / "key.pem").write_bytes(text)
-    return tmp_path / "cert.pem"
-
-
-async def test_tls(certificate: Path) -> None:
+async def test_tls(tmp_path: Path) -> None:
     """`rediss://` speaks TLS, and only to a server whose certificate is trusted."""
-    port = free_port()
-    keys = ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))]
+    port, certificate = free_port(), self_signed(tmp_path / "server.pem")
+    keys = ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate)]
     options = ["--tls-port", str(port), *keys, "--tls-auth-clients", "no"]
     with running(lambda: RedisServer(options=options)):
         url = f"rediss://127.0.0.1:{port}"
@@ -269,16 +242,7 @@ async def test_a_scan_passes_over_a_thousand_expired_records_in_a_few_trips(
 
 async def test_a_restarted_server_is_found_again(server: RedisServer, store: Store) -> None:
     """Once a killed server is back all works, and what was acknowledged is there. covers: STATE-4"""
-    await store.commit("p", put("key", b"1"))
-    server.kill()
-    with pytest.raises(PersistenceUnavailable):
-        await store.read("p", ["key"])
-    with pytest.raises((PersistenceUnavailable, Unknown)):
-        await store.commit("p", put("other", b"2"))
-    server.restart()
-    (record,) = await store.read("p", ["key"])
-    assert record is not None
-    await store.commit("p", put("key", b"3", expect={"key": record.version}))
+    await found_again(server, store)
 
 
 async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -> None:

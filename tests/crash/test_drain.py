@@ -18,7 +18,7 @@ from tealagents.testing.service import Process, ServiceProcess, agent_config
 
 sys.path.append(str(Path(__file__).parents[1] / "api"))
 
-from talk import AGENT, PLUGINS, call, decide, paused, request, send, streamed_text
+from talk import AGENT, PLUGINS, begin, call, decide, paused, request, send, streamed_text
 from wire import Event, Json, events, problem, text
 
 from tealagents.testing.waits import until
@@ -93,11 +93,6 @@ class Following:
         self._thread.join(60)
         assert not self._thread.is_alive()
         return self.events
-
-
-def begin(client: httpx.Client, words: str, **fields: Any) -> Json:
-    accepted: Json = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"}).json()
-    return accepted
 
 
 def drains(client: httpx.Client) -> bool:

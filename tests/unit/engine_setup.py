@@ -48,6 +48,12 @@ EVE = Caller(User("mock", "eve"))
 Answer = Callable[[ModelCall], AsyncGenerator[ModelEvent, None]]
 
 
+class Shared(MemoryStore):
+    """Memory that several processes of a test share."""
+
+    shared = True
+
+
 class Faulty(WrappedStore):
     """A store whose commits fail as `fault` says, which is called before and after each."""
 

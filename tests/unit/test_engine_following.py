@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Faulty, Process, Scripted, calls, noting, process, waits
+from engine_setup import ADA, Faulty, Process, Scripted, Shared, calls, noting, process, waits
 from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
@@ -31,12 +31,6 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 from tealagents.testing.waits import eventually
-
-
-class Shared(MemoryStore):
-    """Memory that several processes of a test share."""
-
-    shared = True
 
 
 class Silent(Shared):

@@ -15,6 +15,7 @@ from engine_setup import (
     Faulty,
     Process,
     Scripted,
+    Shared,
     calls,
     fails,
     noting,
@@ -46,12 +47,6 @@ from tealagents.unwinding import UNWIND_SECONDS
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
 DELETE = ToolCall("c2", "Shell-delete", '{"n": 2}')
-
-
-class Shared(MemoryStore):
-    """Memory that the processes of a test share."""
-
-    shared = True
 
 
 # --- a conversation, and what must hold after it whatever happened ----------------------------------

@@ -1,9 +1,7 @@
 """The way to the service: connections are used again, closed when they should be, and hold no surprises."""
 
 import asyncio
-import datetime
 import gzip
-import ipaddress
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -11,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from llm_setup import (
     ANSWER,
     KEY,
@@ -36,6 +30,7 @@ from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.llm.offline import OfflineModel
 from tealagents.outbound.addresses import proxy_for
+from tealagents.testing.signing_in import self_signed
 
 
 @pytest.fixture
@@ -328,33 +323,9 @@ async def test_nothing_secret_is_logged(service: OfflineModel, caplog: pytest.Lo
 # --- TLS and proxies --------------------------------------------------------------------------------------
 
 
-def certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that vouches for itself, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(host, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "certificate.pem"
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    pem.write_bytes(private + made.public_bytes(Encoding.PEM))
-    return pem
-
-
 async def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One without a trusted issuer is refused at once; `SSL_CERT_FILE` adds issuers."""
-    pem = certificate(tmp_path)
+    pem = self_signed(tmp_path / "certificate.pem")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pem)
     async with RawService(answer_whole).running(tls) as service:

@@ -4,20 +4,17 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from engine_setup import Faulty, Process, Scripted, damage, process, says, waits
+from engine_setup import Faulty, Process, Scripted, Shared, damage, process, says, waits
 
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ids import random_id
 from tealagents.domain.ports import Commit
 from tealagents.state import keys, records
-from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 
 
-class SharedMemory(MemoryStore):
-    """Memory that several processes of a test share, by a clock that can be set."""
-
-    shared = True
+class SharedMemory(Shared):
+    """By a clock that can be set."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.set_by = 0.0

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from jwt.algorithms import RSAAlgorithm
 from jwt.types import Options
 
+from tealagents.domain.models import Json
 from tealagents.domain.ports import Clock
 from tealagents.testing.signing_in import SignIns, client_info
 
@@ -54,8 +55,6 @@ __all__ = [
     "compact",
     "object_id",
 ]
-
-Json = dict[str, Any]
 
 #: the tenant whose authority it is, and one more
 TENANT = "11111111-2222-4333-8444-555555555555"

@@ -13,14 +13,14 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Sequence
-from typing import Self
 
 import msgspec
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import Message, TokenUsage
-from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.domain.models import TokenUsage
+from tealagents.domain.ports import ModelCall
 from tealagents.llm.options import ModelOptions
+from tealagents.testing.models import ScriptedModel
 
 __all__ = ["DigestModel", "recount"]
 
@@ -33,41 +33,25 @@ def recount(said: Sequence[str]) -> str:
     return f"{len(said)} messages, {digest} ({said[-1] if said else ''})"
 
 
-class DigestModel:
+class DigestModel(ScriptedModel):
     """Fills `tealagents.domain.ports.Model`."""
 
     provider = "tealagents.testing"
-    supports_remote_threads = False
 
     class Options(ModelOptions):
         pass
 
     def __init__(self, options: Options) -> None:
-        self.name = options.model
+        super().__init__(name=options.model)
         thinks = _THINKS.search(options.model)
         self._seconds = int(thinks[1]) / 1000 if thinks else 0.0
 
-    def encode_system(self, text: str) -> bytes:
-        return msgspec.json.encode(["system", text])
-
-    def encode(self, message: Message) -> bytes:
-        return msgspec.json.encode([message.role, message.text])
-
-    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
-        return b""
-
     async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        parts = [msgspec.json.decode(part, type=tuple[str, str]) for part in call.prompt]
-        answer = recount([text for role, text in parts if role == "user"])
+        parts = [msgspec.json.decode(part) for part in call.prompt]
+        answer = recount([part["content"] for part in parts if part["role"] == "user"])
         await asyncio.sleep(self._seconds)
         words = answer.split(" ")
         for n, word in enumerate(words):
             yield [TextDelta(word if n == 0 else " " + word)]
         usage = TokenUsage(len(parts), len(words), len(parts) + len(words))
         yield [ModelDone(finish_reason="stop", usage=usage, model=self.name)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None

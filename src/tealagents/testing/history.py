@@ -28,7 +28,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from tealagents.domain.models import Entry
+from tealagents.domain.models import Entry, Json
 from tealagents.state.audit_chain import GENESIS, AuditChain
 from tealagents.testing.digest_model import recount
 
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 Outcome = Literal["ok", "failed", "unknown"]
-Json = dict[str, Any]
 #: reads a document: the path behind the agent's prefix, its query
 Read = Callable[..., Awaitable[Json]]
 

@@ -15,10 +15,9 @@ import json
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from tealagents.domain.events import ModelEvent, TextDelta
-from tealagents.domain.models import ToolCall
+from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.llm.options import ModelOptions
 from tealagents.testing.digest_model import recount
@@ -32,7 +31,6 @@ CLIENTS_TOOL = "write_at_client"
 #: seconds before each word
 PIECE_SECONDS = 0.02
 
-Json = dict[str, Any]
 #: by the last character of a line
 _TOOLS = {"?": "Work-write", "!": CLIENTS_TOOL}
 

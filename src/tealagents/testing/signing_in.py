@@ -8,7 +8,6 @@ import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 from cryptography import x509
@@ -16,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-__all__ = ["Grant", "SignIns", "client_info", "self_signed"]
+from tealagents.domain.models import Json
 
-Json = dict[str, Any]
+__all__ = ["Grant", "SignIns", "client_info", "self_signed"]
 
 
 @dataclass(frozen=True)

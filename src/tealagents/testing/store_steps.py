@@ -15,10 +15,11 @@ from collections.abc import (
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from tealagents.domain.errors import Conflict, Unknown
+from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
 from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.servers import Server
 
 __all__ = [
     "OpenStore",
@@ -27,6 +28,7 @@ __all__ = [
     "batches",
     "change_until_done",
     "commit",
+    "found_again",
     "lost_reply",
     "moved",
     "pages",
@@ -184,6 +186,19 @@ async def lost_reply(proxy: FaultProxy, store_of: Callable[[str], Store], url: s
         proxy.calm()
         found = await store.read("p", ["key", "other"])
         assert {record and record.version for record in found} == {lost.operation}
+
+
+async def found_again(server: Server, store: Store) -> None:
+    """The store's server is killed: all fails while it is away, and works once it is back."""
+    version = await put(store, "p", {"key": b"1"})
+    server.kill()
+    [read] = await asyncio.gather(store.read("p", ["key"]), return_exceptions=True)
+    assert isinstance(read, PersistenceUnavailable), read
+    [written] = await asyncio.gather(put(store, "p", {"other": b"2"}), return_exceptions=True)
+    assert isinstance(written, PersistenceUnavailable | Unknown), written
+    server.restart()
+    assert await values(store, "p", ["key"]) == [b"1"]
+    await store.commit("p", commit(expect={"key": version}, put={"key": b"3"}))
 
 
 async def ticks(count: int) -> None:

@@ -5,8 +5,8 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -177,7 +177,7 @@ class MCPConnection:
         """One session, from connecting to its loss."""
         self._news = News()
         client = Client(
-            _Watched(self._transport(), self._lose),
+            _watched(self._transport(), self._lose),
             mode=_mode(self._options.protocol_version),
             read_timeout_seconds=self._options.timeout,
             client_info=types.Implementation(name="tealagents", version=__version__),
@@ -271,23 +271,13 @@ class MCPConnection:
         return Unreachable(described(error) + ". Its last words:\n" + "\n".join(self._last_words))
 
 
-class _Watched:
+@asynccontextmanager
+async def _watched(
+    transport: AbstractAsyncContextManager[TransportStreams], ended: Callable[[], None]
+) -> AsyncGenerator[TransportStreams]:
     """A transport that notices when its incoming side has ended: that is when a session is lost."""
-
-    def __init__(
-        self, transport: AbstractAsyncContextManager[TransportStreams], ended: Callable[[], None]
-    ) -> None:
-        self._transport = transport
-        self._ended = ended
-
-    async def __aenter__(self) -> TransportStreams:
-        reading, writing = await self._transport.__aenter__()
-        return _WatchedStream(reading, self._ended), writing
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._transport.__aexit__(kind, error, trace)
+    async with transport as (reading, writing):
+        yield _WatchedStream(reading, ended), writing
 
 
 class _WatchedStream:

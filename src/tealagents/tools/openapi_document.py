@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
-from tealagents.tools.openapi_schema import OMITTED, Schemas, resolved
+from tealagents.tools.openapi_schema import OMITTED, Fields, Schemas, resolved
 from tealagents.tools.options import explained
 
 #: characters of one tool's arguments that the model is sent; those beyond it become "any value"
@@ -355,49 +355,40 @@ class _ArgumentList:
     def add_body(self, body: _Body) -> None:
         media_type = _preferred(list(body.content))
         media = body.content[media_type]
-        fields = None
-        if is_json(media_type) or media_type in (_FORM, _MULTIPART):
-            fields = self._schemas.object_fields(media.schema_)
+        made = RequestBody(
+            media_type=media_type, required=body.required, encoding=_encoding(media), types=_types(media)
+        )
+        has_fields = is_json(media_type) or media_type in (_FORM, _MULTIPART)
+        fields = self._schemas.object_fields(media.schema_) if has_fields else None
         if fields and not any(_argument_name(name) in self._properties for name in fields.properties):
-            self._add_fields(body, media_type, media, fields.properties, fields.required, fields.open)
+            self._add_fields(made, fields)
             return
         argument = "body" if "body" not in self._properties else "request_body"
         schema = self._schemas.converted(media.schema_)
-        if not is_json(media_type) and media_type not in (_FORM, _MULTIPART):
+        if not has_fields:
             schema = {"type": "string", "description": f"the body, {media_type}; bytes as a data: URI"}
         self._add(argument, schema, body.required, body.description)
-        self.body = RequestBody(
-            media_type=media_type,
-            required=body.required,
-            argument=argument,
-            binary=frozenset(self._files(fields.properties if fields else {})),
-            encoding=_encoding(media),
-            types=_types(media),
-        )
+        files = self._files(fields.properties if fields else {})
+        self.body = replace(made, argument=argument, binary=frozenset(files))
 
-    def _add_fields(
-        self, body: _Body, media_type: str, media: _Media, fields: Json, required: list[str], is_open: bool
-    ) -> None:
+    def _add_fields(self, body: RequestBody, fields: Fields) -> None:
         arguments: dict[str, str] = {}
-        files = self._files(fields) if media_type == _MULTIPART else {}
-        for name, schema in fields.items():
+        files = self._files(fields.properties) if body.media_type == _MULTIPART else {}
+        shown = {
+            name: files[name] if name in files else self._schemas.converted(schema)
+            for name, schema in fields.properties.items()
+        }
+        for name, schema in shown.items():
             argument = self._free(name, "body")
             arguments[argument] = name
-            shown = files[name] if name in files else self._schemas.converted(schema)
-            self._add(argument, shown, body.required and name in required, None)
-        self.body = RequestBody(
-            media_type=media_type,
-            required=body.required,
+            self._add(argument, schema, body.required and name in fields.required, None)
+        nullable = (name for name, schema in shown.items() if self._schemas.allows_null(schema))
+        self.body = replace(
+            body,
             fields=arguments,
-            nullable=frozenset(
-                name
-                for name, schema in fields.items()
-                if is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
-            ),
+            nullable=frozenset(nullable if is_json(body.media_type) else ()),
             binary=frozenset(files),
-            encoding=_encoding(media),
-            types=_types(media),
-            open=is_open,
+            open=fields.open,
         )
 
     def _files(self, fields: Json) -> Json:

@@ -14,11 +14,6 @@ from talk import call, lines
 from tealagents.testing.service import ServiceThread
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "written"
-
-
 def pause(wire: Wire, file: Path, line: str = "one", words: str = "") -> Json:
     """A task that waits for the approval of one call."""
     task = wire.send(f"{words} {call('Work-write', file=str(file), line=line)}".strip())

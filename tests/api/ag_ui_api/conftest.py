@@ -1,7 +1,6 @@
 """A service that speaks AG-UI, with the offline model behind it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,9 +20,3 @@ def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
 def page(ada: httpx.Client) -> Page:
     """Ada's page, on a thread of its own."""
     return Page(ada)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """What the tools of a test write into."""
-    return tmp_path / "written"

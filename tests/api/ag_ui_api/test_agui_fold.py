@@ -9,10 +9,11 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from agui_talk import Json, Page, call, events, run_input, streamed_text, user
+from agui_talk import Json, Page, events, run_input, streamed_text, user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from talk import call
 
 from tealagents.api import sse
 from tealagents.api.ag_ui import inputs

@@ -6,27 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
-from agui_talk import (
-    WEATHER,
-    Json,
-    Page,
-    call,
-    interrupts,
-    kinds,
-    refusal,
-    resume,
-    serving,
-    streamed_text,
-    user,
-)
+from agui_talk import WEATHER, Json, Page, interrupts, kinds, refusal, resume, serving, streamed_text, user
+from talk import call, lines
 
 from tealagents.llm.offline import OfflineModel
 
 APPROVE = {"action": "approve"}
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def write(file: Path, line: str = "one") -> str:

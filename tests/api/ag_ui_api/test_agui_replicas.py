@@ -8,12 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from agui_talk import (
-    PLUGINS,
     SPEC,
     WEATHER,
     Json,
     Page,
-    call,
     events,
     interrupts,
     kinds,
@@ -24,6 +22,7 @@ from agui_talk import (
     user,
 )
 from replicas import replicas
+from talk import PLUGINS, call
 
 from tealagents.api.ag_ui import inputs
 from tealagents.testing.forking import Nursery

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from agui_talk import Page, call, kinds, refusal, run_input, serving, streamed_text, user
+from agui_talk import Page, kinds, refusal, run_input, serving, streamed_text, user
+from talk import call, lines
 
 from tealagents.domain.models import User
 from tealagents.llm.offline import OfflineModel
@@ -12,10 +13,6 @@ from tealagents.state import keys
 from tealagents.state.importing import Importing
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import open_store
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def test_a_message_is_answered(page: Page) -> None:

@@ -17,7 +17,6 @@ from mcp_talk import (
     Era,
     ask,
     asking,
-    call,
     error,
     headers_of,
     host,
@@ -27,7 +26,7 @@ from mcp_talk import (
     serving,
     structured_result,
 )
-from talk import connections
+from talk import call, connections
 
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.protocols import ProtocolConfigError

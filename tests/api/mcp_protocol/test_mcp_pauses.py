@@ -15,17 +15,16 @@ from mcp_talk import (
     approving,
     ask,
     asking,
-    call,
     error,
     headers_of,
     host,
-    lines,
     modern,
     opened,
     post,
     serving,
     structured_result,
 )
+from talk import call, lines
 
 from tealagents.testing.service import ServiceThread
 

@@ -6,22 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from mcp_talk import (
-    ACCEPT,
-    PLUGINS,
-    SPEC,
-    Era,
-    ask,
-    asking,
-    call,
-    error,
-    host,
-    lines,
-    opened,
-    post,
-    structured_result,
-)
+from mcp_talk import ACCEPT, SPEC, Era, ask, asking, error, host, opened, post, structured_result
 from replicas import replicas
+from talk import PLUGINS, call, lines
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place

@@ -1,7 +1,6 @@
 """A service that speaks OpenAI's API, with the offline model behind it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -35,9 +34,3 @@ def wire(service: ServiceThread) -> Iterator[httpx.Client]:
     """Ada, without the SDK between."""
     with raw(service) as client:
         yield client
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """What the tools of a test write into."""
-    return tmp_path / "written"

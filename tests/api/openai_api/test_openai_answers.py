@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, kinds, raw, retrieved, said, serving, stream
+from openai_talk import WEATHER, create, kinds, raw, retrieved, said, serving, stream
+from talk import call, lines
 
 from tealagents.api.sending import MOST_ATTEMPTS
 from tealagents.llm.offline import OfflineModel
@@ -162,10 +163,6 @@ def test_the_message_may_come_again_before_the_outputs(wire: httpx.Client) -> No
 
 
 # --- answers that are sent again -----------------------------------------------------------------
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def test_a_chat_is_tried_again_behind_the_result_of_a_tool(ada: OpenAI, model: OfflineModel) -> None:

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai_talk import WEATHER, call, sdk, serving
+from openai_talk import WEATHER, sdk, serving
+from talk import call
 
 TOOL: Any = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
 

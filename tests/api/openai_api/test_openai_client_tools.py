@@ -6,7 +6,8 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, kinds, raw, retrieved, said, serving, stream, streamed
+from openai_talk import WEATHER, create, kinds, raw, retrieved, said, serving, stream, streamed
+from talk import call
 
 from tealagents.testing.service import ServiceThread
 

@@ -9,8 +9,9 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.conversations import ConversationItem
-from openai_talk import call, sdk, serving
+from openai_talk import sdk, serving
 from pydantic import TypeAdapter
+from talk import call
 from threads_setup import CountedStore
 
 from tealagents.testing.service import ServiceThread

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, raw, retrieved, said, sdk, serving, stream, streamed
+from openai_talk import WEATHER, create, raw, retrieved, said, sdk, serving, stream, streamed
+from talk import call
 from wire import records, store_of
 
 from tealagents.domain.models import User

@@ -8,13 +8,10 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import Json, call, create, kinds, retrieved, said, stream, streamed
+from openai_talk import Json, create, kinds, retrieved, said, stream, streamed
+from talk import call, lines
 
 from tealagents.testing.service import ServiceThread
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def approval(request: Json, *, approve: bool = True) -> list[Any]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai_talk import PLUGINS, SPEC, WEATHER, call, sdk
+from openai_talk import SPEC, WEATHER, sdk
 from replicas import replicas
+from talk import PLUGINS, call
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place

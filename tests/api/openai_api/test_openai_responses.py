@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
+from openai_talk import Json, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
+from talk import call
 
 from tealagents.api.exchange import Exchange
 from tealagents.api.openai import responses

@@ -8,8 +8,9 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, retrieved, sdk, serving
+from openai_talk import WEATHER, create, retrieved, sdk, serving
 from pydantic import BaseModel
+from talk import call
 
 from tealagents.llm.offline import OfflineModel
 

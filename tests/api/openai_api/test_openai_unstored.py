@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, retrieved
+from openai_talk import WEATHER, create, retrieved
 from starlette.types import Message
-from talk import in_service
+from talk import call, in_service
 
 from tealagents.api import stretches
 from tealagents.domain.errors import PersistenceUnavailable
