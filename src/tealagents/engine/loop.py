@@ -20,7 +20,6 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
     LONGEST_NATIVE,
     Deferred,
-    FinishReason,
     Item,
     Json,
     Message,
@@ -124,9 +123,6 @@ class Noted(Struct, frozen=True):
 class Finished(Struct, frozen=True):
     """The model has answered."""
 
-    finish_reason: FinishReason
-    response_id: str | None
-
 
 LoopEvent = Speaking | Noted | Answered | Calling | Called | HumanNeeded | Finished
 
@@ -188,7 +184,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             if not isinstance(answered, Answered):
                 raise ModelFailed("The model service ended without an answer.")
             if not answered.message.tool_calls:
-                yield Finished(answered.done.finish_reason, answered.done.response_id)
+                yield Finished()
                 return
             _begin_round(state, answered.message)
             resumption = Resumption((), ())
