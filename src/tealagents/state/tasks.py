@@ -38,15 +38,7 @@ from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored, no_task
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
-from tealagents.state.transitions import (
-    SERVICE,
-    KeyLife,
-    Transition,
-    left_queue,
-    stopped,
-    unreturned,
-    with_key,
-)
+from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
 from tealagents.state.workers import Lease, Peers, Word
 
 log = logging.getLogger(__name__)
@@ -141,7 +133,6 @@ class Tasks:
         self.ended_early: dict[str, int] = {}
         #: what ends requests that no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
-        self.key_life = KeyLife(running=rules.event_seconds, ended=KEPT_SECONDS)
         self.streams = StreamLog(records, rules.event_seconds)
 
     # --- finding ---------------------------------------------------------------------------------
@@ -310,7 +301,7 @@ class Tasks:
         The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
         answer was lost is known by it.
         """
-        transition = with_key(transition, self.key_life)
+        transition = with_key(transition, self.rules.event_seconds)
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back

@@ -47,7 +47,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.streams import SPARE_SECONDS
+from tealagents.state.streams import KEPT_SECONDS, SPARE_SECONDS
 
 #: the actor of what the service does by itself
 SERVICE = "service"
@@ -72,13 +72,6 @@ class Transition(Struct, frozen=True, kw_only=True):
     unsynced: bool = False
     #: the task is new, under an id made for it: where the commit fails, its bodies are erased again
     fresh: bool = False
-
-
-class KeyLife(Struct, frozen=True):
-    """Seconds for which the record of an idempotency key is kept: while its request runs, and after."""
-
-    running: float
-    ended: float
 
 
 # --- beginning -----------------------------------------------------------------------------------
@@ -394,7 +387,7 @@ def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> T
 # --- idempotency keys ----------------------------------------------------------------------------
 
 
-def with_key(transition: Transition, life: KeyLife) -> Transition:
+def with_key(transition: Transition, running_seconds: float) -> Transition:
     """The transition together with its request's key, whose day counts from the request's end."""
     request = transition.request
     if request is None or request.idempotency is None:
@@ -402,5 +395,5 @@ def with_key(transition: Transition, life: KeyLife) -> Transition:
     name, digest = request.idempotency
     key = keys.idempotency(name)
     record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
-    seconds = life.running if request.ended_at is None else life.ended
+    seconds = running_seconds if request.ended_at is None else KEPT_SECONDS
     return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})
