@@ -43,7 +43,6 @@ class Round(Struct, frozen=True, kw_only=True):
     request_id: str
     first_seq: int
     messages: tuple[Message, ...] = ()
-    remote_id: str | None = None
     #: as in the `RequestEnd`
     finish_reason: FinishReason | None = None
 
@@ -113,23 +112,22 @@ class History:
                 return body.first_seq
             return None
 
-        end: Logged | None = None
+        end: RequestEnd | None = None
         messages: list[Message] = []
         async with aclosing(self.backwards(partition, task_id, path, passed_over)) as entries:
             async for logged in entries:
                 body = logged.body
                 if isinstance(body, RequestEnd):
                     if body.status == "Completed":
-                        end, messages = logged, []
+                        end, messages = body, []
                 elif isinstance(body, MessageBody):
                     messages.append(body.message)
-                if end is not None and isinstance(end.body, RequestEnd) and logged.seq == end.body.first_seq:
+                if end is not None and logged.seq == end.first_seq:
                     yield Round(
-                        request_id=end.body.request_id,
-                        first_seq=end.body.first_seq,
+                        request_id=end.request_id,
+                        first_seq=end.first_seq,
                         messages=tuple(in_call_order(messages[::-1])),
-                        remote_id=end.body.remote_id,
-                        finish_reason=end.body.finish_reason,
+                        finish_reason=end.finish_reason,
                     )
                     end, messages = None, []
 
