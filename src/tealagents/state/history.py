@@ -208,23 +208,20 @@ class History:
         if first > tail:
             return Produced((), usage, ())
         async for logged in self.forwards(partition, task_id, ((first, tail),)):
-            body = logged.body
-            if isinstance(body, StepBody) and body.step.usage is not None:
-                usage = usage + body.step.usage
-            if isinstance(body, ToolIntent):
-                for call in body.calls:
+            if isinstance(logged.body, ToolIntent):
+                for call in logged.body.calls:
                     running[call.id] = call
-                    calls[call.id] = ToolOutcome(
-                        call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown"
-                    )
-            elif isinstance(body, StepBody) and body.step.kind == "tool":
-                call_id = str((body.step.input or {}).get("call_id", ""))
+                    calls[call.id] = not_returned(call)
+            if not isinstance(logged.body, StepBody):
+                continue
+            step = logged.body.step
+            usage = usage + (step.usage or TokenUsage())
+            if step.kind == "tool":
+                call_id = str((step.input or {}).get("call_id", ""))
                 running.pop(call_id, None)
-                if call_id in calls and body.step.outcome in ("done", "failed"):
-                    calls[call_id] = replace(calls[call_id], outcome=body.step.outcome)
-            elif (
-                isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
-            ):
+                if call_id in calls and step.outcome in ("done", "failed"):
+                    calls[call_id] = replace(calls[call_id], outcome=step.outcome)
+            elif (step.kind, step.name) == ("approval", "requested"):
                 # nothing runs in a pause: what has not returned waits for its owner, for consent, or for the
                 # client's outputs, and was not made
                 for call_id in running:
@@ -303,6 +300,11 @@ class _Reader:
 
 def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
     return next((each for each in batches if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
+
+
+def not_returned(call: ToolCall) -> ToolOutcome:
+    """What is known of a call that has begun."""
+    return ToolOutcome(call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown")
 
 
 def request_start(logged: Logged) -> int | None:
