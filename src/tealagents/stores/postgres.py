@@ -221,7 +221,7 @@ class PostgresStore(BaseStore):
             raise
 
     async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
-        return bool(await connection.fetchval(self._sql["has_migrations"], self._table("migrations")))
+        return bool(await connection.fetchval(self._sql["has_migrations"]))
 
     async def close(self) -> None:
         if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process
@@ -243,7 +243,7 @@ class PostgresStore(BaseStore):
         applied = []
         async with connection.transaction():
             await connection.execute(sql["migration_lock"], schema)
-            if not await connection.fetchval(sql["has_schema"], f'"{schema}"'):
+            if not await connection.fetchval(sql["has_schema"]):
                 await connection.execute(sql["create_schema"])
             await connection.execute(sql["create_migrations"])
             number = await connection.fetchval(sql["schema_number"])
@@ -253,9 +253,6 @@ class PostgresStore(BaseStore):
                     await connection.execute(sql["migrated"], next_number, name)
                     applied.append(name)
         return applied
-
-    def _table(self, name: str) -> str:
-        return f'"{self.options.schema_name}".{name}'
 
     # --- talking to the server --------------------------------------------------------------------
 
