@@ -20,8 +20,6 @@ from urllib.parse import quote, urlencode, urlsplit
 import asyncpg
 from asyncpg.exceptions import (
     DuplicatePreparedStatementError,
-    InterfaceError,
-    InternalClientError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
@@ -42,7 +40,7 @@ from tealagents.stores.base import (
     scan_bounds,
 )
 from tealagents.stores.pool import Pool
-from tealagents.stores.postgres_link import PostgresWatches
+from tealagents.stores.postgres_link import LOST, PostgresWatches
 from tealagents.stores.sql import check_schema, migrations, statements
 
 __all__ = ["PostgresOptions", "PostgresStore"]
@@ -269,7 +267,7 @@ class PostgresStore(BaseStore):
                 raise Conflict(*(error.detail or "").split()) from None
             await self._pool.drop(connection)
             raise self.unavailable(_reason(error)) from None
-        except _LOST as error:
+        except LOST as error:
             await self._give_up(connection, error)
             raise Unknown(_reason(error)) from None
         except BaseException as error:  # a canceled caller: the server completes it or does not
@@ -282,7 +280,7 @@ class PostgresStore(BaseStore):
         connection = await self._borrow()
         try:
             rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             if not again or isinstance(error, TimeoutError) or not _session_ended(error):
                 raise self.unavailable(_reason(error)) from None
@@ -300,7 +298,7 @@ class PostgresStore(BaseStore):
         connection = await self._borrow()
         try:
             yield connection
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             raise self.unavailable(_reason(error)) from None
         except BaseException as error:
@@ -311,7 +309,7 @@ class PostgresStore(BaseStore):
     async def _borrow(self) -> "asyncpg.Connection[Any]":
         try:
             return await self._pool.borrow()
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             raise self.unavailable(_reason(error)) from None
 
     async def _give_up(self, connection: "asyncpg.Connection[Any]", error: BaseException) -> None:
@@ -323,7 +321,7 @@ class PostgresStore(BaseStore):
         try:
             if _session_ended(error):  # the others may be dead, too: each would cost another timeout
                 await self._pool.clear()
-            with suppress(PostgresError, *_LOST):
+            with suppress(PostgresError, *LOST):
                 await connection.close(timeout=CANCEL_SECONDS)
         finally:
             await self._pool.drop(connection)
@@ -361,16 +359,11 @@ async def _abort(connection: "asyncpg.Connection[Any]") -> None:
     connection.terminate()
 
 
-#: a connection that breaks, does not answer in time, or says what it should not; and a write to one that has
-#: just been closed, which uvloop refuses with RuntimeError
-_LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
-
-
 def _session_ended(error: BaseException) -> bool:
     """Whether the connection was lost or ended; an error ends a statement, and its transaction."""
     if isinstance(error, PostgresError):
         return bool(error.severity_en != "ERROR")
-    return isinstance(error, _LOST)
+    return isinstance(error, LOST)
 
 
 _THROUGH_PGBOUNCER: Final = "a pgbouncer before it keeps no prepared statements; set ?statement_cache_size=0"
