@@ -64,9 +64,7 @@ class Changes:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
             context = await self._records.context_of(partition, head)
-            grown, entries, record = resent(head, said, actor.key, context, source=tasks.source, now=now)
-            put = {keys.request(record.request_id): record}
-            return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
+            return resent(head, said, actor.key, context, source=tasks.source, now=now)
 
         written = await tasks.transact(partition, task_id, decide)
         assert written is not None
