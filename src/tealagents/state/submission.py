@@ -164,7 +164,7 @@ class _Attempt:
     async def begin(self) -> Begun | _Again:
         await self._tasks.directory.introduce(self._caller.user)
         written: Written | Replayed | BusyElsewhere | _Again = await self._tasks.transact(
-            self._partition, self._message.task_id or "", self._decide, look=self._look
+            self._partition, self._look, self._decide
         )
         if isinstance(written, Replayed | BusyElsewhere | _Again):
             return written
@@ -229,7 +229,7 @@ class _Attempt:
     async def open(self) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
         await self._tasks.directory.introduce(self._caller.user)
-        written = await self._tasks.transact(self._partition, "", self._opened, look=self._look)
+        written = await self._tasks.transact(self._partition, self._look, self._opened)
         return written.head
 
     async def _opened(self, found: Stored[Head] | None) -> Transition:

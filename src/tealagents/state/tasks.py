@@ -44,6 +44,7 @@ from tealagents.state.workers import Lease, Peers, Word
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Stored[Head] | None")
 
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 
@@ -106,10 +107,6 @@ class Written(Struct, frozen=True, kw_only=True):
     #: of the head, and of the request where it was written, too
     version: str
     request: RequestRecord | None
-
-
-#: what changes of a task, decided on its head; a `Transition`, or what there is to say instead
-Decide = Callable[[Stored[Head] | None], Awaitable[Transition | T]]
 
 
 class Tasks:
@@ -272,23 +269,22 @@ class Tasks:
     async def transact(
         self,
         partition: str,
-        task_id: str,
-        decide: "Decide[T]",
-        *,
-        look: "Callable[[], Awaitable[Stored[Head] | None]] | None" = None,
-    ) -> "Written | T":
-        """Reads the head, decides, commits; again from the beginning where the head has changed meanwhile.
+        look: Callable[[], Awaitable[F]],
+        decide: Callable[[F], Awaitable[Transition | T]],
+    ) -> Written | T:
+        """Looks, decides, commits; again from the beginning where the head has changed meanwhile.
 
-        `decide` returns a `Transition`, or what there is to say instead of one. `look` reads the head
-        together with whatever else the decision needs; it finds none where a task is to be made.
+        `look` reads the head, and whatever else the decision needs; it finds none where a task is to be made.
+        `decide` returns a `Transition`, or what there is to say instead of one.
         """
         while True:
-            found = await look() if look is not None else await self.head(partition, task_id)
+            found = await look()
+            version = found.version if found is not None else None
             decided = await decide(found)
             if not isinstance(decided, Transition):
                 return decided
             try:
-                return await self.commit(partition, decided, version=found.version if found else None)
+                return await self.commit(partition, decided, version=version)
             except Conflict:
                 if decided.fresh:
                     await self.records.erase_log(partition, decided.head.task_id)
