@@ -115,6 +115,7 @@ class PostgresStore(BaseStore):
     pushes = True
     options_type: ClassVar[type[StoreOptions]] = PostgresOptions
     options: PostgresOptions
+    _watches: PostgresWatches
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
@@ -131,7 +132,7 @@ class PostgresStore(BaseStore):
             size=options.pool,
             timeout=options.connect_timeout,
         )
-        self._watches = self._pushed = PostgresWatches(
+        self._watches = PostgresWatches(
             options.watch_seconds, schema=options.schema_name, arguments=self._arguments, send=self._notify
         )
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
@@ -185,9 +186,9 @@ class PostgresStore(BaseStore):
         except (Conflict, PersistenceUnavailable):
             raise
         except BaseException:  # its outcome is unknown: a wake-up too many does no harm
-            self._pushed.announce(partition, commit.notify)
+            self._watches.announce(partition, commit.notify)
             raise
-        self._pushed.announce(partition, commit.notify)
+        self._watches.announce(partition, commit.notify)
         if time.monotonic() > self._next_sweep:
             self._start_sweep()
 
@@ -225,7 +226,7 @@ class PostgresStore(BaseStore):
         if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-        await self._pushed.close()
+        await self._watches.close()
         await self._pool.clear()
 
     async def migrate(self) -> list[str]:
