@@ -330,9 +330,7 @@ class Run:
         head = self._writer.head
         if self._turn is not None or head.running is None:
             return tuple(self._recorder.intents.values())
-        produced = await self._tasks.history.produced(
-            self.partition, head.task_id, head.running.first_seq, head.tail_seq
-        )
+        produced = await self._tasks.history.produced(self.partition, head)
         unmade = {call.id for call in produced.running if not call.begun}
         return [tool for tool in produced.tools if tool.call_id not in unmade]
 

@@ -16,6 +16,7 @@ from tealagents.domain.models import (
     Body,
     Entry,
     FinishReason,
+    Head,
     Message,
     MessageBody,
     Path,
@@ -200,14 +201,15 @@ class History:
                 last = logged.body.first_seq
         return found, None
 
-    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> Produced:
-        """What the request whose entries begin at `first` has produced up to the entry `tail`."""
+    async def produced(self, partition: str, head: Head) -> Produced:
+        """What the request that runs, or waits for a human, has produced so far."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
         usage = TokenUsage()
-        if first > tail:
+        if head.occupant is None or head.occupant.first_seq > head.tail_seq:
             return Produced((), usage, ())
-        async for logged in self.forwards(partition, task_id, ((first, tail),)):
+        path = ((head.occupant.first_seq, head.tail_seq),)
+        async for logged in self.forwards(partition, head.task_id, path):
             if isinstance(logged.body, ToolIntent):
                 for call in logged.body.calls:
                     running[call.id] = call

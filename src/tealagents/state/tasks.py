@@ -365,7 +365,7 @@ class Tasks:
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
             return await self._renewing_key(partition, waiting)
-        produced = await self.history.produced(partition, head.task_id, occupant.first_seq, head.tail_seq)
+        produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
             request,
