@@ -68,7 +68,7 @@ class OpenedState:
         tasks = Tasks(records, lease, self.directory, rules, f"{config.name}:{config.version}")
         self.eraser = Eraser(records, tasks)
         #: how long the idempotency key of a request is kept that has not ended
-        self.key_seconds = tasks.key_life.running
+        self.key_seconds = tasks.rules.event_seconds
 
 
 @asynccontextmanager

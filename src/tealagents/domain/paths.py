@@ -76,12 +76,10 @@ def effects_cut(head: Head) -> bool:
     )
 
 
-def noted(head: Head, last_seq: int) -> Head:
-    """The head, about to grow by entries of no request: a path that ends at the tail goes along."""
-    if head.running is None and head.pending is None and head.path:
-        first, last = head.path[-1]
-        if last == head.tail_seq:
-            return replace(head, path=(*head.path[:-1], (first, last_seq)))
+def noted(head: Head) -> Head:
+    """The head, about to grow by an entry of no request: a path that ends at the tail goes along."""
+    if head.occupant is None and head.path and head.path[-1][1] == head.tail_seq:
+        return replace(head, path=extend(head.path, head.tail_seq + 1, head.tail_seq + 1))
     return head
 
 

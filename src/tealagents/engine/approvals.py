@@ -1,7 +1,5 @@
 """Decisions on pauses: which pause is meant, who may decide it, and carrying the decision out once."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 from tealagents.domain.errors import (
@@ -33,8 +31,6 @@ from tealagents.state.decisions import already, approved_calls, decide, digest_o
 from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-
-Action = Literal["approve", "reject"]
 
 #: how often a decision is tried; a quicker one has decided by the second time
 ATTEMPTS = 5

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from tealagents.domain.errors import Conflict
-from tealagents.domain.models import Head, Json, Message, MessageBody
+from tealagents.domain.models import Head, Json, Message
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
@@ -99,16 +99,8 @@ class TaskConversations:
         head, partition = writer.head, writer.partition
         if writer.request.events_kept_at == writer.request.resumed_at:
             await self._keep_events(writer)
-        running = head.running
-        if running is None:
-            raise ValueError("a resumed task is running")
-        history, first, tail = self.tasks.history, running.first_seq, head.tail_seq
-        said: list[Message] = [
-            logged.body.message
-            async for logged in history.forwards(partition, head.task_id, ((first, tail),))
-            if isinstance(logged.body, MessageBody)
-        ]
-        done = await history.produced(partition, head.task_id, first, tail)
+        said = await self.tasks.history.messages_of(partition, writer.request, head.tail_seq)
+        done = await self.tasks.history.produced(partition, head)
         await writer.rebase()
         recorder.messages.extend(said)
         recorder.intents = {tool.call_id: tool for tool in done.tools} | recorder.intents

@@ -20,7 +20,6 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
     LONGEST_NATIVE,
     Deferred,
-    FinishReason,
     Item,
     Json,
     Message,
@@ -124,9 +123,6 @@ class Noted(Struct, frozen=True):
 class Finished(Struct, frozen=True):
     """The model has answered."""
 
-    finish_reason: FinishReason
-    response_id: str | None
-
 
 LoopEvent = Speaking | Noted | Answered | Calling | Called | HumanNeeded | Finished
 
@@ -185,10 +181,9 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             async with aclosing(_ask(state)) as said:
                 async for answered in said:
                     yield answered
-            if not isinstance(answered, Answered):
-                raise ModelFailed("The model service ended without an answer.")
+            assert isinstance(answered, Answered)  # it raises where there is none
             if not answered.message.tool_calls:
-                yield Finished(answered.done.finish_reason, answered.done.response_id)
+                yield Finished()
                 return
             _begin_round(state, answered.message)
             resumption = Resumption((), ())
@@ -393,7 +388,7 @@ async def _make_calls(
 
     The model is sent the results once none of the round `waits` any more.
     """
-    results: dict[str, ToolOutput] = {}
+    results: list[ToolOutput] = []
     finished: list[ToolOutput] = []
     pending = {asyncio.ensure_future(state.call_tool(call)) for call in decided.approved}
     try:
@@ -402,14 +397,17 @@ async def _make_calls(
             outcomes = [future.result() for future in done]
             deferred += (outcome for outcome in outcomes if isinstance(outcome, Deferred))
             finished = [outcome for outcome in outcomes if isinstance(outcome, ToolOutput)]
-            results |= {result.call.id: result for result in finished}
+            results += finished
             if finished and pending:
                 yield Called(tuple(finished))
     finally:
         await unwound(pending)  # what they let go of is let go before anything they use is closed
     order = {call.id: n for n, call in enumerate(state.round)}
     deferred.sort(key=lambda item: order[item.call.id])
-    messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]
+    messages = [*decided.rejected]
+    for each in results:
+        at, is_error = state.clock.now(), each.is_error
+        messages.append(tool_message(state.request_id, each.call, each.output, at, is_error=is_error))
     messages.sort(key=lambda message: order[message.tool_call_id or ""])
     state.held = sorted([*state.held, *messages], key=lambda message: order[message.tool_call_id or ""])
     if not waits and not deferred:
@@ -418,12 +416,6 @@ async def _make_calls(
         state.held = []
     if messages:
         yield Called(tuple(finished), tuple(messages))
-
-
-def _result_message(state: LoopState, result: ToolOutput) -> Message:
-    return tool_message(
-        state.request_id, result.call, result.output, state.clock.now(), is_error=result.is_error
-    )
 
 
 def tool_message(

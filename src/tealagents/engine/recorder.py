@@ -26,7 +26,7 @@ from tealagents.engine.loop import Answered
 from tealagents.engine.toolbox import ToolOutput
 from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.decisions import intent, shown_calls
-from tealagents.state.history import ARGUMENTS_SHOWN
+from tealagents.state.history import not_returned
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.transitions import SERVICE, unreturned_step
 from tealagents.threads.views import Report
@@ -117,8 +117,7 @@ class Recorder:
     def intended(self, calls: Sequence[ToolCall]) -> None:
         """Calls whose intent is kept already."""
         for call in calls:
-            shown = call.arguments[:ARGUMENTS_SHOWN]
-            self.intents[call.id] = ToolOutcome(call.id, call.tool, shown, "unknown")
+            self.intents[call.id] = not_returned(call)
             self.running[call.id] = call
 
     def called(self, result: ToolOutput) -> None:

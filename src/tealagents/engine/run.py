@@ -26,7 +26,7 @@ from tealagents.domain.errors import (
     ends_task,
 )
 from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
-from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
+from tealagents.domain.models import Approval, Failure, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversation, TaskConversations
 from tealagents.engine.loop import HumanNeeded, Resumption
@@ -41,7 +41,7 @@ from tealagents.state.decisions import digest_of
 from tealagents.state.history import in_call_order
 from tealagents.state.task_writer import Erased, Fenced, TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
-from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped, unreturned
+from tealagents.state.transitions import SERVICE, completed, paused, stopped, unreturned
 
 log = logging.getLogger(__name__)
 
@@ -293,30 +293,23 @@ class Run:
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))
         rest = await self.stream.settle(self._persist)
-        drafts = self._recorder.take()
+        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
+        drafts = [*self._recorder.take(), *self._unreturned(now)]
         superseded = self._stop is not None and self._stop.ending is SUPERSEDED
         withdrawn = superseded and self._tasks.rules.concurrency == "rollback"
-        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-        begun = self._unreturned(now)
 
         async def store() -> None:
-            tools = await self._tools()
-
-            def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-                return stopped(
-                    head,
-                    request,
-                    [*due, *begun],
-                    status,
-                    failure,
-                    outcome,
-                    tools=tools,
-                    actor=actor,
-                    last_event=last_event,
-                    withdrawn=withdrawn,
-                    now=now,
-                )
-
+            ended = partial(
+                stopped,
+                status=status,
+                failure=failure,
+                outcome=outcome,
+                tools=await self._tools(),
+                actor=actor,
+                last_event=last_event,
+                withdrawn=withdrawn,
+                now=now,
+            )
             await self._writer.conclude(drafts, ended, rest)
 
         await self._persist(store)
@@ -337,9 +330,7 @@ class Run:
         head = self._writer.head
         if self._turn is not None or head.running is None:
             return tuple(self._recorder.intents.values())
-        produced = await self._tasks.history.produced(
-            self.partition, head.task_id, head.running.first_seq, head.tail_seq
-        )
+        produced = await self._tasks.history.produced(self.partition, head)
         unmade = {call.id for call in produced.running if not call.begun}
         return [tool for tool in produced.tools if tool.call_id not in unmade]
 

@@ -203,12 +203,11 @@ class Toolbox:
         self, lists: Sequence[Sequence[Tool]], extra: Mapping[str, Tool], owner: User | None
     ) -> "Toolbox":
         made = Toolbox(self._model, self._timeout, self._govern)
-        made._owner, made._extra = owner, extra
+        made._toolsets, made._owner, made._extra = self._toolsets, owner, extra
         if extra is self._extra and all(map(is_, lists, self._lists)):
-            made._toolsets, made._lists = self._toolsets, self._lists
-            made._tools, made.encoded = self._tools, self.encoded
+            made._lists, made._tools, made.encoded = self._lists, self._tools, self.encoded
         else:
-            made._take(self._toolsets, lists)
+            made._take(lists)
         return made
 
     def by_client(self, name: str) -> bool:
@@ -222,11 +221,11 @@ class Toolbox:
 
     def reload(self) -> None:
         """Asks the toolsets again: one of them offers other tools than before. Calls under way continue."""
-        self._take(self._toolsets, [toolset.tools() for toolset in self._toolsets])
+        self._take([toolset.tools() for toolset in self._toolsets])
         self._owned.clear()
 
-    def _take(self, toolsets: Sequence[Toolset], lists: Sequence[Sequence[Tool]]) -> None:
-        self._toolsets, self._lists = toolsets, lists
+    def _take(self, lists: Sequence[Sequence[Tool]]) -> None:
+        self._lists = lists
         self._tools = {**self._extra, **{tool.spec.name: tool for listed in lists for tool in listed}}
         self.encoded = self._model.encode_tools([tool.spec for tool in self.tools])
 

@@ -46,8 +46,6 @@ from tealagents.threads.views import Part, Report, Upcoming
 
 #: seconds that context providers get, in all, to handle a request that failed
 LAST_WORDS_SECONDS = 2.0
-#: what no providers add; no one changes it
-_NOTHING = Gathered()
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -92,54 +90,41 @@ class Conversation(Protocol):
         ...
 
 
-class Turn:
+class Turn(Struct, kw_only=True, eq=False):
     """One request's part of a conversation, from its message to its end or its pause."""
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        toolbox: Toolbox,
-        setup: RequestSetup,
-        providers: Providers,
-        gathered: Gathered,
-        context: Json | None,
-        remote_id: str | None,
-    ) -> None:
-        """`context` is what the conversation remembers, to be kept with the checkpoint; None: nothing."""
-        self.prompt = prompt
-        self.toolbox = toolbox
-        self.setup = setup
-        #: where a remote conversation continues
-        self.remote_id = remote_id
-        self._providers = providers
-        self._gathered = gathered
-        self._context = context
-        self._reported = False
-
-    @property
-    def reports(self) -> Sequence[Report]:
-        """What context providers have added, and which have failed."""
-        return self._gathered.reports
+    prompt: Prompt
+    toolbox: Toolbox
+    setup: RequestSetup
+    providers: Providers
+    #: what the providers have added
+    gathered: Gathered
+    #: what the conversation remembers, to be kept with the checkpoint; None: nothing
+    context: Json | None
+    #: where a remote conversation continues
+    remote_id: str | None
+    #: the providers know how it ended
+    reported: bool = False
 
     async def completed(self, response: Sequence[Message]) -> tuple[Json | None, list[Report]]:
         """The model has answered: what the conversation remembers now, and what the trace is to show.
 
         `ContextProviderFailed` where a required one fails.
         """
-        self._reported = True
-        reports = await self._providers.invoked(self._gathered, response, None)
-        if self._context is None:
+        self.reported = True
+        reports = await self.providers.invoked(self.gathered, response, None)
+        if self.context is None:
             return None, reports
         reports += await self.prompt.settle(response[-1])
-        kept = {**self._context, "providers": self._gathered.states}
+        kept = {**self.context, "providers": self.gathered.states}
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:
         """The request ends without an answer."""
-        if self._reported:
+        if self.reported:
             return []
-        self._reported = True
-        return await self._providers.invoked(self._gathered, response, error, most_seconds=LAST_WORDS_SECONDS)
+        self.reported = True
+        return await self.providers.invoked(self.gathered, response, error, most_seconds=LAST_WORDS_SECONDS)
 
 
 # --- opening -------------------------------------------------------------------------------------
@@ -159,15 +144,18 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
         context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
     notes = [*gathered.instructions, *filter(None, [asked.setup.instructions]), *asked.notes]
     new = [*gathered.messages, *_from_application(asked)]
-    prompt = await _prompt(agent, conversation, asked, notes, new, toolbox, context)
-    remote_id = conversation.remote_id
-    return Turn(prompt, toolbox, asked.setup, agent.providers, gathered, context, remote_id)
+    return Turn(
+        prompt=await _prompt(agent, conversation, asked, notes, new, toolbox, context),
+        toolbox=toolbox,
+        setup=asked.setup,
+        providers=agent.providers,
+        gathered=gathered,
+        context=context,
+        remote_id=conversation.remote_id,
+    )
 
 
 async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
-    if not agent.providers:
-        return _NOTHING
-
     def begin(provider: str, state: Json) -> Invocation:
         return Invocation(
             messages=(asked.said[0],),
@@ -275,7 +263,7 @@ class TurnLoop:
             call_ids={call.id: 1 for message in messages for call in message.tool_calls} or None,
         )
         self._state.round, self._state.held = open_round(messages)
-        self._recorder.noted(turn.reports)
+        self._recorder.noted(turn.gathered.reports)
 
     async def events(
         self, resumption: Resumption | None = None

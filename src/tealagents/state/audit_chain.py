@@ -20,7 +20,8 @@ from tealagents.state.codec import decoder, encode_json
 #: the `prev_hash` of a task's first entry
 GENESIS = "0" * 64
 
-_canonical = msgspec.json.Encoder(order="sorted").encode
+#: canonical JSON: keys sorted at every depth, no spaces, UTF-8
+canonical = msgspec.json.Encoder(order="sorted").encode
 decode_body: Callable[[bytes], Body] = decoder(cast(Any, Body)).decode
 
 
@@ -37,11 +38,6 @@ class Draft(Struct, frozen=True):
 def draft(action: str, actor: str, request_id: str | None, body: Body, **details: object) -> Draft:
     """An entry to append. `details` are short values that the audit shows beside the body's digest."""
     return Draft(action, actor, request_id, encode_json(body), details)
-
-
-def canonical(fields: Json) -> bytes:
-    """Canonical JSON: keys sorted at every depth, no spaces, UTF-8."""
-    return _canonical(fields)
 
 
 class AuditChain:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -57,21 +58,15 @@ class Changes:
         if not said:
             return (await tasks.head(partition, task_id)).value
 
-        async def decide(found: Stored[Head] | None) -> Transition | None:
-            if found is None:
-                return None
+        async def decide(found: Stored[Head]) -> Transition:
             head, now = _free(found.value), self._records.clock.now()
             if head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
             context = await self._records.context_of(partition, head)
-            grown, entries, record = resent(head, said, actor.key, context, source=tasks.source, now=now)
-            put = {keys.request(record.request_id): record}
-            return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
+            return resent(head, said, actor.key, context, source=tasks.source, now=now)
 
-        written = await tasks.transact(partition, task_id, decide)
-        assert written is not None
-        return written.head
+        return (await tasks.transact(partition, partial(tasks.head, partition, task_id), decide)).head
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
@@ -101,16 +96,13 @@ class Changes:
         note: Note,
         change: Callable[[Head], Head],
     ) -> Head:
-        async def decide(found: Stored[Head] | None) -> Transition | None:
-            if found is None:
-                return None
+        async def decide(found: Stored[Head]) -> Transition:
             head = change(found.value)
             check_metadata(head.metadata)
             return changed(head, actor.key, action, note, self._records.clock.now())
 
-        written = await self._tasks.transact(partition, task_id, decide)
-        assert written is not None
-        return written.head
+        look = partial(self._tasks.head, partition, task_id)
+        return (await self._tasks.transact(partition, look, decide)).head
 
 
 def _free(head: Head) -> Head:

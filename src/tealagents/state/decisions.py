@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -160,10 +161,10 @@ async def resume(
     """
     key = keys.approval(decided.approval_id)
 
-    async def decide(found: Stored[Head] | None) -> Transition | None:
+    async def decide(found: Stored[Head]) -> Transition | None:
         await tasks.lease.ensure()
-        pending = found.value.pending if found else None
-        if found is None or pending is None or pending.approval_id != decided.approval_id:
+        pending = found.value.pending
+        if pending is None or pending.approval_id != decided.approval_id:
             return None
         (now_stored,) = await tasks.records.store.read(partition, [key])
         if now_stored is None or now_stored.version != approval.version:
@@ -176,5 +177,5 @@ async def resume(
         kept = replace(decided, setup=record.value.setup)
         return replace(transition, put={key: kept}, expect={key: approval.version})
 
-    written = await tasks.transact(partition, decided.task_id, decide)
+    written = await tasks.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
     return TaskWriter(tasks, written, None) if written is not None else None

@@ -42,7 +42,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import codec, keys
-from tealagents.state.inventory import Found, Inventory
+from tealagents.state.inventory import Found, Inventory, Progress
 from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore
 from tealagents.state.streams import KEPT_SECONDS
 
@@ -57,9 +57,6 @@ ATTEMPTS = 5
 IN_MEMORY = 8 * 1024 * 1024
 #: times that a commit is sent again whose reply was lost
 SENDINGS = 5
-
-#: hears how many users are done, of how many
-Progress = Callable[[int, int], None]
 
 
 class Refused(Exception):

@@ -16,6 +16,7 @@ from tealagents.domain.models import (
     Body,
     Entry,
     FinishReason,
+    Head,
     Message,
     MessageBody,
     Path,
@@ -43,7 +44,6 @@ class Round(Struct, frozen=True, kw_only=True):
     request_id: str
     first_seq: int
     messages: tuple[Message, ...] = ()
-    remote_id: str | None = None
     #: as in the `RequestEnd`
     finish_reason: FinishReason | None = None
 
@@ -113,23 +113,22 @@ class History:
                 return body.first_seq
             return None
 
-        end: Logged | None = None
+        end: RequestEnd | None = None
         messages: list[Message] = []
         async with aclosing(self.backwards(partition, task_id, path, passed_over)) as entries:
             async for logged in entries:
                 body = logged.body
                 if isinstance(body, RequestEnd):
                     if body.status == "Completed":
-                        end, messages = logged, []
+                        end, messages = body, []
                 elif isinstance(body, MessageBody):
                     messages.append(body.message)
-                if end is not None and isinstance(end.body, RequestEnd) and logged.seq == end.body.first_seq:
+                if end is not None and logged.seq == end.first_seq:
                     yield Round(
-                        request_id=end.body.request_id,
-                        first_seq=end.body.first_seq,
+                        request_id=end.request_id,
+                        first_seq=end.first_seq,
                         messages=tuple(in_call_order(messages[::-1])),
-                        remote_id=end.body.remote_id,
-                        finish_reason=end.body.finish_reason,
+                        finish_reason=end.finish_reason,
                     )
                     end, messages = None, []
 
@@ -202,31 +201,29 @@ class History:
                 last = logged.body.first_seq
         return found, None
 
-    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> Produced:
-        """What the request whose entries begin at `first` has produced up to the entry `tail`."""
+    async def produced(self, partition: str, head: Head) -> Produced:
+        """What the request that runs, or waits for a human, has produced so far."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
         usage = TokenUsage()
-        if first > tail:
+        if head.occupant is None or head.occupant.first_seq > head.tail_seq:
             return Produced((), usage, ())
-        async for logged in self.forwards(partition, task_id, ((first, tail),)):
-            body = logged.body
-            if isinstance(body, StepBody) and body.step.usage is not None:
-                usage = usage + body.step.usage
-            if isinstance(body, ToolIntent):
-                for call in body.calls:
+        path = ((head.occupant.first_seq, head.tail_seq),)
+        async for logged in self.forwards(partition, head.task_id, path):
+            if isinstance(logged.body, ToolIntent):
+                for call in logged.body.calls:
                     running[call.id] = call
-                    calls[call.id] = ToolOutcome(
-                        call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown"
-                    )
-            elif isinstance(body, StepBody) and body.step.kind == "tool":
-                call_id = str((body.step.input or {}).get("call_id", ""))
+                    calls[call.id] = not_returned(call)
+            if not isinstance(logged.body, StepBody):
+                continue
+            step = logged.body.step
+            usage = usage + (step.usage or TokenUsage())
+            if step.kind == "tool":
+                call_id = str((step.input or {}).get("call_id", ""))
                 running.pop(call_id, None)
-                if call_id in calls and body.step.outcome in ("done", "failed"):
-                    calls[call_id] = replace(calls[call_id], outcome=body.step.outcome)
-            elif (
-                isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
-            ):
+                if call_id in calls and step.outcome in ("done", "failed"):
+                    calls[call_id] = replace(calls[call_id], outcome=step.outcome)
+            elif (step.kind, step.name) == ("approval", "requested"):
                 # nothing runs in a pause: what has not returned waits for its owner, for consent, or for the
                 # client's outputs, and was not made
                 for call_id in running:
@@ -305,6 +302,11 @@ class _Reader:
 
 def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
     return next((each for each in batches if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
+
+
+def not_returned(call: ToolCall) -> ToolOutcome:
+    """What is known of a call that has begun."""
+    return ToolOutcome(call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown")
 
 
 def request_start(logged: Logged) -> int | None:

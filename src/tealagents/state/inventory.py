@@ -6,7 +6,7 @@ stands in the way of the rest.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -21,9 +21,11 @@ from tealagents.state.records import RecordStore, Stored
 
 T = TypeVar("T")
 
+#: hears how many users are done, of how many
+Progress = Callable[[int, int], None]
+
 #: of each partition that is looked at to see whether the key is the right one
 LOOKED_AT = 10
-_DIGITS = "0123456789abcdef"
 
 
 class Found(Struct, frozen=True):
@@ -95,7 +97,7 @@ class Inventory:
     def index_partitions(self) -> list[str]:
         """Where it is written down whose is what."""
         agent = self._records.agent
-        return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in _DIGITS)
+        return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in keys.DIGITS)
 
     async def tasks(self, owner: User) -> AsyncGenerator[Found, None]:
         """A user's tasks by id, those in the course of deletion left out, alone or with their session."""

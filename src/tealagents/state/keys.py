@@ -13,6 +13,9 @@ from tealagents.domain.models import Head
 #: seconds for which a pause stays in its tenant's inbox when its time is up
 INBOX_SECONDS = 7 * 86400.0
 
+#: what the partitions of `owners` and of `locators` end in
+DIGITS = "0123456789abcdef"
+
 _PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,120}", re.ASCII)
 
 

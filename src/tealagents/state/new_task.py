@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids, paths
@@ -18,30 +17,20 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.state import keys
-from tealagents.state.audit_chain import Draft, draft
+from tealagents.state.audit_chain import draft
 from tealagents.state.new_message import Earlier, NewMessage, message_of
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
-from tealagents.state.transitions import SERVICE
-
-
-class NewTask(Struct, frozen=True):
-    """What it takes for a task to be there, without the message that it is made for."""
-
-    head: Head
-    #: the messages from before it, which stand at the beginning of its log
-    entries: list[Draft]
-    put: dict[str, object]
-    expect: dict[str, str | None]
+from tealagents.state.transitions import SERVICE, Transition
 
 
 async def new_task(
     tasks: Tasks, message: NewMessage, owner: User, found: Stored[Session] | None, taken: Stored[Head] | None
-) -> NewTask:
-    """The task that a message begins: `found` is the session that it names, `taken` the task that has the
-    id which it wants.
+) -> Transition:
+    """The task that a message begins, without that message: those from before it begin its log.
 
+    `found` is the session that the message names, `taken` the task that has the id which it wants.
     Raises NotFound, AlreadyExists, NotOwner.
     """
     now = tasks.records.clock.now()
@@ -59,11 +48,11 @@ async def new_task(
         log_id=ids.operation_id() if message.new_task_id else "",
     )
     put |= dict.fromkeys(keys.listings(head), task_id)
+    new = Transition(head=head, put=put, expect=expect, fresh=message.new_task_id is None)
     if not message.earlier:
-        return NewTask(head, [], put, expect)
-    head, entries, earlier = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
-    put[keys.request(earlier.request_id)] = earlier
-    return NewTask(head, entries, put, expect)
+        return new
+    said = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
+    return replace(new, head=said.head, entries=said.entries, put={**put, **said.put})
 
 
 async def _session(
@@ -98,7 +87,7 @@ async def _task_id(directory: Directory, wanted: str | None, owner: User, taken:
 
 def resent(
     head: Head, said: Sequence[Earlier], actor: str, context: Json | None, *, source: str, now: datetime
-) -> tuple[Head, list[Draft], RequestRecord]:
+) -> Transition:
     """Messages from elsewhere as one completed request, behind what the task holds.
 
     `context` is what the conversation remembers as of its checkpoint so far.
@@ -135,4 +124,8 @@ def resent(
         imported=True,
         resent=True,
     )
-    return replace(head, checkpoint_id=request_id, path=path), entries, record
+    return Transition(
+        head=replace(head, checkpoint_id=request_id, path=path, updated_at=now),
+        entries=entries,
+        put={keys.request(request_id): record},
+    )

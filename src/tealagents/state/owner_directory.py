@@ -178,7 +178,7 @@ class Directory:
     async def forget(self, user: User) -> None:
         """Forgets that there is such a user, and what ids are theirs."""
         await self._forget_owner(user)
-        for digit in "0123456789abcdef":
+        for digit in keys.DIGITS:
             partition = keys.locators(self._records.agent, digit)
             async for key, record in self._records.every(partition, keys.locator("")):
                 if self._is_of(partition, key, record.value, user):

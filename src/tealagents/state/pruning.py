@@ -11,12 +11,9 @@ from tealagents.domain.models import Head, Session, User, Worker
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
-from tealagents.state.inventory import Found, Inventory, is_alive
+from tealagents.state.inventory import Found, Inventory, Progress, is_alive
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
-
-#: hears how many users are done, of how many
-Progress = Callable[[int, int], None]
 
 
 class Due(Struct, frozen=True):

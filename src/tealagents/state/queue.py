@@ -1,6 +1,7 @@
 """Requests that wait their turn on a task: when it comes, and what they take the task with."""
 
 from datetime import datetime
+from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -33,11 +34,9 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
     partition, request = waiting.partition, waiting.request
     message: Message | None = None
 
-    async def decide(found: Stored[Head] | None) -> Transition | TaskWriter | RequestRecord | None:
+    async def decide(found: Stored[Head]) -> Transition | TaskWriter | RequestRecord | None:
         nonlocal message
         await tasks.lease.ensure()
-        if found is None:
-            return None
         head = found.value
         if not any(queued.request_id == request.request_id for queued in head.queue):
             return await _begun_before(tasks, waiting, found)
@@ -57,7 +56,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
         # it was this process's while it waited, and stays so
         return replace(received(head, started, message, actor, now), takes=False)
 
-    begun = await tasks.transact(partition, request.task_id, decide)
+    begun = await tasks.transact(partition, partial(tasks.head, partition, request.task_id), decide)
     return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
 
 

@@ -37,9 +37,9 @@ BATCH_BYTES = 320 * 1024
 RECORD_BYTES = 64 * 1024
 #: records of one commit, and bytes of chunks put together into one
 MOST_RECORDS = 10
+PORTION_BYTES = 900_000
 #: records listed at a time to be deleted; a scan of the file store lists all keys below its prefix
 ERASED_AT_ONCE = 50
-PORTION_BYTES = 900_000
 #: seconds for which a commit whose reply was lost is looked for before the caller is answered
 RESOLVE_SECONDS = 5.0
 
@@ -233,11 +233,10 @@ class RecordStore:
         expect: Mapping[str, str] | None = None,
         notify: Collection[str] = (),
     ) -> None:
-        """Deletes records, whatever they hold now; `Conflict` where what is expected has changed.
+        """Deletes records, whatever they hold now, as many as fit with each commit.
 
-        Each commit deletes as many as fit.
-
-        Deleting twice is harmless, so where a reply is lost it is done again until one comes.
+        `Conflict` where what is expected has changed. Deleting twice is harmless, so where a reply is lost it
+        is done again until one comes.
         """
         names, expect = list(names), expect or {}
         room = MOST_RECORDS - len(expect)

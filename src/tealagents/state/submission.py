@@ -37,7 +37,7 @@ from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
 from tealagents.state.importing import Importing
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
-from tealagents.state.new_task import NewTask, new_task
+from tealagents.state.new_task import new_task
 from tealagents.state.queue import Waiting, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
@@ -164,7 +164,7 @@ class _Attempt:
     async def begin(self) -> Begun | _Again:
         await self._tasks.directory.introduce(self._caller.user)
         written: Written | Replayed | BusyElsewhere | _Again = await self._tasks.transact(
-            self._partition, self._message.task_id or "", self._decide, look=self._look
+            self._partition, self._look, self._decide
         )
         if isinstance(written, Replayed | BusyElsewhere | _Again):
             return written
@@ -229,19 +229,13 @@ class _Attempt:
     async def open(self) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
         await self._tasks.directory.introduce(self._caller.user)
-        written = await self._tasks.transact(self._partition, "", self._opened, look=self._look)
+        written = await self._tasks.transact(self._partition, self._look, self._opened)
         return written.head
 
     async def _opened(self, found: Stored[Head] | None) -> Transition:
         task = await self._planned()
         entry = draft("task.opened", self._caller.user.key, None, Note("opened"))
-        return Transition(
-            head=replace(task.head, status="Completed"),
-            entries=[*task.entries, entry],
-            put=task.put,
-            expect=task.expect,
-            fresh=True,
-        )
+        return replace(task, head=replace(task.head, status="Completed"), entries=[*task.entries, entry])
 
     async def _new_task(self) -> Transition:
         task = await self._planned()
@@ -253,11 +247,11 @@ class _Attempt:
             head=replace(transition.head, tail_seq=task.head.tail_seq),
             entries=[*task.entries, *transition.entries],
             put={**task.put, **transition.put},
-            fresh=self._message.new_task_id is None,
             expect={**task.expect, **transition.expect},
+            fresh=task.fresh,
         )
 
-    async def _planned(self) -> NewTask:
+    async def _planned(self) -> Transition:
         found, wanted = self._found, self._message.new_task_id
         if found.importing is not None:
             raise AlreadyExists(
@@ -265,9 +259,9 @@ class _Attempt:
                 task_id=wanted,
             )
         task = await new_task(self._tasks, self._message, self._caller.user, found.session, found.named)
-        if wanted is not None:
-            task.expect[keys.importing(wanted)] = None
-        return task
+        if wanted is None:
+            return task
+        return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
     async def _follow_on(
         self, task_id: str, found: Stored[Head] | None

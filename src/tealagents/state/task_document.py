@@ -216,10 +216,10 @@ def _check_entry(n: int, entry: ExportedEntry, known: Collection[str]) -> None:
         raise InvalidRequest(f"{where}.at", "must be a time such as 2030-01-01T00:00:00.000000Z")
     if entry.request_id is not None and entry.request_id not in known:
         raise InvalidRequest(f"{where}.request_id", "is not a request of the document")
-    _check_body(f"{where}.body", entry, known)
+    _check_body(f"{where}.body", entry)
 
 
-def _check_body(where: str, entry: ExportedEntry, known: Collection[str]) -> None:
+def _check_body(where: str, entry: ExportedEntry) -> None:
     body = entry.body
     if isinstance(body, RequestEnd):
         if not 1 <= body.first_seq <= entry.seq:

@@ -38,20 +38,13 @@ from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored, no_task
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
-from tealagents.state.transitions import (
-    SERVICE,
-    KeyLife,
-    Transition,
-    left_queue,
-    stopped,
-    unreturned,
-    with_key,
-)
+from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
 from tealagents.state.workers import Lease, Peers, Word
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Stored[Head] | None")
 
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 
@@ -116,10 +109,6 @@ class Written(Struct, frozen=True, kw_only=True):
     request: RequestRecord | None
 
 
-#: what changes of a task, decided on its head; a `Transition`, or what there is to say instead
-Decide = Callable[[Stored[Head] | None], Awaitable[Transition | T]]
-
-
 class Tasks:
     """Finds, changes and ends the requests of one agent."""
 
@@ -141,7 +130,6 @@ class Tasks:
         self.ended_early: dict[str, int] = {}
         #: what ends requests that no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
-        self.key_life = KeyLife(running=rules.event_seconds, ended=KEPT_SECONDS)
         self.streams = StreamLog(records, rules.event_seconds)
 
     # --- finding ---------------------------------------------------------------------------------
@@ -281,23 +269,22 @@ class Tasks:
     async def transact(
         self,
         partition: str,
-        task_id: str,
-        decide: "Decide[T]",
-        *,
-        look: "Callable[[], Awaitable[Stored[Head] | None]] | None" = None,
-    ) -> "Written | T":
-        """Reads the head, decides, commits; again from the beginning where the head has changed meanwhile.
+        look: Callable[[], Awaitable[F]],
+        decide: Callable[[F], Awaitable[Transition | T]],
+    ) -> Written | T:
+        """Looks, decides, commits; again from the beginning where the head has changed meanwhile.
 
-        `decide` returns a `Transition`, or what there is to say instead of one. `look` reads the head
-        together with whatever else the decision needs; it finds none where a task is to be made.
+        `look` reads the head, and whatever else the decision needs; it finds none where a task is to be made.
+        `decide` returns a `Transition`, or what there is to say instead of one.
         """
         while True:
-            found = await look() if look is not None else await self.head(partition, task_id)
+            found = await look()
+            version = found.version if found is not None else None
             decided = await decide(found)
             if not isinstance(decided, Transition):
                 return decided
             try:
-                return await self.commit(partition, decided, version=found.version if found else None)
+                return await self.commit(partition, decided, version=version)
             except Conflict:
                 if decided.fresh:
                     await self.records.erase_log(partition, decided.head.task_id)
@@ -310,7 +297,7 @@ class Tasks:
         The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
         answer was lost is known by it.
         """
-        transition = with_key(transition, self.key_life)
+        transition = with_key(transition, self.rules.event_seconds)
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back
@@ -378,7 +365,7 @@ class Tasks:
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
             return await self._renewing_key(partition, waiting)
-        produced = await self.history.produced(partition, head.task_id, occupant.first_seq, head.tail_seq)
+        produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
             request,

@@ -25,7 +25,6 @@ from tealagents.state.records import RecordStore
 MOST_OWNERS = 500
 #: records of users read at a time
 PAGE = 100
-_DIGITS = "0123456789abcdef"
 #: as JSON Schema says it, too: the owner's tag and number, and the task behind which to continue
 CURSOR = (
     r"^([0-9a-f]{12})\.([0-9]{1,4})"
@@ -104,7 +103,7 @@ class TenantTasks:
     async def _owners(self, begin: _Place) -> AsyncGenerator[tuple[_Place, User | Damaged]]:
         """The users of all tenants from `begin` on, by their tags, each with its place."""
         agent = self._records.agent
-        for digit in _DIGITS[_DIGITS.index(begin.tag[0]) if begin.tag else 0 :]:
+        for digit in keys.DIGITS[keys.DIGITS.index(begin.tag[0]) if begin.tag else 0 :]:
             partition = keys.owners(agent, digit)
             after = _before(begin.tag) if begin.tag.startswith(digit) else None
             while listed := await self._records.store.scan(

@@ -47,7 +47,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.streams import SPARE_SECONDS
+from tealagents.state.streams import KEPT_SECONDS, SPARE_SECONDS
 
 #: the actor of what the service does by itself
 SERVICE = "service"
@@ -72,13 +72,6 @@ class Transition(Struct, frozen=True, kw_only=True):
     unsynced: bool = False
     #: the task is new, under an id made for it: where the commit fails, its bodies are erased again
     fresh: bool = False
-
-
-class KeyLife(Struct, frozen=True):
-    """Seconds for which the record of an idempotency key is kept: while its request runs, and after."""
-
-    running: float
-    ended: float
 
 
 # --- beginning -----------------------------------------------------------------------------------
@@ -108,8 +101,7 @@ def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, n
     note = Note("waits its turn", {"place": len(head.queue) + 1})
     entry = draft("request.queued", actor, request.request_id, note)
     waiting = Queued(request.request_id, request.worker_id or "", deadline)
-    grown = paths.noted(head, head.tail_seq + 1)
-    grown = replace(grown, queue=(*head.queue, waiting), updated_at=now)
+    grown = replace(paths.noted(head), queue=(*head.queue, waiting), updated_at=now)
     return Transition(head=grown, entries=[entry], request=request)
 
 
@@ -277,7 +269,7 @@ def left_queue(
     entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
     last = head.tail_seq + 1
     return Transition(
-        head=replace(paths.noted(head, last), queue=_others(head, request), updated_at=now),
+        head=replace(paths.noted(head), queue=_others(head, request), updated_at=now),
         entries=[entry],
         request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
     )
@@ -387,14 +379,13 @@ def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
 def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> Transition:
     """Something other than a message has changed the task: `head` is what it is now."""
     entry = draft(action, actor, None, note, **note.data)
-    grown = paths.noted(head, head.tail_seq + 1)
-    return Transition(head=replace(grown, updated_at=now), entries=[entry])
+    return Transition(head=replace(paths.noted(head), updated_at=now), entries=[entry])
 
 
 # --- idempotency keys ----------------------------------------------------------------------------
 
 
-def with_key(transition: Transition, life: KeyLife) -> Transition:
+def with_key(transition: Transition, running_seconds: float) -> Transition:
     """The transition together with its request's key, whose day counts from the request's end."""
     request = transition.request
     if request is None or request.idempotency is None:
@@ -402,5 +393,5 @@ def with_key(transition: Transition, life: KeyLife) -> Transition:
     name, digest = request.idempotency
     key = keys.idempotency(name)
     record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
-    seconds = life.running if request.ended_at is None else life.ended
+    seconds = running_seconds if request.ended_at is None else KEPT_SECONDS
     return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})

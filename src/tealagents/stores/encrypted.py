@@ -28,11 +28,10 @@ from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["Cipher", "EncryptedStore"]
 
-#: what a sealed value begins with, before the key's id, the nonce and what AES-GCM makes
-_MARK: Final = SEALED
+#: a sealed value is the mark, the key's id, the nonce and what AES-GCM makes
 _ID_BYTES: Final = 4
 _NONCE_BYTES: Final = 12
-_HEAD_BYTES: Final = len(_MARK) + _ID_BYTES + _NONCE_BYTES
+_HEAD_BYTES: Final = len(SEALED) + _ID_BYTES + _NONCE_BYTES
 
 #: texts this long are taken for random (32 bytes are 43 characters of base64); shorter ones for passphrases
 _RANDOM_CHARACTERS: Final = 43
@@ -51,13 +50,13 @@ class Cipher:
 
     def open(self, partition: str, key: str, value: bytes) -> bytes:
         """`CorruptState` where it does not open."""
-        if not value.startswith(_MARK):
+        if not value.startswith(SEALED):
             raise CorruptState(
                 key,
                 "is not encrypted, but a key for encryption is set (existing state is encrypted by "
                 "`tealagents state export` without the key and `import` with it, into an empty store)",
             )
-        sealed_with = value[len(_MARK) : len(_MARK) + _ID_BYTES]
+        sealed_with = value[len(SEALED) : len(SEALED) + _ID_BYTES]
         if not (known := self._keys.get(sealed_with)):
             raise CorruptState(
                 key,
@@ -109,7 +108,7 @@ class EncryptedStore(WrappedStore):
         try:
             return self._open(partition, key, record)
         except CorruptState:
-            mark = b"" if record.value.startswith(_MARK) else _MARK
+            mark = b"" if record.value.startswith(SEALED) else SEALED
             return Record(mark + record.value, record.version)
 
 
@@ -131,7 +130,7 @@ class _Key:
 
     def seal(self, partition: str, key: str, value: bytes) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
-        return _MARK + self.id + nonce + self._cipher(partition).encrypt(nonce, value, key.encode())
+        return SEALED + self.id + nonce + self._cipher(partition).encrypt(nonce, value, key.encode())
 
     def open(self, partition: str, key: str, sealed: bytes) -> bytes:
         nonce = sealed[_HEAD_BYTES - _NONCE_BYTES : _HEAD_BYTES]

@@ -84,6 +84,7 @@ class FileStore(BaseStore):
     pushes = True
     options_type = FileOptions
     options: FileOptions
+    _watches: LocalWatches
 
     def __init__(self, options: FileOptions, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(options, clock=clock)
@@ -91,7 +92,7 @@ class FileStore(BaseStore):
         #: commits to one partition wait here for each other, and not in threads for its lock
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._swept: dict[str, float] = {}
-        self._watches = self._pushed = LocalWatches(options.watch_seconds, self._root / ".notify")
+        self._watches = LocalWatches(options.watch_seconds, self._root / ".notify")
 
     @property
     def where(self) -> str:
@@ -107,7 +108,7 @@ class FileStore(BaseStore):
         await self._in_thread(lambda: _make_store(self._root))
 
     async def close(self) -> None:
-        self._pushed.close()
+        self._watches.close()
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._syncing.shutdown)
 
@@ -149,7 +150,7 @@ class FileStore(BaseStore):
                 if len(self._swept) >= SWEPT_KNOWN:
                     self._swept.clear()
                 self._swept[partition] = now
-        self._pushed.announce(partition, commit.notify)
+        self._watches.announce(partition, commit.notify)
 
     def _folder(self, partition: str) -> PartitionFolder:
         return PartitionFolder(self._root, partition, self.options.busy_seconds, self._syncing)

@@ -20,8 +20,6 @@ from urllib.parse import quote, urlencode, urlsplit
 import asyncpg
 from asyncpg.exceptions import (
     DuplicatePreparedStatementError,
-    InterfaceError,
-    InternalClientError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
@@ -42,7 +40,7 @@ from tealagents.stores.base import (
     scan_bounds,
 )
 from tealagents.stores.pool import Pool
-from tealagents.stores.postgres_link import PostgresWatches
+from tealagents.stores.postgres_link import LOST, PostgresWatches
 from tealagents.stores.sql import check_schema, migrations, statements
 
 __all__ = ["PostgresOptions", "PostgresStore"]
@@ -117,6 +115,7 @@ class PostgresStore(BaseStore):
     pushes = True
     options_type: ClassVar[type[StoreOptions]] = PostgresOptions
     options: PostgresOptions
+    _watches: PostgresWatches
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
@@ -133,7 +132,7 @@ class PostgresStore(BaseStore):
             size=options.pool,
             timeout=options.connect_timeout,
         )
-        self._watches = self._pushed = PostgresWatches(
+        self._watches = PostgresWatches(
             options.watch_seconds, schema=options.schema_name, arguments=self._arguments, send=self._notify
         )
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
@@ -187,9 +186,9 @@ class PostgresStore(BaseStore):
         except (Conflict, PersistenceUnavailable):
             raise
         except BaseException:  # its outcome is unknown: a wake-up too many does no harm
-            self._pushed.announce(partition, commit.notify)
+            self._watches.announce(partition, commit.notify)
             raise
-        self._pushed.announce(partition, commit.notify)
+        self._watches.announce(partition, commit.notify)
         if time.monotonic() > self._next_sweep:
             self._start_sweep()
 
@@ -221,13 +220,13 @@ class PostgresStore(BaseStore):
             raise
 
     async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
-        return bool(await connection.fetchval(self._sql["has_migrations"], self._table("migrations")))
+        return bool(await connection.fetchval(self._sql["has_migrations"]))
 
     async def close(self) -> None:
         if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-        await self._pushed.close()
+        await self._watches.close()
         await self._pool.clear()
 
     async def migrate(self) -> list[str]:
@@ -243,7 +242,7 @@ class PostgresStore(BaseStore):
         applied = []
         async with connection.transaction():
             await connection.execute(sql["migration_lock"], schema)
-            if not await connection.fetchval(sql["has_schema"], f'"{schema}"'):
+            if not await connection.fetchval(sql["has_schema"]):
                 await connection.execute(sql["create_schema"])
             await connection.execute(sql["create_migrations"])
             number = await connection.fetchval(sql["schema_number"])
@@ -253,9 +252,6 @@ class PostgresStore(BaseStore):
                     await connection.execute(sql["migrated"], next_number, name)
                     applied.append(name)
         return applied
-
-    def _table(self, name: str) -> str:
-        return f'"{self.options.schema_name}".{name}'
 
     # --- talking to the server --------------------------------------------------------------------
 
@@ -272,7 +268,7 @@ class PostgresStore(BaseStore):
                 raise Conflict(*(error.detail or "").split()) from None
             await self._pool.drop(connection)
             raise self.unavailable(_reason(error)) from None
-        except _LOST as error:
+        except LOST as error:
             await self._give_up(connection, error)
             raise Unknown(_reason(error)) from None
         except BaseException as error:  # a canceled caller: the server completes it or does not
@@ -285,7 +281,7 @@ class PostgresStore(BaseStore):
         connection = await self._borrow()
         try:
             rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             if not again or isinstance(error, TimeoutError) or not _session_ended(error):
                 raise self.unavailable(_reason(error)) from None
@@ -303,7 +299,7 @@ class PostgresStore(BaseStore):
         connection = await self._borrow()
         try:
             yield connection
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             raise self.unavailable(_reason(error)) from None
         except BaseException as error:
@@ -314,7 +310,7 @@ class PostgresStore(BaseStore):
     async def _borrow(self) -> "asyncpg.Connection[Any]":
         try:
             return await self._pool.borrow()
-        except (PostgresError, *_LOST) as error:
+        except (PostgresError, *LOST) as error:
             raise self.unavailable(_reason(error)) from None
 
     async def _give_up(self, connection: "asyncpg.Connection[Any]", error: BaseException) -> None:
@@ -326,7 +322,7 @@ class PostgresStore(BaseStore):
         try:
             if _session_ended(error):  # the others may be dead, too: each would cost another timeout
                 await self._pool.clear()
-            with suppress(PostgresError, *_LOST):
+            with suppress(PostgresError, *LOST):
                 await connection.close(timeout=CANCEL_SECONDS)
         finally:
             await self._pool.drop(connection)
@@ -364,16 +360,11 @@ async def _abort(connection: "asyncpg.Connection[Any]") -> None:
     connection.terminate()
 
 
-#: a connection that breaks, does not answer in time, or says what it should not; and a write to one that has
-#: just been closed, which uvloop refuses with RuntimeError
-_LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
-
-
 def _session_ended(error: BaseException) -> bool:
     """Whether the connection was lost or ended; an error ends a statement, and its transaction."""
     if isinstance(error, PostgresError):
         return bool(error.severity_en != "ERROR")
-    return isinstance(error, _LOST)
+    return isinstance(error, LOST)
 
 
 _THROUGH_PGBOUNCER: Final = "a pgbouncer before it keeps no prepared statements; set ?statement_cache_size=0"

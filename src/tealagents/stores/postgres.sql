@@ -45,11 +45,11 @@ WHERE (partition, key) IN (
 )
 
 -- name: has_migrations
-SELECT to_regclass($1) IS NOT NULL
+SELECT to_regclass('{schema}.migrations') IS NOT NULL
 
 -- Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create one even where there is one.
 -- name: has_schema
-SELECT to_regnamespace($1) IS NOT NULL
+SELECT to_regnamespace('{schema}') IS NOT NULL
 
 -- name: schema_number
 SELECT coalesce(max(number), 0) FROM {schema}.migrations

@@ -22,7 +22,7 @@ from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.stores.links import ANSWER_SECONDS, Connect, LinkedWatches, LinkLost, LinkSession, Listener
 from tealagents.stores.watches import Topic
 
-__all__ = ["PostgresWatches"]
+__all__ = ["LOST", "PostgresWatches"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ _NAME: Final = 18
 _BUCKET: Final = 2
 
 _TIMEOUTS: Final = {"timeout": 4 * ANSWER_SECONDS, "command_timeout": ANSWER_SECONDS}
-_LOST: Final = (PostgresError, InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
+#: a connection that breaks, does not answer in time, or says what it should not; and a write to one that has
+#: just been closed, which uvloop refuses with RuntimeError
+LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
 
 #: sends payloads, each to the channel that follows from it (`notify` in postgres.sql)
 Send = Callable[[str, Sequence[str]], Awaitable[object]]
@@ -106,11 +108,11 @@ class PostgresWatches(LinkedWatches):
         async def connect(listener: Listener) -> AsyncIterator[LinkSession]:
             try:
                 connection = await asyncpg.connect(**{**arguments, **_TIMEOUTS})
-            except _LOST as error:
+            except (PostgresError, *LOST) as error:
                 raise LinkLost(_reason(error)) from None
             try:
                 yield _ListeningConnection(connection, listener, self._prefix + self._sender, self._sender)
-            except _LOST as error:
+            except (PostgresError, *LOST) as error:
                 raise LinkLost(_reason(error)) from None
             finally:
                 connection.terminate()

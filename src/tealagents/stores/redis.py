@@ -93,6 +93,7 @@ class RedisStore(BaseStore):
     pushes = True
     options_type: ClassVar[type[StoreOptions]] = RedisOptions
     options: RedisOptions
+    _watches: RedisWatches
 
     def __init__(self, options: RedisOptions) -> None:
         super().__init__(options)
@@ -104,9 +105,7 @@ class RedisStore(BaseStore):
             command_timeout=options.command_timeout,
             tls={name: getattr(options, name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")},
         )
-        self._watches = self._pushed = RedisWatches(
-            options.watch_seconds, prefix=options.prefix, nodes=self._nodes
-        )
+        self._watches = RedisWatches(options.watch_seconds, prefix=options.prefix, nodes=self._nodes)
 
     @property
     def where(self) -> str:
@@ -231,7 +230,7 @@ class RedisStore(BaseStore):
             )
 
     async def close(self) -> None:
-        await self._pushed.close()
+        await self._watches.close()
         await self._nodes.close()
 
     # --- asking -----------------------------------------------------------------------------------

@@ -91,14 +91,13 @@ class SqliteStore(BaseStore):
     pushes = True
     options_type = SqliteOptions
     options: SqliteOptions
+    _watches: LocalWatches
 
     def __init__(self, options: SqliteOptions, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(options, clock=clock)
         self._sql = statements("sqlite.sql")
         self._path = options.path.absolute()
-        self._watches = self._pushed = LocalWatches(
-            options.watch_seconds, self._path.with_name(self._path.name + "-notify")
-        )
+        self._watches = LocalWatches(options.watch_seconds, self._path.with_name(self._path.name + "-notify"))
         #: there while the log may hold what was deleted
         self._erasing: asyncio.Task[None] | None = None
         #: something was deleted since the log was last about to be emptied
@@ -122,7 +121,7 @@ class SqliteStore(BaseStore):
 
     async def close(self) -> None:
         await self._writer.close()  # first: what canceled callers have deleted is to be erased, too
-        self._pushed.close()
+        self._watches.close()
         await self._erase_before_closing()
         self._at_hand.close()
         await self._scanner.close()
@@ -169,7 +168,7 @@ class SqliteStore(BaseStore):
             if commit.delete:
                 self._erase_soon()
             if commit.notify:
-                self._pushed.announce(partition, commit.notify)
+                self._watches.announce(partition, commit.notify)
 
         try:
             if commit.unsynced and self._done_at_once(write):

@@ -39,27 +39,25 @@ class Mem0Provider(ContextProvider):
     """
 
     Options: ClassVar = Mem0Options
+    options: Mem0Options
     name = "mem0"
-
-    def __init__(self, options: Mem0Options | None = None) -> None:
-        super().__init__(options)
-        self._own = options or Mem0Options()
-        self._memory: Any = None
+    #: the opened client
+    _memory: Any = None
 
     async def __aenter__(self) -> "Mem0Provider":
         self._memory = await asyncio.to_thread(self._opened)
         return self
 
     def _opened(self) -> Any:
-        mem0 = _imported(self._own.directory)
-        if self._own.config:
-            return mem0.AsyncMemory.from_config(self._own.config)
+        mem0 = _imported(self.options.directory)
+        if self.options.config:
+            return mem0.AsyncMemory.from_config(self.options.config)
         if not os.environ.get("MEM0_API_KEY"):
             raise ThreadConfigError(
                 "The context provider mem0 needs either `config`, for memories kept here, or the key of "
                 "Mem0's service in MEM0_API_KEY."
             )
-        return mem0.AsyncMemoryClient(host=self._own.host)
+        return mem0.AsyncMemoryClient(host=self.options.host)
 
     async def __aexit__(self, *exc: object) -> None:
         memory, self._memory = self._memory, None
@@ -72,7 +70,7 @@ class Mem0Provider(ContextProvider):
 
     async def invoking(self, invocation: Invocation) -> Context | None:
         found = await self._memory.search(
-            invocation.text, filters={"user_id": invocation.user.key}, top_k=self._own.top_k
+            invocation.text, filters={"user_id": invocation.user.key}, top_k=self.options.top_k
         )
         known = [str(each["memory"]) for each in found["results"]]
         if not known:
@@ -93,7 +91,7 @@ class Mem0Provider(ContextProvider):
             said,
             user_id=invocation.user.key,
             metadata={"session_id": invocation.session_id, "task_id": invocation.task_id},
-            infer=self._own.infer,
+            infer=self.options.infer,
         )
 
 

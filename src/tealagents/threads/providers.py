@@ -95,19 +95,16 @@ class Facts(ContextProvider):
     """
 
     Options: ClassVar = FactsOptions
+    options: FactsOptions
     name = "facts"
-
-    def __init__(self, options: FactsOptions | None = None) -> None:
-        super().__init__(options)
-        self._own = options or FactsOptions()
 
     async def invoking(self, invocation: Invocation) -> Context | None:
         known = [each for each in await invocation.memory.recall() if each.task_id != invocation.task_id]
-        found = search(known, invocation.text, self._own.top_k) or known[-self._own.top_k :]
+        found = search(known, invocation.text, self.options.top_k) or known[-self.options.top_k :]
         listed = "\n".join(f"- {phrased(each, invocation.messages[0].created_at)}" for each in found)
         return Context(
             instructions=f"Facts from earlier conversations with the user:\n{listed}" if found else "",
-            tools=tools_of(invocation.memory, self._own) if self._own.tools else (),
+            tools=tools_of(invocation.memory, self.options) if self.options.tools else (),
         )
 
     async def invoked(
@@ -116,7 +113,7 @@ class Facts(ContextProvider):
         if error is not None:
             return
         for sentence in statements(invocation.text):
-            await invocation.memory.remember(sentence[: self._own.max_characters])
+            await invocation.memory.remember(sentence[: self.options.max_characters])
 
 
 def statements(text: str) -> list[str]:
