@@ -12,6 +12,7 @@ from tealagents.api.http import json_response, retry_after
 from tealagents.domain.errors import InsufficientScope, NotFound, TealError, Unauthenticated
 from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
+from tealagents.outbound.addresses import host_of
 
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 #: a Host header that can stand in a URL, and in a quoted string, as it is
@@ -85,10 +86,7 @@ def _quoted(text: str) -> str:
 
 def _is_host(header: str) -> bool:
     """Whether a Host can be believed: what looks like one may still be none, as `[::::]`."""
-    try:
-        return _HOST.fullmatch(header) is not None and bool(urlsplit(f"//{header}").hostname)
-    except ValueError:
-        return False
+    return _HOST.fullmatch(header) is not None and host_of(f"//{header}") != ""
 
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
