@@ -33,7 +33,7 @@ from tealagents.api.v1alpha1 import (
 )
 from tealagents.api.v1alpha1.routing import InvalidQuery
 from tealagents.domain import ids
-from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
+from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class AppV3:
 
         def refused(request: Request, error: TealError) -> Response:
             exchange.refused(error)
-            lacking = isinstance(error, Unauthenticated | InsufficientScope)
-            return problems.respond(error, challenge=resource.challenge(request) if lacking else "Bearer")
+            return problems.respond(error, resource.challenge(request))
 
         async def teal_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, TealError)

@@ -5,12 +5,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tealagents.api.bearer import www_authenticate
-from tealagents.api.http import RETRY_AFTER, STATUSES, WrongMethod, json_response, retry_after, status_of
+from tealagents.api.bearer import refusal_headers
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of
 from tealagents.domain.errors import (
     ApprovalPending,
     IdempotencyKeyReused,
     InvalidRequest,
+    NotOwner,
     RequestInProgress,
     TaskBusy,
     TealError,
@@ -100,17 +101,12 @@ def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) ->
     return json_response(body, status=body["status"], headers=headers, media_type=MEDIA_TYPE)
 
 
-def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
+def respond(error: TealError, challenge: str) -> Response:
     """The response for an error. `challenge` is the beginning of `WWW-Authenticate` for this service."""
-    body = document(error)
-    headers = {}
-    if body["status"] in (401, 403):
-        headers["www-authenticate"] = www_authenticate(error, challenge)
-    if (seconds := retry_after(error)) is not None:
-        headers["retry-after"] = seconds
-    if isinstance(error, WrongMethod):
-        headers["allow"] = error.allow
-    return problem_response(body, headers=headers)
+    headers = refusal_headers(error, challenge)
+    if isinstance(error, NotOwner):  # no other token of the caller's would do
+        headers["www-authenticate"] = "Bearer"
+    return problem_response(document(error), headers=headers)
 
 
 def respond_failure(
