@@ -57,6 +57,9 @@ RETRY_AFTER: Mapping[str, int] = {
     "interrupted": 1,
 }
 
+#: what is said of an error that is no domain error
+FAULT = "Internal error. Retry the request; if it persists, contact the operator."
+
 #: of a response, as ASGI has them
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
-from tealagents.api.http import WrongMethod, ending_connection, json_response, status_of
+from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
-_FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 #: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
 _FAILED, _LONGEST_REASON = 1011, 120
 #: the status for a client that has left, which no one reads
@@ -144,7 +143,7 @@ class StatelessApp:
                 if isinstance(event, Done):
                     answered = event.response
         if answered is None:
-            raise InternalError(_FAULT)
+            raise InternalError(FAULT)
         return answered
 
     async def _invoke_sse(self, request: Request) -> Response:
@@ -259,7 +258,7 @@ class StatelessApp:
         return documents.refusal(refused, "")
 
     async def _fault(self, _: Request, error: Exception) -> Response:
-        return documents.refusal(InternalError(_FAULT), self._front.challenge)
+        return documents.refusal(InternalError(FAULT), self._front.challenge)
 
     # --- what can be read ------------------------------------------------------------------------
 

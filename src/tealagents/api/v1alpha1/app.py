@@ -1,7 +1,6 @@
 """AppV3: the application of `tealagents/v1alpha1`."""
 
 import contextlib
-import logging
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
@@ -14,7 +13,7 @@ from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import with_cors
-from tealagents.api.http import WrongMethod
+from tealagents.api.http import FAULT, WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
     approvals,
@@ -34,8 +33,6 @@ from tealagents.api.v1alpha1 import (
 from tealagents.api.v1alpha1.routing import InvalidQuery
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
-
-log = logging.getLogger(__name__)
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -107,8 +104,7 @@ class AppV3:
             return refused(request, _no_route(request, error, app.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
-            detail = "Internal error. Retry the request; if it persists, contact the operator."
-            return problems.problem_response(problems.problem("internal_error", detail))
+            return problems.problem_response(problems.problem("internal_error", FAULT))
 
         app.add_exception_handler(TealError, teal_error)
         app.add_exception_handler(InvalidQuery, invalid)
