@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Send
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
 
@@ -111,6 +111,12 @@ def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:
         await send(message)
 
     return changed
+
+
+async def left(receive: Receive) -> None:
+    """Returns once the client has left. What it still sends is passed over."""
+    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
+        pass
 
 
 def ending_connection(send: Send) -> Send:
