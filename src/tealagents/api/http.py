@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
+from tealagents.state.codec import encode_json
 
 #: code → status
 STATUSES: Mapping[str, int] = {
@@ -75,9 +75,6 @@ class WrongMethod(Refusal):
     def __init__(self, allow: str) -> None:
         super().__init__(f"The method is not allowed here: use {allow}.")
         self.allow = allow
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def status_of(error: TealError) -> int:
@@ -144,4 +141,4 @@ def json_response(
     media_type: str = "application/json",
 ) -> Response:
     """A JSON response; the body is encoded as it is."""
-    return Response(_encode(body), status_code=status, headers=dict(headers or {}), media_type=media_type)
+    return Response(encode_json(body), status_code=status, headers=dict(headers or {}), media_type=media_type)
