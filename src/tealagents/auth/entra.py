@@ -15,7 +15,6 @@ Who calls is the pair (`tid`, `oid`). Names, addresses and `sub` are never read.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import httpx2
@@ -89,9 +88,7 @@ class EntraAuthenticator:
         self._client = _http_client(self._options.authority)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         for published in self._published.values():
             await published.aclose()
         self._published.clear()
