@@ -13,7 +13,6 @@ from typing import IO, Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tealagents.cli.loading import absent, fail, load_or_exit, stderr
+from tealagents.cli.loading import absent, fail, load_or_exit, stderr, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -124,10 +123,9 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _show_problems(problems: list[str], what: str) -> None:
-    for problem in problems[:MOST_SHOWN]:
-        stderr.print(f"[yellow]![/] {escape(problem)}")
+    warn(*problems[:MOST_SHOWN])
     if len(problems) > MOST_SHOWN:
-        stderr.print(f"[yellow]![/] … and {len(problems) - MOST_SHOWN} more {what}")
+        warn(f"… and {len(problems) - MOST_SHOWN} more {what}")
 
 
 # --- stats ------------------------------------------------------------------------------------------
