@@ -1,21 +1,13 @@
 """Errors as problem documents (RFC 9457), in the words of this API."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 from tealagents.api.bearer import refusal_headers
-from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of
-from tealagents.domain.errors import (
-    ApprovalPending,
-    IdempotencyKeyReused,
-    InvalidRequest,
-    NotOwner,
-    RequestInProgress,
-    TaskBusy,
-    TealError,
-)
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of, worded
+from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotOwner, TealError
 from tealagents.domain.models import Failure, Json
 
 MEDIA_TYPE = "application/problem+json"
@@ -55,22 +47,18 @@ TITLES: Mapping[str, str] = {
 TYPE_PREFIX = "urn:tealagents:problem:"
 
 #: what to do about an error, where this API has a way of its own; the error itself says what happened
-_ADVICE: Mapping[type[TealError], Callable[[Any], str]] = {
-    TaskBusy: lambda _: "Wait for it, or cancel it.",
-    IdempotencyKeyReused: lambda _: "Send a new Idempotency-Key with a new message.",
-    RequestInProgress: lambda _: "Follow it by its id, or retry later.",
-    ApprovalPending: lambda error: (
-        "Decide this pause by its approval_id (in the query), or by decisions that name its calls."
-        if error.again
-        else 'Approve or reject it first, or cancel it; a message with "supersede": true cancels the pause.'
-    ),
+_ADVICE: Mapping[str, str] = {
+    "task_busy": "Wait for it, or cancel it.",
+    "idempotency_key_reused": "Send a new Idempotency-Key with a new message.",
+    "request_in_progress": "Follow it by its id, or retry later.",
+    "approval_pending": "Approve or reject it first, or cancel it; "
+    'a message with "supersede": true cancels the pause.',
 }
-
-
-def worded(error: TealError) -> str:
-    """What happened and what to do, for clients of this API."""
-    advice = _ADVICE.get(type(error))
-    return f"{error.detail} {advice(error)}" if advice else error.detail
+#: the same for a decision that was of an earlier pause
+_ADVICE_AGAIN: Mapping[str, str] = {
+    "approval_pending": "Decide this pause by its approval_id (in the query), "
+    "or by decisions that name its calls.",
+}
 
 
 def document(error: TealError) -> Json:
@@ -78,7 +66,8 @@ def document(error: TealError) -> Json:
     fields: Json = {**error.ids}
     if isinstance(error, InvalidRequest) and error.field:
         fields["field"] = error.field
-    return problem(error.code, worded(error), status=status_of(error), **fields)
+    advice = _ADVICE_AGAIN if isinstance(error, ApprovalPending) and error.again else _ADVICE
+    return problem(error.code, worded(error, advice), status=status_of(error), **fields)
 
 
 def problem(code: str, detail: str, *, status: int | None = None, **fields: Any) -> Json:
