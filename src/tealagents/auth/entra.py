@@ -85,7 +85,13 @@ class EntraAuthenticator:
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._client = _http_client(self._options.authority)
+        self._client = BoundedClient(
+            self._options.authority,
+            seconds=READ_SECONDS,
+            limit=MAX_BYTES,
+            timeout=httpx2.Timeout(READ_SECONDS, connect=2.0),
+            limits=httpx2.Limits(max_connections=4, keepalive_expiry=30),
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -155,7 +161,8 @@ class EntraAuthenticator:
     def _check_audience(self, claims: Json) -> None:
         audience = claims.get("aud")
         if not isinstance(audience, str) or audience not in self._audiences:
-            hint = "Microsoft Graph" if _is_graph(audience) else "another audience"
+            is_graph = isinstance(audience, str) and audience in GRAPH_AUDIENCES
+            hint = "Microsoft Graph" if is_graph else "another audience"
             raise Unauthenticated(f"The bearer token is for {hint}. Ask for one that is for this service.")
 
     def _check_tenant(self, tid: str) -> None:
@@ -252,16 +259,6 @@ class EntraAuthenticator:
         }
 
 
-def _http_client(authority: str) -> BoundedClient:
-    return BoundedClient(
-        authority,
-        seconds=READ_SECONDS,
-        limit=MAX_BYTES,
-        timeout=httpx2.Timeout(READ_SECONDS, connect=2.0),
-        limits=httpx2.Limits(max_connections=4, keepalive_expiry=30),
-    )
-
-
 # --- one claim at a time ----------------------------------------------------------------------------
 
 
@@ -315,7 +312,3 @@ def _roles(claims: Json) -> frozenset[str]:
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise Unauthenticated("The bearer token's roles are not a list of texts.")
     return frozenset(roles)
-
-
-def _is_graph(audience: object) -> bool:
-    return isinstance(audience, str) and audience in GRAPH_AUDIENCES
