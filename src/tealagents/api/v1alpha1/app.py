@@ -37,7 +37,7 @@ from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 
 def build(exchange: Exchange, path: str) -> Served:
     """This API over an exchange, at the agent's own prefix."""
-    app = AppV3(exchange).build()
+    app = AppV3(exchange)
     return Served(app=with_cors(app, exchange, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS), path=path)
 
 
@@ -56,30 +56,22 @@ _PARTS = (
 )
 
 
-class AppV3:
-    """Builds the ASGI application for one agent."""
-
-    api_version = "tealagents/v1alpha1"
+class AppV3(Starlette):
+    """The ASGI application for one agent."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def build(self) -> Starlette:
-        exchange = self._exchange
-        app = Starlette(
+        super().__init__(
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
                 *docs.pages(exchange, _PARTS),
             ]
         )
-        app.router.redirect_slashes = False
-        app.state.exchange = exchange
-        self._add_error_handlers(app)
-        return app
+        self.router.redirect_slashes = False
+        self.state.exchange = exchange
+        self._add_error_handlers(exchange)
 
-    def _add_error_handlers(self, app: Starlette) -> None:
-        exchange = self._exchange
+    def _add_error_handlers(self, exchange: Exchange) -> None:
         resource = exchange.resource(exchange.prefix)
 
         def refused(request: Request, error: TealError) -> Response:
@@ -101,15 +93,15 @@ class AppV3:
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return refused(request, _no_route(request, error, app.routes, f"{exchange.prefix}/docs"))
+            return refused(request, _no_route(request, error, self.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
             return problems.problem_response(problems.problem("internal_error", FAULT))
 
-        app.add_exception_handler(TealError, teal_error)
-        app.add_exception_handler(InvalidQuery, invalid)
-        app.add_exception_handler(HTTPException, http)
-        app.add_exception_handler(Exception, fault)
+        self.add_exception_handler(TealError, teal_error)
+        self.add_exception_handler(InvalidQuery, invalid)
+        self.add_exception_handler(HTTPException, http)
+        self.add_exception_handler(Exception, fault)
 
 
 #: headers that browsers may send from elsewhere, and those they may see beside those of every protocol
