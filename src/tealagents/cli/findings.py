@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +30,12 @@ class Findings:
     tools: list[ToolSpec] = field(default_factory=list)
 
 
-def find(path: Path | None, env: Mapping[str, str] | None = None) -> Findings:
+def find(path: Path | None) -> Findings:
     """Reads a config and makes each part of the service, without opening any."""
     found = Findings()
     unset: list[ConfigProblem] = []
     try:
-        config = load(path, env=os.environ if env is None else env, unset=unset)
+        config = load(path, env=os.environ, unset=unset)
     except ConfigError as error:
         found.wrong += map(str, error.problems)
         found.needed += map(str, unset)
