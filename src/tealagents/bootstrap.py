@@ -223,18 +223,9 @@ def observing(config: ServiceConfig) -> Wrap:
     return partial(HttpRequests, probes=f"{config.prefix}/health", traced=config.telemetry.traced)
 
 
-def console_of(config: ServiceConfig) -> Console | None:
-    """The config's console, where it is to be served."""
-    if not config.console.enabled:
-        return None
-    return Console(
-        name=config.name,
-        version=config.version,
-        description=_description(config),
-        prefix=config.prefix,
-        sign_in=_sign_in(config),
-        examples=tuple(text for skill in config.metadata.skills for text in skill.examples)[:EXAMPLES_SHOWN],
-    )
+def console_of(config: ServiceConfig) -> Console:
+    examples = tuple(text for skill in config.metadata.skills for text in skill.examples)
+    return Console(_sign_in(config), examples[:EXAMPLES_SHOWN])
 
 
 def _sign_in(config: ServiceConfig) -> SignIn:
@@ -311,14 +302,13 @@ class ServiceWiring:
         tasks = Tasks(records, self.lease, Directory(records), rules_of(config), agent.source)
         self.service = Service(agent, tasks)
         agent.observer.loaded(self.service.load)
-        self.console = console_of(config)
         self.exchange = Exchange(self.service, self.auth, self._settings())
 
     def app(self) -> Host:
         names = (self.config.api_version, *self.config.protocols)
         served = [protocols.build(name, self.exchange) for name in names]
-        if self.console is not None:
-            served.append(self.console.served())
+        if (url := self.exchange.settings.console) is not None:
+            served.append(console_of(self.config).served(self.exchange, url))
         return Host(self.exchange, served, self._lifespan, observing(self.config))
 
     def _agent(self) -> AgentSpec:
@@ -347,7 +337,7 @@ class ServiceWiring:
             is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": _shared(self._store_probe)},
-            console=self.console.url if self.console else None,
+            console=f"{config.prefix}/console/" if config.console.enabled else None,
             consents=self.tooling.consents,
         )
 

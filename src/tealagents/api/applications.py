@@ -13,7 +13,7 @@ from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import with_cors
-from tealagents.api.http import WrongMethod
+from tealagents.api.http import FAULT, WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
 
@@ -25,8 +25,6 @@ Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 #: what an authenticated request to a path is answered with: takes the exchange, the caller, the request, and
 #: the parameters of the path by their names
 Handler = Callable[..., Awaitable[Response]]
-
-FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 
 
 def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handler]]) -> list[Route]:

@@ -8,10 +8,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tealagents.api.http import json_response, retry_after
+from tealagents.api.http import WrongMethod, json_response, retry_after
 from tealagents.domain.errors import InsufficientScope, NotFound, TealError, Unauthenticated
 from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
+from tealagents.outbound.addresses import host_of
 
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 #: a Host header that can stand in a URL, and in a quoted string, as it is
@@ -56,7 +57,7 @@ class Bearer:
             raise Unauthenticated("The token is not text. " + _NEEDED) from None
 
 
-def www_authenticate(error: TealError, challenge: str) -> str:
+def _www_authenticate(error: TealError, challenge: str) -> str:
     """The value of `WWW-Authenticate` for an error; `challenge` is its beginning.
 
     RFC 6750, section 3: no error code where no credentials came, or where they are not to blame. No
@@ -74,11 +75,13 @@ def www_authenticate(error: TealError, challenge: str) -> str:
 
 
 def refusal_headers(error: TealError, challenge: str) -> dict[str, str]:
-    """What a refusal says beside its body: when to come back, and with which token."""
+    """What a refusal says beside its body: when to come back, with which token, by which methods."""
     seconds = retry_after(error)
     headers = {} if seconds is None else {"retry-after": seconds}
     if isinstance(error, Unauthenticated | InsufficientScope):
-        headers["www-authenticate"] = www_authenticate(error, challenge)
+        headers["www-authenticate"] = _www_authenticate(error, challenge)
+    if isinstance(error, WrongMethod):
+        headers["allow"] = error.allow
     return headers
 
 
@@ -88,10 +91,7 @@ def _quoted(text: str) -> str:
 
 def _is_host(header: str) -> bool:
     """Whether a Host can be believed: what looks like one may still be none, as `[::::]`."""
-    try:
-        return _HOST.fullmatch(header) is not None and bool(urlsplit(f"//{header}").hostname)
-    except ValueError:
-        return False
+    return _HOST.fullmatch(header) is not None and host_of(f"//{header}") != ""
 
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"

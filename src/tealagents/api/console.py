@@ -13,14 +13,15 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 from tealagents.domain.models import Json
+from tealagents.state.codec import encode_json
 
 __all__ = ["Console", "SignIn"]
 
@@ -67,45 +68,38 @@ class SignIn:
 
 @dataclass(frozen=True)
 class Console:
-    """What the console is sent of its agent."""
+    """What the console is sent besides what every protocol says of the agent."""
 
-    name: str
-    version: str
-    description: str
-    prefix: str
     sign_in: SignIn
     #: messages to begin with, from the skills of the config
     examples: tuple[str, ...] = ()
 
-    @property
-    def url(self) -> str:
-        return f"{self.prefix}/console/"
-
-    def served(self) -> Served:
-        """The console at its path."""
-        kept = {**_static_files(), "config.json": _File("config.json", orjson.dumps(self._settings()))}
+    def served(self, exchange: Exchange, url: str) -> Served:
+        """The console of an agent, at a path that ends in a slash."""
+        settings = _File("config.json", encode_json(self._settings(exchange)))
+        kept = {**_static_files(), "config.json": settings}
         headers = self._headers()
-        path = self.url.rstrip("/")
+        path = url.rstrip("/")
 
         async def without_slash(request: Request) -> Response:
-            return RedirectResponse(self.url, status_code=308)
+            return RedirectResponse(url, status_code=308)
 
         async def file(request: Request) -> Response:
             found = kept.get(request.path_params["path"] or "index.html")
             if found is None:
-                text = f"The console has no file of that name. It begins at {self.url}."
+                text = f"The console has no file of that name. It begins at {url}."
                 return PlainTextResponse(text, status_code=404, headers=headers)
             return found.response(request, headers)
 
-        routes = [Route(path, without_slash), Route(self.url + "{path:path}", file)]
+        routes = [Route(path, without_slash), Route(url + "{path:path}", file)]
         return Served(app=Starlette(routes=routes), path=path)
 
-    def _settings(self) -> Json:
+    def _settings(self, exchange: Exchange) -> Json:
         return {
-            "name": self.name,
-            "version": self.version,
-            "description": self.description,
-            "url": self.prefix,
+            "name": exchange.agent.name,
+            "version": exchange.agent.version,
+            "description": exchange.settings.description,
+            "url": exchange.prefix,
             "sign_in": self.sign_in.document(),
             "examples": self.examples,
         }

@@ -22,7 +22,7 @@ from starlette.types import Receive
 
 from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
-from tealagents.api.http import status_of
+from tealagents.api.http import left, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError
 from tealagents.domain.events import Event, Paused, Recorded, redacted
@@ -331,7 +331,7 @@ class Exchange:
             leaving.cancel()
 
     async def _canceled_when_left(self, view: RequestView, receive: Receive) -> None:
-        await _left(receive)
+        await left(receive)
         self.in_background(self._cancel(view))
 
     def stream(
@@ -450,8 +450,3 @@ def _shown_to(user: User, event: Event) -> Event:
     if isinstance(event, Paused) and event.approval is not None:
         return Paused(event.approval.shown_to(user))
     return event
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -127,8 +127,6 @@ class Gate:
         if call.refused is not None:
             self._exchange.refused(call.refused)
             headers = refusal_headers(call.refused, self._resource.challenge(request))
-            if isinstance(call.refused, WrongMethod):
-                headers["allow"] = call.refused.allow
             call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)

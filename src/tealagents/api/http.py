@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Send
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
+from tealagents.state.codec import encode_json
 
 #: code → status
 STATUSES: Mapping[str, int] = {
@@ -57,6 +57,9 @@ RETRY_AFTER: Mapping[str, int] = {
     "interrupted": 1,
 }
 
+#: what is said of an error that is no domain error
+FAULT = "Internal error. Retry the request; if it persists, contact the operator."
+
 #: of a response, as ASGI has them
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -72,9 +75,6 @@ class WrongMethod(Refusal):
     def __init__(self, allow: str) -> None:
         super().__init__(f"The method is not allowed here: use {allow}.")
         self.allow = allow
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def status_of(error: TealError) -> int:
@@ -110,6 +110,12 @@ def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:
     return changed
 
 
+async def left(receive: Receive) -> None:
+    """Returns once the client has left. What it still sends is passed over."""
+    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
+        pass
+
+
 def ending_connection(send: Send) -> Send:
     """Sends a response as the last one of its connection: another process gets its client's next request."""
     return with_headers(send, lambda headers: [*headers, (b"connection", b"close")])
@@ -135,4 +141,4 @@ def json_response(
     media_type: str = "application/json",
 ) -> Response:
     """A JSON response; the body is encoded as it is."""
-    return Response(_encode(body), status_code=status, headers=dict(headers or {}), media_type=media_type)
+    return Response(encode_json(body), status_code=status, headers=dict(headers or {}), media_type=media_type)

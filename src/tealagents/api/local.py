@@ -6,10 +6,11 @@ address, names a loopback host, and no one has passed it on.
 """
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
+
+from tealagents.outbound.addresses import host_of
 
 #: what proxies add to a request
 _PASSED_ON = frozenset(
@@ -24,18 +25,11 @@ def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
         return "The service was called at an address that is not loopback"
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) != 1 or not is_local(_host(hosts[0])):
+    if len(hosts) != 1 or not is_local(host_of(f"//{hosts[0].decode('ascii', 'replace')}")):
         return "Host: must be a loopback address or localhost"
     if passed_on := sorted(name.decode("ascii") for name, _ in headers if name in _PASSED_ON):
         return f"{passed_on[0]}: requests that a proxy passes on are not answered"
     return None
-
-
-def _host(header: bytes) -> str:
-    try:
-        return urlsplit(f"//{header.decode('ascii')}").hostname or ""
-    except ValueError:
-        return ""
 
 
 async def refuse(reason: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,14 +5,13 @@ anywhere could reach a service that only its user can reach.
 """
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api.settings import ApiSettings
-from tealagents.outbound.addresses import page_origin
+from tealagents.outbound.addresses import host_of, page_origin
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
@@ -31,7 +30,7 @@ class KnownOrigins:
         self._names = set(_LOOPBACK)
         if settings.public_url:
             self._origins.add(page_origin(settings.public_url))
-            self._names.add(_host(settings.public_url))
+            self._names.add(host_of(settings.public_url))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refused(Request(scope))
@@ -41,16 +40,8 @@ class KnownOrigins:
         server, _ = request.scope.get("server") or ("", None)
         local = server in _LOOPBACK
         for origin in request.headers.getlist("origin"):
-            if not self._origins & {origin, "*"} and not (local and _host(origin) in _LOOPBACK):
+            if not self._origins & {origin, "*"} and not (local and host_of(origin) in _LOOPBACK):
                 return self._respond(403, _FOREIGN)
-        if local and _host(f"//{request.headers.get('host', '')}") not in self._names:
+        if local and host_of(f"//{request.headers.get('host', '')}") not in self._names:
             return self._respond(421, _UNKNOWN)
         return None
-
-
-def _host(url: str) -> str:
-    """The host of a URL, without its port; empty for what is no URL."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""

@@ -11,9 +11,10 @@ import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tealagents.state.codec import encode_json
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +31,16 @@ _TRANSPORT = "tealagents.transport"
 #: where a scope takes the stream that its call is answered with, to be sent when the call has been unwound
 _STREAM = "tealagents.stream"
 
-_encode = msgspec.json.Encoder().encode
-
 
 def data(document: object) -> bytes:
     """An event that has no name; the document becomes one line of JSON."""
-    return b"data: %b\n\n" % _encode(document)
+    return b"data: %b\n\n" % encode_json(document)
 
 
 def frame(event_id: int | None, name: str, data: object) -> bytes:
     """One event. `data` becomes one line of JSON. Without an id it is no part of the request's log."""
     identity = b"" if event_id is None else b"\nid: %d" % event_id
-    return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, _encode(data))
+    return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, encode_json(data))
 
 
 def event_response(document: object, headers: Mapping[str, str]) -> Response:

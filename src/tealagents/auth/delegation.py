@@ -14,7 +14,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
@@ -56,9 +55,7 @@ class NoDelegation:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         return None
 
 
@@ -89,9 +86,7 @@ class EntraDelegation:
         self._transport = Transport(self._options.authority)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()

@@ -15,7 +15,6 @@ Who calls is the pair (`tid`, `oid`). Names, addresses and `sub` are never read.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import httpx2
@@ -76,22 +75,21 @@ class EntraAuthenticator:
         self._options = options
         self._clock = clock
         self._home_is_id = UUID.fullmatch(options.tenant_id) is not None
-        self._audiences = frozenset(options.audience)
-        self._tenants = frozenset(options.allowed_tenants)
-        self._clients = frozenset(options.allowed_clients)
-        self._scopes = frozenset(options.scopes)
-        self._app_roles = frozenset(options.app_roles)
         self._client: BoundedClient | None = None
         self._published: dict[str, PublishedKeys] = {}
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._client = _http_client(self._options.authority)
+        self._client = BoundedClient(
+            self._options.authority,
+            seconds=READ_SECONDS,
+            limit=MAX_BYTES,
+            timeout=httpx2.Timeout(READ_SECONDS, connect=2.0),
+            limits=httpx2.Limits(max_connections=4, keepalive_expiry=30),
+        )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         for published in self._published.values():
             await published.aclose()
         self._published.clear()
@@ -157,13 +155,14 @@ class EntraAuthenticator:
 
     def _check_audience(self, claims: Json) -> None:
         audience = claims.get("aud")
-        if not isinstance(audience, str) or audience not in self._audiences:
-            hint = "Microsoft Graph" if _is_graph(audience) else "another audience"
+        if audience not in self._options.audience:
+            is_graph = isinstance(audience, str) and audience in GRAPH_AUDIENCES
+            hint = "Microsoft Graph" if is_graph else "another audience"
             raise Unauthenticated(f"The bearer token is for {hint}. Ask for one that is for this service.")
 
     def _check_tenant(self, tid: str) -> None:
-        home = self._options.tenant_id
-        if not (tid in self._tenants if self._tenants else tid == home or not self._home_is_id):
+        home, allowed = self._options.tenant_id, self._options.allowed_tenants
+        if not (tid in allowed if allowed else tid == home or not self._home_is_id):
             raise Unauthenticated("The bearer token is from a tenant that may not call this service.")
 
     def _keys_of(self, tid: str, version: str) -> PublishedKeys:
@@ -224,20 +223,21 @@ class EntraAuthenticator:
         raise Unauthenticated("The bearer token is not a user's access token. Send one that has scopes.")
 
     def _check_client(self, claims: Json, version: str) -> None:
-        client = claims.get(_CLIENT_CLAIMS[version])
-        if self._clients and not (isinstance(client, str) and client in self._clients):
+        allowed = self._options.allowed_clients
+        if allowed and claims.get(_CLIENT_CLAIMS[version]) not in allowed:
             raise Unauthenticated(
                 "The bearer token was issued to an application that may not call this service."
             )
 
     def _check_permissions(self, claims: Json, roles: frozenset[str], *, human: bool) -> None:
-        if human and not self._scopes <= frozenset(claims["scp"].split(" ")):
-            required = " ".join(self._options.scopes)
+        options = self._options
+        if human and not frozenset(claims["scp"].split(" ")).issuperset(options.scopes):
+            required = " ".join(options.scopes)
             raise InsufficientScope(
                 f"The token lacks a scope. Ask the authority for all of: {required}.", required=required
             )
-        if not human and not self._app_roles <= roles:
-            required = " ".join(self._options.app_roles)
+        if not human and not roles.issuperset(options.app_roles):
+            required = " ".join(options.app_roles)
             raise InsufficientScope(
                 f"The application lacks a role. Have an administrator assign all of: {required}.",
                 required=required,
@@ -253,16 +253,6 @@ class EntraAuthenticator:
             "scopes_supported": [f"{uri.rstrip('/')}/{scope}" for scope in options.scopes],
             "bearer_methods_supported": ["header"],
         }
-
-
-def _http_client(authority: str) -> BoundedClient:
-    return BoundedClient(
-        authority,
-        seconds=READ_SECONDS,
-        limit=MAX_BYTES,
-        timeout=httpx2.Timeout(READ_SECONDS, connect=2.0),
-        limits=httpx2.Limits(max_connections=4, keepalive_expiry=30),
-    )
 
 
 # --- one claim at a time ----------------------------------------------------------------------------
@@ -318,7 +308,3 @@ def _roles(claims: Json) -> frozenset[str]:
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise Unauthenticated("The bearer token's roles are not a list of texts.")
     return frozenset(roles)
-
-
-def _is_graph(audience: object) -> bool:
-    return isinstance(audience, str) and audience in GRAPH_AUDIENCES

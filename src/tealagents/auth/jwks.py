@@ -73,26 +73,23 @@ class PublishedKeys:
         self._client = client
         self._url = metadata_url
         self._clock = clock
-        self._newest: KeySet | None = None
+        #: None until keys have been read
+        self.newest: KeySet | None = None
         self._reading: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._failed_at: float | None = None
         self._asked_at: float | None = None
-
-    @property
-    def newest(self) -> KeySet | None:
-        return self._newest
 
     async def key_set(self, kid: str) -> KeySet:
         """The newest key set, after it has been given a chance to hold `kid`.
 
         Returns at once where the key is known. AuthUnavailable where no keys have ever been read.
         """
-        if self._newest is None:
+        if self.newest is None:
             return await self._first_reading()
-        if kid not in self._newest.keys and self._may_ask():
+        if kid not in self.newest.keys and self._may_ask():
             await self._read_together()
-        return self._newest
+        return self.newest
 
     def _may_ask(self) -> bool:
         if self._reading is not None:
@@ -109,9 +106,9 @@ class PublishedKeys:
             if remaining > 0:
                 raise _unavailable(remaining)
         await self._read_together()
-        if self._newest is None:
+        if self.newest is None:
             raise _unavailable(FIRST_RETRY_SECONDS)
-        return self._newest
+        return self.newest
 
     async def _read_together(self) -> None:
         """Waits for a reading; callers that wait at the same time share one."""
@@ -122,15 +119,15 @@ class PublishedKeys:
 
     async def _read(self) -> None:
         try:
-            self._newest = await read_key_set(self._client, self._url)
+            self.newest = await read_key_set(self._client, self._url)
             self._failed_at = None
-            log.info("Read %d signing keys named by %s", len(self._newest.keys), self._url)
+            log.info("Read %d signing keys named by %s", len(self.newest.keys), self._url)
         except KeysUnreadable as error:
             self._failed_at = self._clock.monotonic()
             log.warning("Signing keys of %s could not be read: %s", self._url, error)
         finally:
             self._reading = None
-        if self._refreshing is None and self._newest is not None:
+        if self._refreshing is None and self.newest is not None:
             self._refreshing = asyncio.create_task(self._keep_fresh(), name="refresh signing keys")
 
     async def _keep_fresh(self) -> None:

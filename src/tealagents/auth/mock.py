@@ -1,6 +1,5 @@
 """For development: the bearer token is the user id."""
 
-from types import TracebackType
 from typing import ClassVar, Self
 
 from tealagents.auth.options import MockOptions
@@ -44,7 +43,5 @@ class MockAuthenticator:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         return None

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from tealagents.cli.findings import find
-from tealagents.cli.loading import fail, stderr
+from tealagents.cli.loading import fail, warn
 from tealagents.config import ServiceConfig, json_schema, summary
 from tealagents.domain.ports import ToolSpec
 
@@ -31,8 +30,7 @@ def check_command(
     not contacted.
     """
     found = find(config)
-    for need in found.needed:
-        stderr.print(f"[yellow]![/] serve will need: {escape(need)}")
+    warn(*(f"serve will need: {need}" for need in found.needed))
     if found.wrong or found.config is None:
         raise fail(*found.wrong)
     _show(found.config, found.tools)
@@ -47,8 +45,7 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
     if tools:
         table.add_row("tools", Text(", ".join(map(_named, tools))))
     Console(highlight=False).print(table)
-    for warning in checked.warnings:
-        stderr.print(f"[yellow]![/] {escape(warning)}")
+    warn(*checked.warnings)
 
 
 def _named(tool: ToolSpec) -> str:

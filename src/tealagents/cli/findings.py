@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +30,12 @@ class Findings:
     tools: list[ToolSpec] = field(default_factory=list)
 
 
-def find(path: Path | None, env: Mapping[str, str] | None = None) -> Findings:
+def find(path: Path | None) -> Findings:
     """Reads a config and makes each part of the service, without opening any."""
     found = Findings()
     unset: list[ConfigProblem] = []
     try:
-        config = load(path, env=os.environ if env is None else env, unset=unset)
+        config = load(path, env=os.environ, unset=unset)
     except ConfigError as error:
         found.wrong += map(str, error.problems)
         found.needed += map(str, unset)
@@ -70,12 +69,12 @@ def examine(found: Findings, config: ServiceConfig) -> None:
 
 def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
     """Makes the model's client and the tools of the config's agent, which stands at `place` in the file."""
-    from tealagents.bootstrap import START_ERRORS, model_of
+    from tealagents.bootstrap import START_ERRORS, credential_of, model_of
     from tealagents.tooling import offered
 
     try:
         if not config.document.is_open((*place, "client")):
-            _model(config)
+            model_of(config, credential_of(config))
     except START_ERRORS as error:
         try:
             model_of(replace(config, api_key=config.api_key or SecretStr("not set here")))
@@ -94,12 +93,6 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
 def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
     """The error with file, line and key, or with the variable that sets it."""
     return str(config.document.problem(key, str(error)))
-
-
-def _model(config: ServiceConfig) -> None:
-    from tealagents.bootstrap import credential_of, model_of
-
-    model_of(config, credential_of(config))
 
 
 def _with_named_tools(config: ServiceConfig, place: KeyPath) -> ServiceConfig:

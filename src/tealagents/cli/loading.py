@@ -34,9 +34,7 @@ def load_or_exit(
         if missing := [each for each in unset or () if each.key == needed]:
             raise ConfigError(missing)
     except ConfigError as error:
-        for problem in error.problems:
-            stderr.print(f"[red]✗[/] {escape(str(problem))}")
-        raise typer.Exit(2) from None
+        raise fail(*map(str, error.problems)) from None
     import_from(config.source.parent)
     return config
 
@@ -46,6 +44,12 @@ def fail(*reasons: str) -> typer.Exit:
     for reason in reasons:
         stderr.print(f"[red]✗[/] {escape(reason)}")
     return typer.Exit(2)
+
+
+def warn(*texts: str) -> None:
+    """Prints what is worth knowing and ends nothing."""
+    for text in texts:
+        stderr.print(f"[yellow]![/] {escape(text)}")
 
 
 def absent(store: "BaseStore") -> str:

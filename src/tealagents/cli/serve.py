@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, load_or_exit, stderr, unusable
+from tealagents.cli.loading import fail, load_or_exit, unusable, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -134,7 +134,7 @@ def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
     if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
     if warning := _unknown_address(config, host):
-        stderr.print(f"[yellow]![/] {warning}")
+        warn(warning)
 
 
 def _unknown_address(config: ServiceConfig, host: str) -> str | None:

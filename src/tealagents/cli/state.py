@@ -5,15 +5,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tealagents.cli.loading import absent, fail, load_or_exit, stderr
+from tealagents.cli.loading import absent, fail, load_or_exit, stderr, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -71,27 +70,20 @@ class OpenedState:
         self.key_seconds = tasks.rules.event_seconds
 
 
-@asynccontextmanager
-async def opened(config: ServiceConfig) -> AsyncIterator[OpenedState]:
-    from tealagents.bootstrap import record_store_of, rules_of, store_of
-
-    async with store_of(config) as store:
-        yield OpenedState(config, record_store_of(config, store, SystemClock()), rules_of(config))
-
-
 def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, creates: bool = False) -> T:
     """Does the work on a config's state; a failure is one line. Only what `creates` may make a store."""
     checked = load_or_exit(config)
 
     async def do() -> T:
-        from tealagents.bootstrap import check_key
+        from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of
 
         plain = plain_store(checked.persistence)
         if not creates and not await plain.exists():
             raise StoreConfigError(absent(plain))
-        async with opened(checked) as found:
-            await check_key(checked, found.records)
-            return await work(found)
+        async with store_of(checked) as store:
+            records = record_store_of(checked, store, SystemClock())
+            await check_key(checked, records)
+            return await work(OpenedState(checked, records, rules_of(checked)))
 
     if checked.persistence.startswith("memory:"):
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
@@ -124,10 +116,9 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _show_problems(problems: list[str], what: str) -> None:
-    for problem in problems[:MOST_SHOWN]:
-        stderr.print(f"[yellow]![/] {escape(problem)}")
+    warn(*problems[:MOST_SHOWN])
     if len(problems) > MOST_SHOWN:
-        stderr.print(f"[yellow]![/] … and {len(problems) - MOST_SHOWN} more {what}")
+        warn(f"… and {len(problems) - MOST_SHOWN} more {what}")
 
 
 # --- stats ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, stderr
+from tealagents.cli.loading import fail, warn
 from tealagents.config import API_VERSIONS, ConfigError, load
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.config.skagents import V1, EarlierConfig
@@ -70,8 +70,7 @@ def upgrade_command(
             before.splitlines(), after.splitlines(), str(file), str(target), lineterm="", n=1
         )
     )
-    for note in notes(config, target):
-        stderr.print(f"[yellow]![/] {escape(note)}")
+    warn(*notes(config, target))
     print(f"\n{_CLIENTS}\n\nWritten: {target}")
 
 

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -85,26 +86,13 @@ def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call
 
 def as_stream(call: Call) -> Call:
     """The same, answered as a stream of events."""
-    return Call(
-        method=call.method,
-        path=f"{call.path}/sse",
-        query=call.query,
-        body=call.body,
-        headers={**call.headers, "Accept": EVENT_STREAM},
-        deadlines="silence",
-        repeatable=call.repeatable,
-    )
+    headers = {**call.headers, "Accept": EVENT_STREAM}
+    return replace(call, path=f"{call.path}/sse", headers=headers, deadlines="silence")
 
 
 def in_background(call: Call) -> Call:
     """The same, answered as soon as it is stored."""
-    return Call(
-        method=call.method,
-        path=call.path,
-        body=call.body,
-        headers={**call.headers, "Prefer": "respond-async"},
-        repeatable=call.repeatable,
-    )
+    return replace(call, headers={**call.headers, "Prefer": "respond-async"}, deadlines="call")
 
 
 def follow(request_id: str, after: int) -> Call:

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 from tealagents.client import calls
 from tealagents.client.documents import Accepted, Answer, Json, RequestDocument, each, text
@@ -65,17 +65,6 @@ UNFINISHED = frozenset({"Running", "Queued"})
 FIRST_POLL, LONGEST_POLL = 0.1, 2.0
 
 
-class Identified(Protocol):
-    """Anything that has ids, some of them perhaps unknown."""
-
-    @property
-    def session_id(self) -> str | None: ...
-    @property
-    def task_id(self) -> str | None: ...
-    @property
-    def request_id(self) -> str | None: ...
-
-
 @dataclass(kw_only=True)
 class Cursor:
     """The position in a stream."""
@@ -91,7 +80,7 @@ class Cursor:
     #: a pause that ends the stream, unless it has been decided in the meantime and events follow
     _pause: ApprovalRequired | None = None
 
-    def locate(self, found: Identified) -> None:
+    def locate(self, found: Answer | ProblemError | StreamEvent) -> None:
         self.session_id = found.session_id or self.session_id
         self.task_id = found.task_id or self.task_id
         self.request_id = found.request_id or self.request_id
@@ -237,9 +226,9 @@ class Rules:
         outcome = yield from fetch(call)
         if isinstance(outcome, Lost):
             raise self._given_up(outcome, call) from outcome.error
-        problem = None if outcome.ok else outcome.problem()
-        if problem is None:
+        if outcome.ok:
             return parse(outcome.document())
+        problem = outcome.problem()
         if not isinstance(problem.raw.get("status"), str):
             raise problem
         return parse(problem.raw)

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
-from tealagents.telemetry.logs import Ids, said
+from tealagents.telemetry.logs import Ids, named_ids, said
 from tealagents.telemetry.scraping import offered
 
 #: seconds that what is left may take to be exported at the end
@@ -59,7 +59,7 @@ class Exported(logging.Handler):
     def _export(self, record: logging.LogRecord) -> None:
         severity = next(number for level, number in _SEVERITIES if record.levelno >= level)
         attributes = {"logger": record.name}
-        attributes |= {f"tealagents.{name}": value for name, value in getattr(record, "ids", {}).items()}
+        attributes |= named_ids(getattr(record, "ids", {}))
         if record.exc_info and record.exc_info[0] is not None:
             attributes["exception.type"] = record.exc_info[0].__name__
         message = said(record, content=self._content)

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +37,11 @@ _QUOTING = ("mem0",)
 _CREDENTIALS = ("msal", "botocore", "aiobotocore")
 #: loggers that at DEBUG have the handshake of each WebSocket, with its credentials, and every frame
 _WEBSOCKETS = ("uvicorn.error", "websockets")
+
+
+def named_ids(ids: Mapping[str, str]) -> dict[str, str]:
+    """Ids as attributes of what is exported."""
+    return {f"tealagents.{name}": value for name, value in ids.items()}
 
 
 class Ids(logging.Filter):

@@ -20,6 +20,7 @@ from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
 from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch
 from tealagents.telemetry.http import TRACE_CONTEXT
+from tealagents.telemetry.logs import named_ids
 from tealagents.telemetry.requests import LoggedRequests
 
 #: seconds; as the conventions advise for model operations
@@ -60,7 +61,7 @@ class OpenTelemetryObserver(LoggedRequests):
         self._agent = agent
         self._version = version
         self._plugins = tuple(plugins)
-        self._content = content
+        self.content = content
         self._tracer = trace.get_tracer("tealagents")
         meter = metrics.get_meter("tealagents")
         self._duration = meter.create_histogram(
@@ -103,9 +104,7 @@ class OpenTelemetryObserver(LoggedRequests):
             "gen_ai.agent.name": self._agent,
             "gen_ai.agent.version": self._version,
             "gen_ai.conversation.id": request.task_id,
-            "tealagents.session_id": request.session_id,
-            "tealagents.task_id": request.task_id,
-            "tealagents.request_id": request.request_id,
+            **named_ids(request.ids),
         }
         span = self._tracer.start_span(f"invoke_agent {self._agent}", attributes=attributes)
         return _RequestWatch(request, span, self, super().request(request))
@@ -135,25 +134,20 @@ class OpenTelemetryObserver(LoggedRequests):
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": provider,
             "gen_ai.request.model": model,
-            **_ids(),
         }
-        span = self._tracer.start_span(f"chat {model}", kind=SpanKind.CLIENT, attributes=attributes)
-        return _ModelWatch(span, self, {"gen_ai.provider.name": provider, "gen_ai.request.model": model})
+        about = {**attributes, **named_ids(current_ids.get())}
+        span = self._tracer.start_span(f"chat {model}", kind=SpanKind.CLIENT, attributes=about)
+        return _ModelWatch(span, self, attributes)
 
     def record_model(self, attributes: dict[str, str], seconds: float, done: ModelDone | None) -> None:
-        named = {"gen_ai.operation.name": "chat", **attributes}
-        self._duration.record(seconds, named)
+        self._duration.record(seconds, attributes)
         if done is not None:
             usage = done.usage
-            self._tokens.record(usage.prompt_tokens, {**named, "gen_ai.token.type": "input"})
-            self._tokens.record(usage.completion_tokens, {**named, "gen_ai.token.type": "output"})
+            self._tokens.record(usage.prompt_tokens, {**attributes, "gen_ai.token.type": "input"})
+            self._tokens.record(usage.completion_tokens, {**attributes, "gen_ai.token.type": "output"})
 
     def record_first(self, attributes: dict[str, str], seconds: float) -> None:
-        self._first.record(seconds, {"gen_ai.operation.name": "chat", **attributes})
-
-    @property
-    def content(self) -> bool:
-        return self._content
+        self._first.record(seconds, attributes)
 
     @contextmanager
     def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:
@@ -161,10 +155,10 @@ class OpenTelemetryObserver(LoggedRequests):
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": call.tool,
             "gen_ai.tool.call.id": call.id,
-            **_ids(),
+            **named_ids(current_ids.get()),
         }
         with self._tracer.start_as_current_span(f"execute_tool {call.tool}", attributes=attributes) as span:
-            if self._content:
+            if self.content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.arguments)
             yield _ToolWatch(span, self, call.tool)
 
@@ -202,14 +196,12 @@ class _RequestWatch(RequestWatch):
         self._span.set_attribute("gen_ai.usage.input_tokens", request.usage.prompt_tokens)
         self._span.set_attribute("gen_ai.usage.output_tokens", request.usage.completion_tokens)
         if code is not None:
-            self._span.set_attribute("error.type", code)
-            self._span.set_status(Status(StatusCode.ERROR, code))
+            _fail(self._span, code)
         self._observer.count(request.status, code, time.perf_counter() - self._began)
 
     def failed(self, error: TealError) -> None:
         self._logged.failed(error)
-        self._span.set_attribute("error.type", error.code)
-        self._span.set_status(Status(StatusCode.ERROR, error.code))
+        _fail(self._span, error.code)
         self._observer.count("Unknown", error.code, time.perf_counter() - self._began)
 
 
@@ -242,8 +234,7 @@ class _ModelWatch(ModelWatch):
 
     def failed(self, error: BaseException) -> None:
         kind = error.code if isinstance(error, TealError) else type(error).__name__
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(Status(StatusCode.ERROR, kind))
+        _fail(self._span, kind)
         self._end(None, kind)
 
     def _end(self, done: ModelDone | None, kind: str | None) -> None:
@@ -262,8 +253,7 @@ class _ToolWatch(ToolWatch):
     def done(self, output: str, *, is_error: bool) -> None:
         self._record("error" if is_error else "done")
         if is_error:
-            self._span.set_attribute("error.type", "tool_error")
-            self._span.set_status(Status(StatusCode.ERROR, "tool_error"))
+            _fail(self._span, "tool_error")
         if self._observer.content:
             self._span.set_attribute("gen_ai.tool.call.result", output)
 
@@ -275,5 +265,7 @@ class _ToolWatch(ToolWatch):
         self._observer.record_tool(self._tool, outcome, time.perf_counter() - self._began)
 
 
-def _ids() -> dict[str, str]:
-    return {f"tealagents.{name}": value for name, value in current_ids.get().items()}
+def _fail(span: Span, kind: str) -> None:
+    """Marks a span as failed."""
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR, kind))

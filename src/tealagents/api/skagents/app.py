@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
-from tealagents.api.http import WrongMethod, ending_connection, json_response, status_of
+from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, left, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
-_FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 #: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
 _FAILED, _LONGEST_REASON = 1011, 120
 #: the status for a client that has left, which no one reads
@@ -135,7 +134,7 @@ class StatelessApp:
 
     async def _invoke(self, request: Request) -> Response:
         caller, given = await self._read(request)
-        answered = await _unless_left(self._answer(caller, given, request), _left(request.receive))
+        answered = await _unless_left(self._answer(caller, given, request), request.receive)
         return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
     async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
@@ -145,7 +144,7 @@ class StatelessApp:
                 if isinstance(event, Done):
                     answered = event.response
         if answered is None:
-            raise InternalError(_FAULT)
+            raise InternalError(FAULT)
         return answered
 
     async def _invoke_sse(self, request: Request) -> Response:
@@ -206,7 +205,7 @@ class StatelessApp:
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
         given = self._given(bodies.parse(body))
-        await _unless_left(self._say(socket, caller, given), _left(socket.receive))
+        await _unless_left(self._say(socket, caller, given), socket.receive)
 
     async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
         async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
@@ -260,7 +259,7 @@ class StatelessApp:
         return documents.refusal(refused, "")
 
     async def _fault(self, _: Request, error: Exception) -> Response:
-        return documents.refusal(InternalError(_FAULT), self._front.challenge)
+        return documents.refusal(InternalError(FAULT), self._front.challenge)
 
     # --- what can be read ------------------------------------------------------------------------
 
@@ -299,18 +298,13 @@ async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
     raise HTTPException(404)
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
-        pass
-
-
-async def _unless_left(work: Coroutine[Any, Any, T], leaving: Coroutine[Any, Any, None]) -> T | None:
+async def _unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
     """The result of some work; None where the client has left, who alone could have read it."""
-    working, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving)
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left(receive))
     try:
-        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        left.cancel()
+        leaving.cancel()
         working.cancel()
     await asyncio.wait({working})
     return None if working.cancelled() else working.result()

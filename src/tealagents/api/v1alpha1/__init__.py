@@ -1,7 +1,7 @@
 """The service's own protocol, `tealagents/v1alpha1`: its application and its routes.
 
 ============  ==========================================================================
-`app`         `AppV3`, the application: puts routes, handlers of errors and lifespan together
+`app`         `AppV3`, the application: puts routes and handlers of errors together
 `routing`     routes: served by Starlette, described by FastAPI when the document is asked for
 `context`     what every route works with; `parameters`, `preferences`, `paging`: what several read
 `messages`    sending a message and deciding a pause; JSON, SSE, background

@@ -1,7 +1,6 @@
 """AppV3: the application of `tealagents/v1alpha1`."""
 
 import contextlib
-import logging
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
@@ -14,7 +13,7 @@ from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import with_cors
-from tealagents.api.http import WrongMethod
+from tealagents.api.http import FAULT, WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
     approvals,
@@ -33,14 +32,12 @@ from tealagents.api.v1alpha1 import (
 )
 from tealagents.api.v1alpha1.routing import InvalidQuery
 from tealagents.domain import ids
-from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
-
-log = logging.getLogger(__name__)
+from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 
 
 def build(exchange: Exchange, path: str) -> Served:
     """This API over an exchange, at the agent's own prefix."""
-    app = AppV3(exchange).build()
+    app = AppV3(exchange)
     return Served(app=with_cors(app, exchange, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS), path=path)
 
 
@@ -59,36 +56,27 @@ _PARTS = (
 )
 
 
-class AppV3:
-    """Builds the ASGI application for one agent."""
-
-    api_version = "tealagents/v1alpha1"
+class AppV3(Starlette):
+    """The ASGI application for one agent."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def build(self) -> Starlette:
-        exchange = self._exchange
-        app = Starlette(
+        super().__init__(
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
                 *docs.pages(exchange, _PARTS),
             ]
         )
-        app.router.redirect_slashes = False
-        app.state.exchange = exchange
-        self._add_error_handlers(app)
-        return app
+        self.router.redirect_slashes = False
+        self.state.exchange = exchange
+        self._add_error_handlers(exchange)
 
-    def _add_error_handlers(self, app: Starlette) -> None:
-        exchange = self._exchange
+    def _add_error_handlers(self, exchange: Exchange) -> None:
         resource = exchange.resource(exchange.prefix)
 
         def refused(request: Request, error: TealError) -> Response:
             exchange.refused(error)
-            lacking = isinstance(error, Unauthenticated | InsufficientScope)
-            return problems.respond(error, challenge=resource.challenge(request) if lacking else "Bearer")
+            return problems.respond(error, resource.challenge(request))
 
         async def teal_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, TealError)
@@ -105,16 +93,15 @@ class AppV3:
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return refused(request, _no_route(request, error, app.routes, f"{exchange.prefix}/docs"))
+            return refused(request, _no_route(request, error, self.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
-            detail = "Internal error. Retry the request; if it persists, contact the operator."
-            return problems.problem_response(problems.problem("internal_error", detail))
+            return problems.problem_response(problems.problem("internal_error", FAULT))
 
-        app.add_exception_handler(TealError, teal_error)
-        app.add_exception_handler(InvalidQuery, invalid)
-        app.add_exception_handler(HTTPException, http)
-        app.add_exception_handler(Exception, fault)
+        self.add_exception_handler(TealError, teal_error)
+        self.add_exception_handler(InvalidQuery, invalid)
+        self.add_exception_handler(HTTPException, http)
+        self.add_exception_handler(Exception, fault)
 
 
 #: headers that browsers may send from elsewhere, and those they may see beside those of every protocol

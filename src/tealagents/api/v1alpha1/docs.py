@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tealagents.api.exchange import Exchange
@@ -18,6 +18,7 @@ from tealagents.api.v1alpha1 import openapi
 from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import NotFound
+from tealagents.state.codec import encode_json
 
 #: what the page loads
 _SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
@@ -25,26 +26,14 @@ _SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
 
 def pages(exchange: Exchange, parts: Sequence[Routes]) -> list[BaseRoute]:
     """The routes of the document of these parts, and of the page."""
-    agent, settings = exchange.agent, exchange.settings
     written = b""
     writing = asyncio.Lock()
-
-    def write() -> bytes:
-        document = openapi.document(
-            parts,
-            exchange.prefix,
-            title=agent.name,
-            version=agent.version,
-            description=settings.description,
-            max_items=settings.max_items,
-        )
-        return bytes(JSONResponse(document).body)
 
     async def document(_: Request) -> Response:
         nonlocal written
         async with writing:
             # it takes long enough for streams to stand still, were it written on the event loop
-            written = written or await asyncio.to_thread(write)
+            written = written or encode_json(await asyncio.to_thread(openapi.document, exchange, parts))
         return Response(written, media_type="application/json")
 
     served = {"openapi.json": document, "docs": _page, "docs/{name}": _file}

@@ -24,8 +24,7 @@ from tealagents.domain.events import (
     ToolReturned,
 )
 from tealagents.domain.models import Json
-
-_encode = msgspec.json.Encoder().encode
+from tealagents.state.codec import encode_json
 
 
 class Frames:
@@ -35,7 +34,7 @@ class Frames:
         self._ids = dict(ids)
         self._prefix = prefix
         constant: Json = {**ids, "source": source}
-        self._middle = b"\ndata: " + _encode(constant)[:-1] + b',"output_partial":'
+        self._middle = b"\ndata: " + encode_json(constant)[:-1] + b',"output_partial":'
 
     def __call__(self, recorded: Recorded) -> bytes:
         event = recorded.event
@@ -43,7 +42,7 @@ class Frames:
             return b"event: partial-response\nid: %d%b%b}\n\n" % (
                 recorded.id,
                 self._middle,
-                _encode(event.text),
+                encode_json(event.text),
             )
         name, data = self._document(event)
         return sse.frame(recorded.id, name, data)

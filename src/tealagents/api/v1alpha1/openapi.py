@@ -8,7 +8,9 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tealagents.api.exchange import Exchange
 from tealagents.api.http import RETRY_AFTER, STATUSES
+from tealagents.api.settings import ApiSettings
 from tealagents.api.v1alpha1 import inputs, problems, schemas
 from tealagents.domain.models import Json
 from tealagents.state.task_document import ExportedTask
@@ -197,30 +199,29 @@ def _link(operation: str, description: str, identifier: str) -> Json:
 # --- the whole document --------------------------------------------------------------------------
 
 
-def document(
-    parts: Iterable["Routes"], prefix: str, *, title: str, version: str, description: str, max_items: int
-) -> dict[str, Any]:
-    """The OpenAPI document of the parts of the API below a prefix; FastAPI is imported for it."""
+def document(exchange: Exchange, parts: Iterable["Routes"]) -> dict[str, Any]:
+    """The OpenAPI document of an agent and the parts of its API; FastAPI is imported for it."""
     from fastapi import FastAPI
     from fastapi.openapi.utils import get_openapi
 
     app = FastAPI()
     for part in parts:
-        app.include_router(part.described(), prefix=prefix)
-    made = get_openapi(title=title, version=version, description=description, routes=app.routes)
-    return _complete(made, max_items=max_items, description=description)
+        app.include_router(part.described(), prefix=exchange.prefix)
+    agent, about = exchange.agent, exchange.settings.description
+    made = get_openapi(title=agent.name, version=agent.version, description=about, routes=app.routes)
+    return _complete(made, exchange.settings)
 
 
-def _complete(document: dict[str, Any], *, max_items: int, description: str) -> dict[str, Any]:
+def _complete(document: dict[str, Any], settings: ApiSettings) -> dict[str, Any]:
     """Adds what FastAPI does not see: the schemas of bodies, events and problems, and the bearer token.
 
-    `description` is the agent's own. It begins that of each route that takes messages: orchestrators choose
-    among agents by that text alone.
+    The agent's own description begins that of each route that takes messages: orchestrators choose among
+    agents by that text alone.
     """
     for path in document["paths"].values():
         for operation in path.values():
             if operation["operationId"] in _TAKING_MESSAGES:
-                operation["description"] = f"{description}\n\n{operation['description']}"
+                operation["description"] = f"{settings.description}\n\n{operation['description']}"
     components = document.setdefault("components", {})
     schemas_of = components.setdefault("schemas", {})
     schemas_of.update(_unseen())
@@ -229,7 +230,7 @@ def _complete(document: dict[str, Any], *, max_items: int, description: str) -> 
         "description": "A server-sent event of a stream; its data is the JSON document that `event` names",
         "oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()],
     }
-    schemas_of["UserMessage"]["properties"]["items"]["maxItems"] = max_items
+    schemas_of["UserMessage"]["properties"]["items"]["maxItems"] = settings.max_items
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas_of.pop(unused, None)
     components["securitySchemes"] = {

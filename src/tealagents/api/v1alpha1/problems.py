@@ -1,20 +1,13 @@
 """Errors as problem documents (RFC 9457), in the words of this API."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
-from tealagents.api.bearer import www_authenticate
-from tealagents.api.http import RETRY_AFTER, STATUSES, WrongMethod, json_response, retry_after, status_of
-from tealagents.domain.errors import (
-    ApprovalPending,
-    IdempotencyKeyReused,
-    InvalidRequest,
-    RequestInProgress,
-    TaskBusy,
-    TealError,
-)
+from tealagents.api.bearer import refusal_headers
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of, worded
+from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotOwner, TealError
 from tealagents.domain.models import Failure, Json
 
 MEDIA_TYPE = "application/problem+json"
@@ -54,22 +47,18 @@ TITLES: Mapping[str, str] = {
 TYPE_PREFIX = "urn:tealagents:problem:"
 
 #: what to do about an error, where this API has a way of its own; the error itself says what happened
-_ADVICE: Mapping[type[TealError], Callable[[Any], str]] = {
-    TaskBusy: lambda _: "Wait for it, or cancel it.",
-    IdempotencyKeyReused: lambda _: "Send a new Idempotency-Key with a new message.",
-    RequestInProgress: lambda _: "Follow it by its id, or retry later.",
-    ApprovalPending: lambda error: (
-        "Decide this pause by its approval_id (in the query), or by decisions that name its calls."
-        if error.again
-        else 'Approve or reject it first, or cancel it; a message with "supersede": true cancels the pause.'
-    ),
+_ADVICE: Mapping[str, str] = {
+    "task_busy": "Wait for it, or cancel it.",
+    "idempotency_key_reused": "Send a new Idempotency-Key with a new message.",
+    "request_in_progress": "Follow it by its id, or retry later.",
+    "approval_pending": "Approve or reject it first, or cancel it; "
+    'a message with "supersede": true cancels the pause.',
 }
-
-
-def worded(error: TealError) -> str:
-    """What happened and what to do, for clients of this API."""
-    advice = _ADVICE.get(type(error))
-    return f"{error.detail} {advice(error)}" if advice else error.detail
+#: the same for a decision that was of an earlier pause
+_ADVICE_AGAIN: Mapping[str, str] = {
+    "approval_pending": "Decide this pause by its approval_id (in the query), "
+    "or by decisions that name its calls.",
+}
 
 
 def document(error: TealError) -> Json:
@@ -77,7 +66,8 @@ def document(error: TealError) -> Json:
     fields: Json = {**error.ids}
     if isinstance(error, InvalidRequest) and error.field:
         fields["field"] = error.field
-    return problem(error.code, worded(error), status=status_of(error), **fields)
+    advice = _ADVICE_AGAIN if isinstance(error, ApprovalPending) and error.again else _ADVICE
+    return problem(error.code, worded(error, advice), status=status_of(error), **fields)
 
 
 def problem(code: str, detail: str, *, status: int | None = None, **fields: Any) -> Json:
@@ -100,17 +90,12 @@ def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) ->
     return json_response(body, status=body["status"], headers=headers, media_type=MEDIA_TYPE)
 
 
-def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
+def respond(error: TealError, challenge: str) -> Response:
     """The response for an error. `challenge` is the beginning of `WWW-Authenticate` for this service."""
-    body = document(error)
-    headers = {}
-    if body["status"] in (401, 403):
-        headers["www-authenticate"] = www_authenticate(error, challenge)
-    if (seconds := retry_after(error)) is not None:
-        headers["retry-after"] = seconds
-    if isinstance(error, WrongMethod):
-        headers["allow"] = error.allow
-    return problem_response(body, headers=headers)
+    headers = refusal_headers(error, challenge)
+    if isinstance(error, NotOwner):  # no other token of the caller's would do
+        headers["www-authenticate"] = "Bearer"
+    return problem_response(document(error), headers=headers)
 
 
 def respond_failure(

@@ -133,22 +133,13 @@ class _Answering:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._arguments = _Arguments(endpoint) if len(signature(endpoint).parameters) > 1 else None
+        self._takes_more = len(signature(endpoint).parameters) > 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        found, wrong = self._arguments.of(request) if self._arguments is not None else ({}, [])
-        if wrong:
-            raise InvalidQuery(wrong)
-        response = await self._endpoint(request, **found)
+        given = self._arguments(request) if self._takes_more else {}
+        response = await self._endpoint(request, **given)
         await response(scope, receive, send)
-
-
-class _Arguments:
-    """What an endpoint takes of the path and the query of a request."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
 
     @cached_property
     def _queries(self) -> Sequence[Query]:
@@ -159,8 +150,8 @@ class _Arguments:
             if argument.default is not Argument.empty
         ]
 
-    def of(self, request: Request) -> tuple[dict[str, Any], list[ErrorDetails]]:
-        """The arguments, and what is wrong with them."""
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        """What the endpoint takes of the path and the query. `InvalidQuery`."""
         found: dict[str, Any] = dict(request.path_params)
         wrong: list[ErrorDetails] = []
         for name, default, adapter in self._queries:
@@ -174,7 +165,9 @@ class _Arguments:
                 for each in error.errors(include_url=False, include_input=False):
                     each["loc"] = (name,)
                     wrong.append(each)
-        return found, wrong
+        if wrong:
+            raise InvalidQuery(wrong)
+        return found
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
