@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tealagents.api import sse
 from tealagents.api.bearer import refusal_headers
-from tealagents.api.http import WrongMethod, json_response, status_of
+from tealagents.api.http import json_response, status_of
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json, TokenUsage
 
@@ -61,9 +61,9 @@ def problem(error: TealError) -> Json:
 
 def refusal(error: TealError, challenge: str) -> Response:
     """The response for an error."""
-    headers = refusal_headers(error, challenge)
-    if isinstance(error, WrongMethod):
-        headers["allow"] = error.allow
     return json_response(
-        problem(error), status=status_of(error), headers=headers, media_type="application/problem+json"
+        problem(error),
+        status=status_of(error),
+        headers=refusal_headers(error, challenge),
+        media_type="application/problem+json",
     )
