@@ -15,7 +15,7 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
-from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup, ToolChoice
+from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
 from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
@@ -98,9 +98,7 @@ async def _answered(
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
     _check_answers(waiting, answers)
-    held = view.record.setup
-    kept = replace(message.setup, user_context=held.user_context)
-    setup = kept if resets else _with_choice(held, message.setup.tool_choice)
+    setup = _set_anew(view.record.setup, message.setup, resets=resets)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
     for _ in range(MOST_ATTEMPTS):
         if not stretch.view.replayed or stretch.status != "Failed":
@@ -109,9 +107,11 @@ async def _answered(
     return stretch
 
 
-def _with_choice(held: RequestSetup, choice: ToolChoice | None) -> RequestSetup | None:
-    """What holds with another choice beside all that remains; None where nothing is anew."""
-    return replace(held, tool_choice=choice) if choice is not None else None
+def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> RequestSetup | None:
+    """What holds from here on; None: what held before. The context came over another protocol, and stays."""
+    if resets:
+        return replace(asked, user_context=held.user_context)
+    return replace(held, tool_choice=asked.tool_choice) if asked.tool_choice is not None else None
 
 
 def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], str, dict[str, str]]:
