@@ -24,10 +24,7 @@ def _sources(config: ServiceConfig) -> Sources:
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,
         # their own limit ends a call that was sent; the one from outside allows for waiting besides
-        servers=[
-            each.model_copy(update={"request_timeout": each.request_timeout or seconds})
-            for each in agent.mcp_servers
-        ],
+        servers=[each.limited(seconds) for each in agent.mcp_servers],
         toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
         more_to_come=bool(config.thread.context_providers),

@@ -355,6 +355,23 @@ async def test_a_call_that_was_sent_is_given_up_after_the_limit_of_all_tools(tmp
         await tooling.close()
 
 
+async def test_a_silent_answer_ends_a_call_before_the_limit_of_all_tools(tmp_path: Path) -> None:
+    """That limit is no reason to wait longer than `sse_read_timeout`."""
+    with served(counting([]).streamable_http_app()) as url:
+        entry = f"{{name: web, url: '{url}/mcp', trust_level: trusted, sse_read_timeout: 1}}"
+        text = config_files.with_agent(f"mcp_servers: [{entry}]")
+        config = config_files.read(tmp_path, text, TA_LIMITS__TOOL_TIMEOUT_SECONDS="20")
+        tooling = Tooling(config, None, SystemClock())
+        try:
+            [server] = await tooling.open(lambda: None)
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(ToolFailed, match="gave no answer: no whole answer within 1 s") as raised:
+                    await by_name(server)["web-wait"].call(Context(), {})
+        finally:
+            await tooling.close()
+    assert raised.value.unknown
+
+
 async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
     """A JSON-RPC error is a failure with the server's own words."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:

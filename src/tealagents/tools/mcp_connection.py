@@ -132,7 +132,7 @@ class MCPConnection:
             await asyncio.wait({self._owner})
 
     async def _call(self, client: Client, tool: str, arguments: Json) -> types.CallToolResult:
-        timeout = self._options.request_timeout or _NO_LIMIT
+        timeout = self._options.call_seconds or _NO_LIMIT
         return await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
 
     async def _session(self) -> Client:

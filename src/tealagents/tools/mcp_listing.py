@@ -153,7 +153,7 @@ class Lister:
             parameters=parameters,
             governance=governance,
             auth=self._auth(),
-            timeout=self._options.request_timeout,
+            timeout=self._options.call_seconds,
             waits=token + self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
         )

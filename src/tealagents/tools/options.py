@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from tealagents.domain.ports import Governance
 from tealagents.options import Flag, Headers, HttpUrl, Options, Seconds, Text, Words
@@ -85,6 +85,18 @@ class MCPServerOptions(Options):
     on_behalf_of_scopes: Words = ()
     """Scopes of the on-behalf-of token for the calling user that is passed on to the server (`http`;
     Entra)."""
+    _limit: float | None = PrivateAttr(None)
+
+    @property
+    def call_seconds(self) -> float | None:
+        """Seconds after which a call that was sent is given up; None: the caller has a limit of its own."""
+        return self.request_timeout or self._limit
+
+    def limited(self, seconds: float) -> Self:
+        """With what limits a call where `request_timeout` is left out. It does not prolong silence."""
+        limited = self.model_copy()
+        limited._limit = seconds
+        return limited
 
     @model_validator(mode="before")
     @classmethod
