@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -43,6 +43,7 @@ from tealagents.testing.waits import eventually
 from tealagents.threads import windows
 from tealagents.threads.components import open_view
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions, Providers
+from tealagents.threads.views import Part, Upcoming, View
 from tealagents.unwinding import UNWIND_SECONDS
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
@@ -783,6 +784,37 @@ async def test_what_a_provider_that_was_left_behind_writes_into_its_state_is_in_
         second = await here.ask("again", first.task_id)
         assert second.status == "Completed"
         assert (second.context or {})["providers"] == {"Writing": {"n": 2}}
+
+
+@pytest.mark.parametrize("late", [object(), "x" * 1_000_000], ids=["no JSON", "too much"])
+async def test_what_is_written_into_a_state_while_a_summary_is_made_is_not_kept(late: object) -> None:
+    """By a provider that was left behind: the state is kept as it was checked. covers: THREAD-10"""
+
+    class Writing(Deaf):
+        async def invoked(
+            self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+        ) -> None:
+            invocation.state["n"] = 1
+            await self._linger("invoked")
+            invocation.state["late"] = late
+            wrote.set()
+
+    class Summary:
+        trigger = "after_message_added"
+
+        async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+            if upcoming.moment == self.trigger:
+                deaf.released.set()
+                await wrote.wait()
+            async for part in parts:
+                yield part
+
+    deaf, wrote = Writing("invoked", seconds=5), asyncio.Event()
+    agent = {"providers": Providers([deaf]), "view": View([Summary()])}
+    async with process(agent=agent, lease_seconds=30_000) as here:
+        request = await outlasted(here, deaf, 5)
+    assert request.status == "Completed"
+    assert (request.context or {})["providers"] == {"Writing": {"n": 1}}
 
 
 async def test_a_provider_that_ignores_that_its_time_is_up_is_left_behind() -> None:

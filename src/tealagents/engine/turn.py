@@ -115,8 +115,9 @@ class Turn(Struct, kw_only=True, eq=False):
         reports = await self.providers.invoked(self.gathered, response, None)
         if self.context is None:
             return None, reports
+        states = self.gathered.states  # as they were checked: one that was left behind may still write
         reports += await self.prompt.settle(response[-1])
-        kept = {**self.context, "providers": self.gathered.states}
+        kept = {**self.context, "providers": states}
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:
