@@ -500,6 +500,24 @@ def test_a_listing_that_is_the_same_as_the_last_one_is_not_looked_through(
     assert files.listing([listed("drop", read_only=False)], before) is before
 
 
+def test_a_listing_that_differs_in_what_makes_no_tool_is_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a title beside a description. No one is notified: the tools are the same."""
+    notified: list[object] = []
+    options = MCPServerOptions(name="files", command="x")
+    server = MCPServer(options, changed=lambda: notified.append(server))
+    tool = types.Tool(name="drop", title="Drop", description="Drops it.", input_schema={})
+    other = tool.model_copy(update={"title": "Drop it"})
+    server._list_all([tool])
+    before = server.tools()
+    server._list_all([other])
+    monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
+    server._list_all([other])
+    assert server.tools() is before
+    assert notified == []
+
+
 def test_of_a_listing_only_the_tools_are_remembered() -> None:
     """It is kept for thousands of users: not what else the server sent, which is no less."""
     files = lister()

@@ -146,7 +146,7 @@ class MCPServer:
     def _list_all(self, tools: Sequence[types.Tool]) -> None:
         before = self._listed
         self._listed = self._lister.listing(tools, before)
-        if self._listed is not before:
+        if before is None or self._listed.tools is not before.tools:
             self._offered = self._listed.tools
             self._lister.report(self._listed)
             if before is not None and self._changed:

@@ -74,7 +74,7 @@ class Lister:
         self._call = call
 
     def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
-        """The tools of a listing; `before` itself where they are the same."""
+        """The tools of a listing: those of `before` where they are the same."""
         digest = _digest(listed)
         if before is not None and before.digest == digest:
             return before  # most are: to make thousands of tools would hold up all requests
@@ -83,7 +83,7 @@ class Lister:
         tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
         if before is not None:
             if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
-                return before
+                return before._replace(digest=digest)
             self._warn_of_loosened(before, tools)
         return Listing(digest, dict(zip(names, functions, strict=True)), tools)
 
