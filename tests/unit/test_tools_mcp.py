@@ -226,6 +226,17 @@ async def test_changed_listing_is_taken_over(tmp_path: Path) -> None:
         assert server.tools() is not before
 
 
+async def test_a_renamed_tool_is_called_by_its_new_name(tmp_path: Path) -> None:
+    """Also where both names are one to the model, which takes fewer characters than MCP."""
+    notified = asyncio.Event()
+    options = MCPServerOptions(name="odd", **odd(tmp_path, "careless"), **TRUSTED)
+    async with MCPServer(options, changed=notified.set) as server:
+        await call(server, "rename")
+        await asyncio.wait_for(notified.wait(), PATIENCE)
+        await call(server, "get_item")
+    assert lines(tmp_path, "calls") == ["rename", "get/item"]
+
+
 async def test_a_listing_that_breaks_the_rules_ends_no_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,7 +82,8 @@ class Lister:
         names = tool_names(self._options.name, functions)
         tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
         if before is not None:
-            if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
+            same = [tool.spec for tool in before.tools] == [tool.spec for tool in tools]
+            if same and list(before.functions.values()) == functions:
                 return before._replace(digest=digest)
             self._warn_of_loosened(before, tools)
         return Listing(digest, dict(zip(names, functions, strict=True)), tools)
