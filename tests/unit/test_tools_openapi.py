@@ -33,6 +33,7 @@ from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import request_of
 from tealagents.tools.openapi_schema import MAX_DEFINITIONS
 from tealagents.tools.options import RemotePluginOptions, remote_plugins
+from tealagents.tools.schema_check import check_against
 
 Json = dict[str, Any]
 
@@ -903,6 +904,30 @@ def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
     [operation] = operations(one_operation({"requestBody": body}), "it")
     assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
     assert "required" not in operation.schema
+
+
+def test_values_that_a_keyword_does_not_have_are_left_out_of_a_schema() -> None:
+    """`type: date` is a common mistake, too: one in a single operation would fail every request."""
+    date, text = {"$ref": "#/components/schemas/Date"}, {"type": "string"}
+    fields = {
+        "date": date,
+        "file": {"type": "file", "description": "the file"},
+        "text": {**text, "minLength": -1, "enum": []},
+        "step": {"type": "number", "multipleOf": 0, "maximum": 1e400},
+        "either": {"oneOf": [], "required": ["a", {}], "properties": {"a": text}},
+    }
+    body = {"content": {"application/json": {"schema": {"properties": fields}}}}
+    [operation] = operations(one_operation({"requestBody": body}, Date={"type": "date"}), "it")
+    jsonschema.Draft202012Validator.check_schema(operation.schema)
+    assert operation.schema["properties"] == {
+        "date": {"$ref": "#/$defs/Date"},
+        "file": {"description": "the file"},
+        "text": text,
+        "step": {"type": "number"},
+        "either": {"required": ["a"], "properties": {"a": text}},
+    }
+    assert operation.schema["$defs"] == {"Date": {}}
+    check_against(operation.schema, {"date": "2026-11-26"})
 
 
 def test_an_array_without_items_has_any() -> None:

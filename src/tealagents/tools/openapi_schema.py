@@ -9,7 +9,16 @@ from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.schema_form import LISTS, MAPS, SINGLE, sound, target_of, with_items, without_booleans
+from tealagents.tools.schema_form import (
+    LISTS,
+    MAPS,
+    SINGLE,
+    cleaned,
+    sound,
+    target_of,
+    with_items,
+    without_booleans,
+)
 
 #: characters of the definitions that one tool may bring along; those beyond it become "any value"
 MAX_DEFINITIONS = 60_000
@@ -86,7 +95,7 @@ class Schemas:
             if key in _DROPPED or key.startswith("x-"):
                 continue
             result[key] = self._member(key, value)
-        result = without_booleans(with_items(result))
+        result = with_items(cleaned(without_booleans(result)))
         self._leave_out_read_only(schema, result)
         example = json.dumps(schema["example"], default=str) if "example" in schema else ""
         if 0 < len(example) <= MAX_EXAMPLE:

@@ -127,6 +127,12 @@ def sound(schema: Json) -> Json:
     return kept
 
 
+def cleaned(schema: Json) -> Json:
+    """The keywords of a sound schema with what of their values is valid."""
+    kept = {key: _CLEANED[key](value) if key in _CLEANED else value for key, value in schema.items()}
+    return {key: value for key, value in kept.items() if value is not None or key in _NULLABLE}
+
+
 def without_booleans(schema: Json) -> Json:
     """Earlier drafts say `exclusiveMinimum: true` beside the minimum, JSON Schema the bound itself."""
     for exclusive, bound in _EXCLUSIVE.items():
@@ -171,10 +177,7 @@ def _valid(schema: Json, lost: set[str]) -> Json:
     """What of a schema is JSON Schema (2020-12), with what earlier drafts say in its words."""
     if isinstance(several := schema.get("items"), list):
         schema = {**schema, "prefixItems": several, "items": schema.get("additionalItems", {})}
-    kept = without_booleans(sound(schema))
-    for key in kept.keys() & _CLEANED.keys():
-        kept[key] = _CLEANED[key](kept[key])
-    kept = {key: value for key, value in kept.items() if value is not None or key in _NULLABLE}
+    kept = cleaned(without_booleans(sound(schema)))
     if kept != schema:
         said = without_booleans(schema).items()
         lost.update(
