@@ -287,6 +287,15 @@ def test_what_is_no_json_schema_is_left_out() -> None:
         assert list(references_of(made)) == []
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_values_that_cannot_be_written_as_json_are_left_out_with_their_keyword(value: float) -> None:
+    """Null would stand for them, which the server does not take; fewer choices would refuse what it takes."""
+    number = {"type": "number"}
+    said: list[Json] = [{"enum": [1, value]}, {"enum": [value]}, {"const": value}, {"default": value}]
+    fields = {f"field {n}": {**number, **one} for n, one in enumerate(said)}
+    assert parameters_of({"properties": fields})["properties"] == dict.fromkeys(fields, number)
+
+
 def test_what_earlier_drafts_say_is_said_in_todays_words() -> None:
     """A tuple, as the TypeScript SDK writes it, and an exclusive bound."""
     text, number = {"type": "string"}, {"type": "number"}
@@ -331,6 +340,7 @@ _PART = {"$id": "https://x.example/A", "properties": {"id": {"$ref": "#/$defs/Id
         ({"properties": {"a": {"oneOf": [{"items": {"$ref": "#cat"}}, {"type": "array"}]}}}, [{}]),
         ({"properties": {"a": {"not": {"$ref": "#dog"}}}}, {"meow": 1}),
         ({"properties": {"a": {"not": {"type": "file"}}}}, 1),
+        ({"properties": {"a": {"not": {"enum": [1, float("inf")]}}}}, 2),
         ({"properties": {"a": {"if": {"$ref": "#dog"}, "then": False}}}, {"meow": 1}),
         ({"properties": {"a": {"contains": {"$ref": "#dog"}, "maxContains": 0, "minContains": 0}}}, [{}]),
         ({"properties": {"a": {"$ref": "#cat", "unevaluatedProperties": False}}}, {"meow": 1}),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
@@ -129,7 +129,8 @@ def sound(schema: Json) -> Json:
 
 def cleaned(schema: Json) -> Json:
     """The keywords of a sound schema with what of their values is valid."""
-    kept = {key: _CLEANED[key](value) if key in _CLEANED else value for key, value in schema.items()}
+    written = {key: value for key, value in schema.items() if _can_be_written(value)}
+    kept = {key: _CLEANED[key](value) if key in _CLEANED else value for key, value in written.items()}
     return {key: value for key, value in kept.items() if value is not None or key in _NULLABLE}
 
 
@@ -202,6 +203,11 @@ def _loosened(schema: Json) -> Json:
     return {"anyOf": schema["oneOf"], **kept} if "oneOf" in schema else kept
 
 
+def _can_be_written(value: Any) -> bool:
+    """Python reads `1e400`, `Infinity` and `NaN`, and none of them can be written as JSON."""
+    return not isinstance(value, float) or isfinite(value)
+
+
 def _schemas(value: list[Any]) -> list[Any] | None:
     """Each in its place: what is no schema lets everything through."""
     return [one if isinstance(one, dict | bool) else {} for one in value] or None
@@ -264,10 +270,9 @@ _CLEANED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("dependencies", "dependentRequired"), _dependent),
     **dict.fromkeys(_COUNTS, lambda value: value if value >= 0 else None),
     **dict.fromkeys(_DROPPED, lambda _: None),
-    # Python reads `1e400`, `Infinity` and `NaN`, and none of them can be written as JSON
-    **dict.fromkeys((*_EXCLUSIVE, *_EXCLUSIVE.values()), lambda value: value if abs(value) < inf else None),
-    "multipleOf": lambda value: value if 0 < value < inf else None,
-    "enum": lambda value: value or None,
+    "multipleOf": lambda value: value if value > 0 else None,
+    # without one of its values it would refuse more
+    "enum": lambda value: value if value and all(map(_can_be_written, value)) else None,
     "required": _texts,
     "type": _types,
 }
