@@ -312,7 +312,7 @@ class Importer:
         waiting: list[tuple[Row, dict[str, Put]]] = []
         records = size = 0
         for row in self.rows(lines):
-            if waiting and _may_refer(row) and waiting[-1][0].key.startswith(keys.BLOBS):
+            if _may_refer(row) and any(each.key.startswith(keys.BLOBS) for each, _ in waiting):
                 await self._commit(waiting)
                 waiting, records, size = [], 0, 0
             derived = await self._derived(row)
@@ -405,7 +405,8 @@ class Importer:
 
     async def _whole(self, row: Row, kind: type[T]) -> T:
         found = await self._records.whole(row.partition, row.key, Record(row.stored, ""), kind)
-        assert found is not None
+        if found is None:  # the target has no such record yet, from which its content would be read again
+            raise CorruptState(row.key, "lacks some of its chunks")
         return found.value
 
     def _key(self, partition: str, request: RequestRecord) -> dict[str, Put]:
