@@ -29,6 +29,8 @@ from tealagents.domain.models import RequestRecord, Session, ToolCall
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
+from tealagents.state.exporting import export
+from tealagents.state.forking import fork
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.pruning import Departure, Pruning
@@ -185,6 +187,30 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
         await here.eraser.erase(here.partition(), buried)
         left = [key for key in await remains(here) if not key.startswith("session")]
         assert [key for key in left if not key.startswith("approvals/")] == []
+
+
+@pytest.mark.parametrize("made_by", ["fork", "import"])
+async def test_requests_that_only_a_damaged_batch_names_are_erased_too(made_by: str) -> None:
+    """One batch holds up to 100 entries of a copy, and may be its only one. covers: STATE-4"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask()
+        task_id = paused.task_id
+        await here.ask("instead", task_id, supersede=True)
+        other = await here.ask("kept")
+        if made_by == "fork":
+            copy = (await fork(here.tasks, here.partition(), task_id, ADA.user)).task_id
+            await here.eraser.delete_task(here.partition(), task_id)
+        else:
+            document = await export(here.tasks, here.partition(), task_id)
+            await here.eraser.delete_task(here.partition(), task_id)
+            copy = (await here.importer.import_(ADA, document)).task_id
+        (batch,) = await names(here.store, here.partition(), keys.logs(copy))
+        await damage(here.store, here.partition(), batch)
+        await here.eraser.delete_task(here.partition(), copy)
+        kept = await names(here.store, here.partition(), "request/")
+        assert kept == [keys.request(other.request_id)]
+        assert await names(here.store, here.partition(), "approval") == []
 
 
 async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> None:

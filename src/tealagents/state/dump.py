@@ -230,30 +230,10 @@ class Exporter:
             try:
                 batch = codec.unseal(partition, row.key, row.stored, Batch)
             except CorruptState:
-                return await self._searched(partition, task_id)
+                return await self._records.of_task(partition, task_id)
             requests |= {entry.request_id for entry in batch.entries if entry.request_id}
             approvals |= {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
         return requests, approvals
-
-    async def _searched(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
-        """The same where a log is damaged: among all of the user's."""
-        return (
-            await self._of_task(partition, keys.request(""), RequestRecord, task_id),
-            await self._of_task(partition, keys.approval(""), Approval, task_id),
-        )
-
-    async def _of_task(
-        self, partition: str, prefix: str, kind: type[RequestRecord] | type[Approval], task_id: str
-    ) -> set[str]:
-        found: set[str] = set()
-        async for row in self._rows(partition, prefix):
-            try:
-                stored = await self._records.whole(partition, row.key, Record(row.stored, ""), kind)
-            except CorruptState:
-                continue
-            if stored is not None and stored.value.task_id == task_id:
-                found.add(keys.last_segment(row.key))
-        return found
 
 
 # --- import -----------------------------------------------------------------------------------------
