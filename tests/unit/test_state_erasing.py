@@ -1,7 +1,10 @@
 """Deletion: complete, and resumed after any interruption."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,7 @@ from tealagents.state.memories import Memory
 from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.stores.memory import MemoryStore
+from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
 
@@ -466,3 +470,21 @@ async def test_a_user_is_erased_page_after_page() -> None:
         assert await departure.erase() == 136
         assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
+
+
+async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path) -> None:
+    """In the user's own partition and in the tenant's inbox, before any sweep. covers: STATE-2"""
+    async with SqliteStore(SqliteOptions(path=tmp_path / "state.db")) as store, process(store) as here:
+        inbox = keys.inbox("Tester", ADA.user.tid)
+        for partition in (here.partition(), inbox):
+            puts = {f"inbox/{n}": Put(b'{"owner":"ada"}', 0.01) for n in range(9)}
+            await store.commit(partition, Commit(operation=operation_id(), put=puts))
+        await asyncio.sleep(0.02)
+        departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
+        for _ in range(2):  # it can be repeated
+            await departure.erase()
+        with closing(sqlite3.connect(tmp_path / "state.db")) as connection:
+            left = connection.execute(
+                "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)
+            )
+            assert left.fetchall() == []
