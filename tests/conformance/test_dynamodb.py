@@ -20,7 +20,7 @@ from tealagents.stores import plain_store as store_of
 from tealagents.stores.dynamodb_service import DynamoService, ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
-from tealagents.testing.store_steps import OpenStore, lost_reply
+from tealagents.testing.store_steps import OpenStore, erase_expired, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -233,6 +233,16 @@ async def test_what_expires_is_absent_before_it_is_erased(dynamodb_url: str, cli
         assert await store.scan("p", "") == []
         await store.commit("p", put("key", b"2", expect={"key": None}))
         assert await items_of(client, dynamodb_url) == ["key"]
+
+
+async def test_what_expired_is_erased_by_name(dynamodb_url: str, client: Any) -> None:
+    """With its chunks, and days before DynamoDB would do it. covers: STATE-2"""
+    async with store_of(dynamodb_url) as store:
+        await store.commit("p", put("large", b"1" * 400_000, ttl=0.05))
+        await store.commit("p", put("small", b"1", ttl=0.05))
+        await asyncio.sleep(0.1)
+        assert sorted(await erase_expired(store, "p")) == ["large", "small"]
+        assert await items_of(client, dynamodb_url) == []
 
 
 @pytest.mark.usefixtures("credentials")

@@ -1,5 +1,6 @@
 """The contract suite on the store of JSON files, and what is particular about it."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +14,7 @@ from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.faults import full_disk
-from tealagents.testing.store_steps import OpenStore, commit, put, values
+from tealagents.testing.store_steps import OpenStore, commit, erase_expired, put, values
 from tealagents.testing.stores import StoreContract
 
 VALUE = b'{"sha256":"00","value":{"text":"hello"}}'
@@ -247,6 +248,15 @@ async def test_expired_files_are_removed(tmp_path: Path, folder: Path) -> None:
         await put(store, PARTITION, {"a": b""})
         assert not (folder / "events").exists()
         assert (folder / ".expiring").read_text() == ""
+
+
+async def test_what_expired_is_erased_by_name(store: Store, folder: Path) -> None:
+    """Not with the next hour's sweep only, and where its note was lost. covers: STATE-2"""
+    await put(store, PARTITION, {f"events/{n}": b"1" for n in range(9)}, ttl=0.01)
+    (folder / ".expiring").unlink()
+    await asyncio.sleep(0.02)
+    assert len(await erase_expired(store, PARTITION)) == 9
+    assert [path.name for path in folder.iterdir()] == [".redo"]
 
 
 async def test_notes_that_a_full_disk_cut_off(tmp_path: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, found_again, lost_reply
+from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -245,6 +245,14 @@ async def test_expired_records_are_erased(
             return bool(await sql.fetchval(stored) == "bcd")
 
         await eventually(is_erased)
+
+
+async def test_what_expired_is_erased_by_name(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """Not before a process has run for a minute only: one that erases a user does not. covers: STATE-2"""
+    async with store_of(postgres_url) as store:
+        await expire(sql, postgres_url, 25, -1)
+        assert len(await erase_expired(store, "p")) == 25
+    assert await sql.fetchval(f"SELECT count(*) FROM {schema_of(postgres_url)}.records") == 0
 
 
 async def expire(sql: "asyncpg.Connection", url: str, records: int, seconds: int) -> None:

@@ -19,7 +19,7 @@ from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.signing_in import self_signed
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, found_again, lost_reply
+from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
 from tealagents.testing.store_watches import MISSING
 from tealagents.testing.stores import StoreContract
 
@@ -157,6 +157,16 @@ async def test_what_expires_leaves_the_index(server: RedisServer, store: Store) 
     await store.commit("p", put("another", b"z"))
     assert server.ask("ZCARD", "tealagents:{p}#index") == ":3"
     assert server.ask("ZCARD", "tealagents:{p}#expiring") == ":0"
+
+
+async def test_what_expired_leaves_no_key(server: RedisServer, store: Store) -> None:
+    """Where no later commit of the partition comes, as of a user who is erased. covers: STATE-2"""
+    for part in range(6):
+        expiring = {f"events/{part}{n}": Put(b"x", 0.01) for n in range(8)}
+        await store.commit("p", Commit(operation=operation_id(), put=expiring))
+    await asyncio.sleep(0.05)
+    assert len(await erase_expired(store, "p")) == 48
+    assert server.ask("DBSIZE") == ":0"
 
 
 async def test_scanning_while_it_changes(store: Store) -> None:

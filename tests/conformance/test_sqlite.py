@@ -16,7 +16,7 @@ from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 from tealagents.testing.faults import full_disk
-from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, values
+from tealagents.testing.store_steps import OpenStore, batches, commit, erase_expired, put, put_all, values
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
@@ -184,6 +184,14 @@ async def test_expired_records_are_erased(file: Path) -> None:
     async with SqliteStore(SqliteOptions(path=file), clock=lambda: now) as store:
         await put(store, "p", {"a": b""})
     assert by_hand(file, "SELECT key FROM records ORDER BY key") == [("a",), ("events/2",)]
+
+
+async def test_what_expired_is_erased_by_name(file: Path, store: Store) -> None:
+    """Not with the next minute's sweep only. covers: STATE-2"""
+    await put(store, "p", {f"events/{n}": b"" for n in range(9)}, ttl=0.01)
+    await asyncio.sleep(0.02)
+    assert len(await erase_expired(store, "p")) == 9
+    assert by_hand(file, "SELECT key FROM records") == []
 
 
 # --- damage and edits -------------------------------------------------------------------------------

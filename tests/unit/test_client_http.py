@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import socket
 import subprocess
 import sys
 import threading
@@ -516,6 +517,16 @@ def test_a_timeout_of_infinity_is_none(service: ContractServer, connect: Connect
     answer = client.send("hello")
     assert client.wait(answer.request_id, timeout=math.inf) == answer
     assert streamed_text(list(client.stream("hello"))) == "hello "
+
+
+def test_waiting_for_a_service_that_is_mute_ends_at_its_timeout(connect: Connect) -> None:
+    """A process that is stopped takes connections and says nothing; a call may wait half a minute for it."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        client = connect(f"http://127.0.0.1:{mute.getsockname()[1]}/A/1", timeouts=Timeouts(call=20))
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            client.wait(str(uuid.uuid4()), timeout=1)
+        assert time.monotonic() - began < 2
 
 
 class _LosingTheConnection(httpx.BaseTransport):

@@ -1,7 +1,10 @@
 """Deletion: complete, and resumed after any interruption."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +32,14 @@ from tealagents.domain.models import RequestRecord, Session, ToolCall
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
+from tealagents.state.exporting import export
+from tealagents.state.forking import fork
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.stores.memory import MemoryStore
+from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
 
@@ -185,6 +191,30 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
         await here.eraser.erase(here.partition(), buried)
         left = [key for key in await remains(here) if not key.startswith("session")]
         assert [key for key in left if not key.startswith("approvals/")] == []
+
+
+@pytest.mark.parametrize("made_by", ["fork", "import"])
+async def test_requests_that_only_a_damaged_batch_names_are_erased_too(made_by: str) -> None:
+    """One batch holds up to 100 entries of a copy, and may be its only one. covers: STATE-4"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask()
+        task_id = paused.task_id
+        await here.ask("instead", task_id, supersede=True)
+        other = await here.ask("kept")
+        if made_by == "fork":
+            copy = (await fork(here.tasks, here.partition(), task_id, ADA.user)).task_id
+            await here.eraser.delete_task(here.partition(), task_id)
+        else:
+            document = await export(here.tasks, here.partition(), task_id)
+            await here.eraser.delete_task(here.partition(), task_id)
+            copy = (await here.importer.import_(ADA, document)).task_id
+        (batch,) = await names(here.store, here.partition(), keys.logs(copy))
+        await damage(here.store, here.partition(), batch)
+        await here.eraser.delete_task(here.partition(), copy)
+        kept = await names(here.store, here.partition(), "request/")
+        assert kept == [keys.request(other.request_id)]
+        assert await names(here.store, here.partition(), "approval") == []
 
 
 async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> None:
@@ -440,3 +470,21 @@ async def test_a_user_is_erased_page_after_page() -> None:
         assert await departure.erase() == 136
         assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
+
+
+async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path) -> None:
+    """In the user's own partition and in the tenant's inbox, before any sweep. covers: STATE-2"""
+    async with SqliteStore(SqliteOptions(path=tmp_path / "state.db")) as store, process(store) as here:
+        inbox = keys.inbox("Tester", ADA.user.tid)
+        for partition in (here.partition(), inbox):
+            puts = {f"inbox/{n}": Put(b'{"owner":"ada"}', 0.01) for n in range(9)}
+            await store.commit(partition, Commit(operation=operation_id(), put=puts))
+        await asyncio.sleep(0.02)
+        departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
+        for _ in range(2):  # it can be repeated
+            await departure.erase()
+        with closing(sqlite3.connect(tmp_path / "state.db")) as connection:
+            left = connection.execute(
+                "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)
+            )
+            assert left.fetchall() == []

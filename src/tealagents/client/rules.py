@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard, TypeVar
 
 from tealagents.client import calls
@@ -63,6 +63,8 @@ GATEWAY = frozenset({502, 503, 504})
 UNFINISHED = frozenset({"Running", "Queued"})
 
 FIRST_POLL, LONGEST_POLL = 0.1, 2.0
+#: seconds that a call may take however little time is left
+LEAST_ATTEMPT = 1.0
 
 
 @dataclass(kw_only=True)
@@ -341,7 +343,9 @@ class Rules:
         """The service's answer to `call`, repeated while that is safe and the budget lasts."""
         budget = budget or self._budget()
         while True:
-            outcome = yield from fetch(call)
+            # no longer than the time that is left, but long enough for a service that is there
+            most = max(LEAST_ATTEMPT, budget.until - self.clock())
+            outcome = yield from fetch(replace(call, most=most))
             trouble = outcome if isinstance(outcome, Lost) or outcome.ok else outcome.problem()
             if isinstance(trouble, Reply):
                 return trouble

@@ -75,6 +75,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     #: the timeout that bounds the wait for bytes
     deadlines: Literal["call", "answer", "silence"] = "call"
+    #: seconds that this attempt may wait at most, for a connection as for bytes
+    most: float = math.inf
     #: repeating it is harmless even if the first was executed
     repeatable: bool = False
 
@@ -214,8 +216,8 @@ def build_request(
         content=content,
         timeout=httpx.Timeout(
             _finite(timeouts.call),
-            connect=_finite(timeouts.connect),
-            read=_finite(getattr(timeouts, call.deadlines)),
+            connect=_finite(min(timeouts.connect, call.most)),
+            read=_finite(min(getattr(timeouts, call.deadlines), call.most)),
             # the asynchronous client of httpx bounds with it the upload of the whole body
             write=_finite(timeouts.call + len(content or b"") / UPLOADED_PER_SECOND),
         ),

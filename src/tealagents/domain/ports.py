@@ -101,7 +101,7 @@ class Watch(Protocol):
 
 
 class Store(Protocol):
-    """Records in partitions: three primitives, a clock and notifications.
+    """Records in partitions: three primitives, what has expired, a clock and notifications.
 
     A *partition* is a text of 1 to 255 characters from ``A-Za-z0-9._~/@:-``; a *key* is the same, within
     its partition; keys are ordered by their code points. A *value* is any bytes up to 1 MB. Every
@@ -152,6 +152,15 @@ class Store(Protocol):
         A record that cannot be parsed, and that `read` refuses with `CorruptState`, comes here with its
         stored bytes as the value (and no version, where it has none): who checks values will find it,
         and one damaged record does not fail a list.
+        """
+        ...
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        """Up to `limit` keys of records that have expired and of which something is stored yet, in no order.
+
+        A commit that deletes such a key erases what is left of the record; it is named no more then. None is
+        returned only when there are no more. For erasing a user: nothing else waits for a store that erases
+        later what has expired.
         """
         ...
 
@@ -213,6 +222,9 @@ class WrappedStore(Store):
 
     async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         return await self.store.scan(partition, prefix, **page)
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        return await self.store.expired(partition, limit=limit)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         await self.store.commit(partition, commit)

@@ -230,30 +230,10 @@ class Exporter:
             try:
                 batch = codec.unseal(partition, row.key, row.stored, Batch)
             except CorruptState:
-                return await self._searched(partition, task_id)
+                return await self._records.of_task(partition, task_id)
             requests |= {entry.request_id for entry in batch.entries if entry.request_id}
             approvals |= {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
         return requests, approvals
-
-    async def _searched(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
-        """The same where a log is damaged: among all of the user's."""
-        return (
-            await self._of_task(partition, keys.request(""), RequestRecord, task_id),
-            await self._of_task(partition, keys.approval(""), Approval, task_id),
-        )
-
-    async def _of_task(
-        self, partition: str, prefix: str, kind: type[RequestRecord] | type[Approval], task_id: str
-    ) -> set[str]:
-        found: set[str] = set()
-        async for row in self._rows(partition, prefix):
-            try:
-                stored = await self._records.whole(partition, row.key, Record(row.stored, ""), kind)
-            except CorruptState:
-                continue
-            if stored is not None and stored.value.task_id == task_id:
-                found.add(keys.last_segment(row.key))
-        return found
 
 
 # --- import -----------------------------------------------------------------------------------------
@@ -312,7 +292,7 @@ class Importer:
         waiting: list[tuple[Row, dict[str, Put]]] = []
         records = size = 0
         for row in self.rows(lines):
-            if waiting and _may_refer(row) and waiting[-1][0].key.startswith(keys.BLOBS):
+            if _may_refer(row) and any(each.key.startswith(keys.BLOBS) for each, _ in waiting):
                 await self._commit(waiting)
                 waiting, records, size = [], 0, 0
             derived = await self._derived(row)
@@ -405,7 +385,8 @@ class Importer:
 
     async def _whole(self, row: Row, kind: type[T]) -> T:
         found = await self._records.whole(row.partition, row.key, Record(row.stored, ""), kind)
-        assert found is not None
+        if found is None:  # the target has no such record yet, from which its content would be read again
+            raise CorruptState(row.key, "lacks some of its chunks")
         return found.value
 
     def _key(self, partition: str, request: RequestRecord) -> dict[str, Put]:

@@ -139,6 +139,8 @@ class Departure:
             after = page[-1][0]
         await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
         await self._wipe_mentions(keys.erasing(self._records.agent), "")
+        for partition in (self._partition, keys.inbox(self._records.agent, self._user.tid)):
+            await self._wipe_expired(partition)
         await self._directory.forget(self._user)
         return wiped
 
@@ -157,6 +159,11 @@ class Departure:
         async for key, record in self._records.every(partition, prefix):
             if self._names_user(partition, key, record.value):
                 await self._records.delete(partition, [key])
+
+    async def _wipe_expired(self, partition: str) -> None:
+        """What no scan shows any more, and the store would erase later, or with a later commit only."""
+        while expired := await self._records.store.expired(partition):
+            await self._records.delete(partition, expired)
 
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
         try:

@@ -140,6 +140,26 @@ class RecordStore:
                 yield key, record
             after = found[-1][0]
 
+    async def of_task(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
+        """The requests and the approvals of a task whose log is damaged: found among all of the user's."""
+        return (
+            await self._search(partition, keys.request(""), RequestRecord, task_id),
+            await self._search(partition, keys.approval(""), Approval, task_id),
+        )
+
+    async def _search(
+        self, partition: str, prefix: str, kind: type[RequestRecord] | type[Approval], task_id: str
+    ) -> set[str]:
+        found: set[str] = set()
+        async for key, record in self.every(partition, prefix):
+            try:
+                stored = await self.whole(partition, key, record, kind)
+            except CorruptState:
+                continue
+            if stored is not None and stored.value.task_id == task_id:
+                found.add(keys.last_segment(key))
+        return found
+
     async def scan(
         self,
         partition: str,

@@ -5,7 +5,7 @@ tombstone.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Approval, Batch, Head, RequestRecord
@@ -34,10 +34,7 @@ class Removal:
         """Removes all there is; `Conflict` where the tombstone is gone. May be repeated after a crash."""
         head, task_id = self._head, self._head.task_id
         while found := await self._listed(keys.logs(task_id)):
-            requests: set[str] = set()
-            for key, record in found:
-                requests |= await self._approvals_of(key, record.value)
-            for request_id in requests:
+            for request_id in await self._requests_of(found):
                 await self._request(request_id)
                 await self._release(request_id)
             await self._delete([key for key, _ in found])
@@ -70,16 +67,29 @@ class Removal:
         except CorruptState as error:
             log.error("what was learned in task %s may still be remembered: %s", self._head.task_id, error)
 
-    async def _approvals_of(self, key: str, stored: bytes) -> set[str]:
-        """Removes the pauses a batch speaks of; returns its requests. Of a damaged one nothing is known."""
-        try:
-            batch = unseal(self._partition, key, stored, Batch)
-        except CorruptState:
-            return set()
-        for entry in batch.entries:
-            if "approval_id" in entry.details:
-                await self._approval(str(entry.details["approval_id"]))
-        return {entry.request_id for entry in batch.entries if entry.request_id}
+    async def _requests_of(self, page: Sequence[tuple[str, Record]]) -> set[str]:
+        """The requests that some batches speak of, whose pauses are removed.
+
+        A damaged batch may be all that named them, as the one batch of a fork: so they are searched for.
+        """
+        requests: set[str] = set()
+        approvals: set[str] = set()
+        damaged = False
+        for key, record in page:
+            try:
+                entries = unseal(self._partition, key, record.value, Batch).entries
+            except CorruptState:
+                damaged = True
+            else:
+                requests |= {entry.request_id for entry in entries if entry.request_id}
+                approvals |= {str(e.details["approval_id"]) for e in entries if "approval_id" in e.details}
+        if damaged:
+            searched = await self._records.of_task(self._partition, self._head.task_id)
+            requests |= searched[0]
+            approvals |= searched[1]
+        for approval_id in approvals:
+            await self._approval(approval_id)
+        return requests
 
     async def _request(self, request_id: str) -> None:
         key = keys.request(request_id)

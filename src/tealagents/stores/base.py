@@ -266,6 +266,10 @@ class BaseStore(ABC):
 
     # what a store may leave as it is
 
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        """None: right for a store that erases a record as soon as it has expired. See `Store.expired`."""
+        return []
+
     async def now(self) -> float:
         """This machine's clock: right for a store of one machine, or of machines with synchronised clocks."""
         return self.clock()

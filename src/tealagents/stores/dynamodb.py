@@ -37,6 +37,7 @@ from tealagents.stores.base import (
     StoreOptions,
     StoreUrl,
     check_commit,
+    check_key,
     check_keys,
     check_scan,
     scan_bounds,
@@ -183,6 +184,17 @@ class DynamoStore(BaseStore):
             key = item["k"]["S"]
             if key != high and (record := await self._listed(partition, key, item)):
                 found.append((key, record))
+            if len(found) == limit:
+                break
+        return found
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        check_key(partition)
+        found: list[str] = []
+        low, high = scan_bounds("", None, reverse=False)
+        async for item in self._query(partition, low or " ", high, limit, reverse=False):
+            if self._expired(item):
+                found.append(item["k"]["S"])
             if len(found) == limit:
                 break
         return found

@@ -67,6 +67,11 @@ class PartitionFolder:
             records = ((key, self._listed(key, now)) for key in sorted(keys, reverse=reverse))
             return list(islice(((key, record) for key, record in records if record), limit))
 
+    def expired(self, limit: int, now: float) -> list[str]:
+        with self._reading() as there:
+            keys = self._keys("") if there else ()
+            return list(islice((key for key in keys if self._listed(key, now) is None), limit))
+
     def commit(self, commit: Commit, now: float, sweeps: bool) -> None:
         redo = self._open_redo()
         try:

@@ -42,6 +42,7 @@ from tealagents.stores.base import (
     StoreOptions,
     StoreUrl,
     check_commit,
+    check_key,
     check_keys,
     check_scan,
 )
@@ -133,6 +134,11 @@ class FileStore(BaseStore):
         check_scan(partition, prefix, after, limit)
         folder = self._folder(partition)
         return await self._in_thread(lambda: folder.scan(prefix, after, limit, reverse, self.clock()))
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        check_key(partition)
+        folder = self._folder(partition)
+        return await self._in_thread(lambda: folder.expired(limit, self.clock()))
 
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)

@@ -35,6 +35,7 @@ from tealagents.stores.base import (
     StoreOptions,
     StoreUrl,
     check_commit,
+    check_key,
     check_keys,
     check_scan,
     scan_bounds,
@@ -166,6 +167,10 @@ class PostgresStore(BaseStore):
         low, high = scan_bounds(prefix, after, reverse)
         rows = await self._ask("scan_reverse" if reverse else "scan", partition, low, high, limit)
         return [(key, Record(value, version)) for key, value, version in rows]
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        check_key(partition)
+        return [key for (key,) in await self._ask("expired", partition, limit)]
 
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)

@@ -28,6 +28,9 @@ LIMIT $4
 -- name: notify
 SELECT pg_notify($1 || left(payload, 2), payload) FROM unnest($2::text[]) AS sent (payload)
 
+-- name: expired
+SELECT key FROM {schema}.records WHERE partition = $1 AND expires_at <= clock_timestamp() LIMIT $2
+
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
 

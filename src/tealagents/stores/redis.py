@@ -27,6 +27,7 @@ from tealagents.stores.base import (
     StoreOptions,
     StoreUrl,
     check_commit,
+    check_key,
     check_keys,
     check_scan,
     scan_bounds,
@@ -143,6 +144,19 @@ class RedisStore(BaseStore):
             if len(keys) < page:
                 break
             low, high = (low, keys[-1]) if reverse else (keys[-1] + " ", high)
+        return found[:limit]
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        """What is left is the entry of a record in its partition's sets."""
+        check_key(partition)
+        low, high = scan_bounds("", None, reverse=False)
+        found: list[str] = []
+        while len(found) < limit:
+            keys, values = await self._page(self._base(partition), low, high, PAGE, reverse=False)
+            found += [key for key, value in zip(keys, values, strict=True) if value is None]
+            if len(keys) < PAGE:
+                break
+            low = keys[-1] + " "
         return found[:limit]
 
     async def _page(

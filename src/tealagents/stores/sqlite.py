@@ -33,6 +33,7 @@ from tealagents.stores.base import (
     StoreOptions,
     StoreUrl,
     check_commit,
+    check_key,
     check_keys,
     check_scan,
     scan_bounds,
@@ -155,6 +156,11 @@ class SqliteStore(BaseStore):
         arguments = (partition, *scan_bounds(prefix, after, reverse), self.clock(), limit)
         rows = await self._rows(statement, arguments)
         return [(key, Record(value, version)) for key, value, version in rows]
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        check_key(partition)
+        rows = await self._rows(self._sql["expired"], (partition, self.clock(), limit))
+        return [key for (key,) in rows]
 
     async def commit(self, partition: str, commit: Commit) -> None:
         """Once it is queued it is done, whether its caller waits or not."""

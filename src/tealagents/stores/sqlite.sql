@@ -21,6 +21,9 @@ WHERE partition = ? AND key >= ? AND key < ? AND (expires IS NULL OR expires > ?
 ORDER BY key DESC
 LIMIT ?
 
+-- name: expired
+SELECT key FROM records WHERE partition = ? AND expires <= ? LIMIT ?
+
 -- name: versions
 SELECT key, version
 FROM records

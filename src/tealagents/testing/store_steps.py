@@ -28,6 +28,7 @@ __all__ = [
     "batches",
     "change_until_done",
     "commit",
+    "erase_expired",
     "found_again",
     "lost_reply",
     "moved",
@@ -90,6 +91,16 @@ async def put_all(store: Store, partition: str, records: Mapping[str, bytes]) ->
 
 async def values(store: Store, partition: str, keys: Sequence[str]) -> list[bytes | None]:
     return [record and record.value for record in await store.read(partition, keys)]
+
+
+async def erase_expired(store: Store, partition: str, limit: int = 10) -> list[str]:
+    """Deletes what has expired and is stored yet; its keys."""
+    erased: list[str] = []
+    while expired := await store.expired(partition, limit=limit):
+        assert len(expired) <= limit
+        await store.commit(partition, commit(delete=expired))
+        erased += expired
+    return erased
 
 
 async def pages(

@@ -34,6 +34,7 @@ from tealagents.testing.store_steps import (
     batches,
     change_until_done,
     commit,
+    erase_expired,
     moved,
     pages,
     put,
@@ -391,6 +392,21 @@ class StoreContract(WatchContract):
         assert [key for key, _ in found] == live
         found = await store.scan(partition, "key/", limit=3, reverse=True)
         assert [key for key, _ in found] == live[::-1][:3]
+
+    async def test_what_has_expired_is_named_until_it_is_erased(self, store: Store, partition: str) -> None:
+        """Nothing that is kept is, nor what was erased already; a commit that deletes it erases it."""
+        await put_all(store, partition, {f"kept/{n}": b"" for n in range(12)})
+        await put(store, partition, {f"key/{n}": b"1" for n in range(8)}, ttl=0.02)
+        await put(store, partition, {"key/0": b"2"})
+        await put(store, partition, {"long": b"2"}, ttl=3600)
+        await asyncio.sleep(0.05)
+        erased = await erase_expired(store, partition, limit=3)
+        assert set(erased) <= {f"key/{n}" for n in range(1, 8)}
+        assert len(set(erased)) == len(erased)
+        kept = {"key/0", "long", *(f"kept/{n}" for n in range(12))}
+        assert {key for key, _ in await store.scan(partition, "")} == kept
+        assert await store.expired(partition) == []
+        assert await store.expired(operation_id()) == []
 
     # --- concurrency ------------------------------------------------------------------------------
 
