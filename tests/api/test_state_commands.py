@@ -24,7 +24,7 @@ from tealagents.domain.models import Head, User
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, keys
-from tealagents.state.erasing import Tombstone
+from tealagents.state.removal import Tombstone
 from tealagents.stores import open_store
 from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, agent_config

@@ -44,12 +44,15 @@ class Log:
             created_at=now,
             updated_at=now,
         )
+        await self.put(keys.task(self.task_id), head)
+        (written,) = await self.records.store.read(self.partition, [keys.task(self.task_id)])
+        assert written is not None
         for size in BATCHES:
             drafts = [
                 draft("message.added", "service", OTHER, Note(LARGE if size == 1 else f"{n}"))
                 for n in range(size)
             ]
-            head, key, batch = await self.records.append(self.partition, head, drafts)
+            head, key, batch = await self.records.append(self.partition, head, drafts, written.version)
             await self.put(key, batch)
         await self.put(keys.task(self.task_id), head)
 

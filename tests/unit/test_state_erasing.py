@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.errors import AlreadyExists, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import operation_id, random_id
-from tealagents.domain.models import RequestRecord, Session, ToolCall
+from tealagents.domain.models import Head, Item, Json, RequestRecord, Session, ToolCall
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
@@ -36,12 +36,17 @@ from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
+from tealagents.state.new_message import NewMessage
 from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
+from tealagents.state.removal import MAKING_SECONDS
+from tealagents.state.submission import Submission
 from tealagents.stores.memory import MemoryStore
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
+#: seconds after which all that was in the making is given up
+GIVEN_UP = -MAKING_SECONDS - 1
 
 
 async def remains(here: Process) -> list[str]:
@@ -488,3 +493,129 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
                 "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)
             )
             assert left.fetchall() == []
+
+
+LONG = "x" * (BLOB_BYTES + 1)
+
+
+async def talk(here: Process) -> RequestRecord:
+    """A task of a few turns, with something long among them."""
+    first = await here.ask(LONG)
+    for n in range(5):
+        await here.ask(f"more {n}", first.task_id)
+    return first
+
+
+async def make(here: Process, how: str, source: RequestRecord, document: Json) -> None:
+    """A task that takes more than one commit to make."""
+    if how == "fork":
+        await fork(here.tasks, here.partition(), source.task_id, ADA.user)
+    elif how == "import":
+        await here.importer.import_(ADA, document)
+    else:
+        named = source.task_id if how == "message to a named task" else None
+        message = NewMessage(items=(Item("text", LONG),), session_id=source.session_id, new_task_id=named)
+        await Submission(here.tasks).begin(ADA, message, None)
+
+
+MADE = ["fork", "import", "message", "message to a named task"]
+
+
+@pytest.mark.parametrize("how", MADE)
+async def test_what_a_killed_process_had_in_the_making_is_erased(how: str) -> None:
+    """Wherever it dies, and whatever is deleted after it: nothing that was said is left. covers: STATE-2"""
+    at = 1
+    while await killed_in_the_making(how, at):
+        at += 1
+    assert at > 7
+
+
+async def killed_in_the_making(how: str, at: int) -> bool:
+    """Makes a task and dies at this call of the store, if it comes to that. Then all else is deleted."""
+    store = MemoryStore()
+    watched = Watched(store)
+    async with process(watched) as here:
+        source = await talk(here)
+        document = await export(here.tasks, here.partition(), source.task_id)
+        if how not in ("fork", "message"):
+            await here.eraser.delete_task(here.partition(), source.task_id)
+
+        async def die(point: int) -> None:
+            if point == at:
+                watched.fault, watched.unreadable = (lambda _, __: "away"), True
+                raise Killed
+
+        watched.points, watched.there = 0, die
+        killed = True
+        with suppress(Killed, PersistenceUnavailable):
+            await make(here, how, source, document)
+            killed = False
+        watched.there, watched.fault, watched.unreadable = nothing, (lambda _, __: None), False
+    async with process(store) as other:
+        with suppress(NotFound):
+            await other.eraser.delete_session(other.partition(), source.session_id)
+        await other.eraser.resume_all(GIVEN_UP)
+        assert await remains(other) == [], at
+        assert await names(store, keys.erasing("Tester")) == [], at
+    return killed
+
+
+@pytest.mark.parametrize("how", MADE)
+async def test_what_was_in_the_making_as_the_store_went_away_can_be_made_again(how: str) -> None:
+    """The second attempt finds nothing in its way, and what the first has left is erased. covers: STATE-2"""
+    store = Faulty(MemoryStore())
+    async with process(store) as here:
+        source = await talk(here)
+        document = await export(here.tasks, here.partition(), source.task_id)
+        if how not in ("fork", "message"):
+            await here.eraser.delete_task(here.partition(), source.task_id)
+        store.commits.clear()
+        store.fault = lambda _, __: "away" if len(store.commits) >= 3 else None
+        with pytest.raises(PersistenceUnavailable):
+            await make(here, how, source, document)
+        store.fault = lambda _, __: None
+        await make(here, how, source, document)
+    async with process(store) as other:
+        await other.eraser.delete_session(other.partition(), source.session_id)
+        await other.eraser.resume_all(GIVEN_UP)
+        assert await remains(other) == []
+        assert await names(store, keys.erasing("Tester")) == []
+
+
+@pytest.mark.parametrize("how", MADE)
+async def test_what_is_given_up_while_it_is_made_is_not_made(how: str) -> None:
+    """At no point does a task come to be of which a part is erased already. covers: STATE-4"""
+    at = 1
+    while await given_up_in_the_making(how, at):
+        at += 1
+    assert at > 7
+
+
+async def given_up_in_the_making(how: str, at: int) -> bool:
+    """Makes a task, which another process gives up at this call of the store, if it comes to that."""
+    store = MemoryStore()
+    watched, given_up = Watched(store), False
+    async with process(watched) as here, process(store) as other:
+        source = await talk(here)
+        document = await export(here.tasks, here.partition(), source.task_id)
+        if how not in ("fork", "message"):
+            await here.eraser.delete_task(here.partition(), source.task_id)
+
+        async def give_up(point: int) -> None:
+            nonlocal given_up
+            if point == at:
+                given_up = True
+                await other.eraser.resume_all(GIVEN_UP)
+
+        watched.points, watched.there = 0, give_up
+        with suppress(NotFound, AlreadyExists):
+            await make(here, how, source, document)
+        watched.there = nothing
+        page = await other.catalog.tasks(
+            other.partition(), session_id=None, status=None, cursor=None, limit=9
+        )
+        for task in page.items:
+            assert isinstance(task, Head)
+            whole = other.tasks.history.forwards(other.partition(), task.task_id, ((1, task.tail_seq),))
+            assert [logged.seq async for logged in whole][-1] == task.tail_seq, at
+    return given_up

@@ -58,7 +58,7 @@ from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.records import Stored, SystemClock
+from tealagents.state.records import RecordStore, Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.waits import eventually
@@ -279,7 +279,7 @@ async def test_a_fork_whose_source_is_deleted_meanwhile_leaves_nothing(
     """It is not found, which is no damage, and of what was copied nothing stays. covers: STATE-4"""
     written = 0
 
-    async def add_request(copy: Copy, request: RequestRecord) -> None:
+    async def read(records: RecordStore, partition: str, task_id: str, name: str) -> Stored[RequestRecord]:
         nonlocal written
         written += 1
         if written == 6:
@@ -287,14 +287,14 @@ async def test_a_fork_whose_source_is_deleted_meanwhile_leaves_nothing(
                 await here.eraser.delete_session(here.partition(), first.session_id)
             else:
                 await here.eraser.delete_task(here.partition(), first.task_id)
-        await add(copy, request)
+        return await request(records, partition, task_id, name)
 
-    add = Copy.add_request
-    monkeypatch.setattr(Copy, "add_request", add_request)
+    request = RecordStore.request
     async with process() as here:
         first = await here.ask("one")
         for n in range(8):
             await here.ask(f"more {n}", first.task_id)
+        monkeypatch.setattr(RecordStore, "request", read)
         with pytest.raises(NotFound):
             await fork(here.tasks, here.partition(), first.task_id, ADA.user)
         left = await names(here.store, here.partition())
@@ -306,7 +306,7 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
     store = Faulty(MemoryStore())
 
     def lost(_: str, commit: Commit) -> str | None:
-        store.unreadable = any(key.startswith("task/") for key in commit.put)
+        store.unreadable = any(key.startswith("tasks/") for key in commit.put)
         return "lost" if store.unreadable else None
 
     async with process(store) as here:
@@ -329,7 +329,7 @@ class Unheard(Faulty):
     async def commit(self, partition: str, commit: Commit) -> None:
         await super().commit(partition, commit)
         for name in commit.put:
-            if name.startswith("task/") and commit.expect.get(name, "") is None:
+            if name.startswith("tasks/"):
                 await self.seen(last_segment(name))
                 raise Unknown
 
@@ -517,7 +517,6 @@ async def test_an_import_of_another_service_that_was_cut_off_can_be_made_again(
 
         async def cut_off(copy: Copy, *_: object) -> Head:
             await copy.flush()
-            await copy._flush_requests()
             raise asyncio.CancelledError
 
         monkeypatch.setattr(Copy, "finish", cut_off)

@@ -345,6 +345,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     erased: bool = False
 
     @property
+    def making(self) -> bool:
+        """Whether the task is not there yet: it is erased unless its making comes to an end."""
+        return self.erased and self.tail_seq == 0
+
+    @property
     def ids(self) -> dict[str, str]:
         """The ids of the task and its session, by name."""
         return {"task_id": self.task_id, "session_id": self.session_id}

@@ -25,12 +25,12 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `catalog`          lists of sessions, tasks and approvals
 `latest`           a user's requests, the last changed first
 `tenants`          the tasks of a whole tenant, for its auditors
-`copying`          a task in the making, written head last; used by the next two
+`copying`          a task in the making, written under a tombstone; used by the next two
 `forking`          a new task with the history of another one
 `importing`        a task from its document; `exporting`: a task as its document
 `task_document`    the document, and what is checked of one that comes in
 `erasing`          deletion that survives a crash
-`removal`          what a deleted task held, page by page
+`removal`          tombstones, and what a task under one held, page by page
 `inventory`        what there is, of all users: for the operator's commands, as are the next three
 `dump`             all state as lines of JSON, and back into another store
 `pruning`          erasing what is old, and all of one user

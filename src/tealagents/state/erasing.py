@@ -24,7 +24,7 @@ from tealagents.domain.models import Deleting, Head, Session, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore, Stored
-from tealagents.state.removal import Removal
+from tealagents.state.removal import Tombstone, bury, erase, give_up, note_of
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -32,15 +32,6 @@ log = logging.getLogger(__name__)
 #: seconds between two looks for deletions that were cut short, how old those are at least, and for how long a
 #: deletion is remembered that never came to its mark
 SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
-
-
-class Tombstone(Struct, frozen=True):
-    """`task/{id}/{log_id}` in the partition of deletions that have begun: a task may be imported again."""
-
-    owner: User
-    task_id: str
-    #: seconds since the epoch, by the store's clock
-    begun_at: float
 
 
 class SessionTombstone(Struct, frozen=True):
@@ -61,7 +52,7 @@ class Eraser:
     async def delete_task(self, partition: str, task_id: str) -> None:
         """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
         begun = await self._records.get(partition, keys.task(task_id), Head)
-        if begun is not None and begun.value.erased:
+        if begun is not None and begun.value.erased and not begun.value.making:
             await self.erase(partition, begun)
             return
         while True:
@@ -255,32 +246,16 @@ class Eraser:
     async def _bury(
         self, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
     ) -> Stored[Head] | None:
-        """Puts the tombstone, first where it is found again after a crash.
-
-        None if the head has changed, or what is expected besides.
-        """
-        head, key = stored.value, keys.task(stored.value.task_id)
-        grave, noted = keys.erasing(self._records.agent), _task_note(head)
-        note = Tombstone(head.owner, head.task_id, await self._records.store.now())
-        await self._records.commit(grave, marker=noted, put={noted: note})
-        buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
+        """Puts the tombstone. None if the head has changed, or what is expected besides."""
+        known = {keys.task(stored.value.task_id): stored.version, **(expect or {})}
         try:
-            version = await self._records.commit(
-                partition,
-                marker=key,
-                expect={key: stored.version, **(expect or {})},
-                put={key: buried},
-                delete=keys.listings(head),
-            )
+            return await bury(self._records, partition, stored.value, known)
         except Conflict:
             return None
-        return Stored(buried, version)
 
     async def erase(self, partition: str, buried: Stored[Head]) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
-        with suppress(Conflict):  # another process has finished it
-            await Removal(self._records, self._tasks.directory, partition, buried).run()
-        await self._records.delete(keys.erasing(self._records.agent), [_task_note(buried.value)])
+        await erase(self._records, self._tasks.directory, partition, buried)
 
     async def sweep(self) -> None:
         """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
@@ -315,9 +290,14 @@ class Eraser:
             return False
         partition = self._records.partition(note.owner)
         head = await self._records.get(partition, keys.task(note.task_id), Head)
-        if head is None or not head.value.erased or _task_note(head.value) != key:
+        if head is None or not head.value.erased or note_of(head.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=head is None)
-        await self.erase(partition, head)
+        if not head.value.making:
+            await self.erase(partition, head)
+            return True
+        with suppress(Conflict):  # it is made after all
+            await self._records.delete(partition, [keys.importing(note.task_id)])
+            await give_up(self._records, self._tasks.directory, partition, head)
         return True
 
     async def _resume_session(self, grave: str, key: str, note: SessionTombstone, before: float) -> bool:
@@ -340,11 +320,6 @@ class Eraser:
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
             await self._records.delete(grave, [key])
         return False
-
-
-def _task_note(head: Head) -> str:
-    """The key of the note that a task's deletion has begun."""
-    return f"{keys.task(head.task_id)}/{head.log_id}"
 
 
 def _session_note(session: Session) -> str:

@@ -66,10 +66,13 @@ async def fork(
         origin=_origin(source, checkpoint_id, message_id),
         remote_id=remote_id,
     )
-    copy = Copy(tasks.records, partition, head)
+    copy = Copy(tasks.records, tasks.directory, partition, head)
     tried = _tried(source, path, failed) if failed is not None else ()
     try:
+        await copy.begin()
         return await _Fork(tasks, partition, source, path, message_id, tried, copy).written(actor)
+    except Conflict:  # it was given up by now, or all of its user was erased
+        raise no_task(head.task_id) from None
     except BaseException:
         await copy.discard()
         raise
@@ -197,13 +200,13 @@ class _Fork(Struct, frozen=True):
             kept = messages if found is None else found
             if ending is not None and ending.status != "Completed" and not ends:
                 failed = await self._copied(each, kept, ending)
-                await self.copy.add_request(replace(failed, parent=last))
+                self.copy.add_request(replace(failed, parent=last))
                 continue
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
             record = await self._copied(each, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
             context = record.context if whole else paths.count_round(context)
-            await self.copy.add_request(replace(record, parent=last, context=context))
+            self.copy.add_request(replace(record, parent=last, context=context))
             last = record.request_id
             if ends:
                 return last, end

@@ -36,6 +36,7 @@ from tealagents.state.audit_chain import canonical, draft
 from tealagents.state.copying import Copy
 from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
+from tealagents.state.removal import give_up
 from tealagents.state.task_document import ExportedTask, read
 from tealagents.state.tasks import Tasks
 
@@ -108,8 +109,8 @@ class TaskImporter:
             version = await self._records.commit(
                 partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
             )
+            await self._clear(partition, document.task.task_id)
             if not await self._is_there(partition, keys.task(document.task.task_id)):
-                await self._clear(partition, document, {key: version})
                 for kind, identifier in _made_elsewhere(caller, document):
                     there = partial(self._is_there, partition, kind(identifier))
                     await self._tasks.directory.release(identifier, caller.user, unless=there)
@@ -118,15 +119,11 @@ class TaskImporter:
             # another process has continued it, or will, once this worker is gone
             log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
 
-    async def _clear(self, partition: str, document: ExportedTask, guard: Mapping[str, str]) -> None:
-        """Removes what is there of a task that no one can see; `Conflict` where the guard is another's."""
-        task_id = document.task.task_id
-        await self._records.erase_log(partition, task_id, expect=guard)
-        for request in document.requests:
-            key = keys.request(request.request_id)
-            left = await self._records.get(partition, key, RequestRecord)
-            if left is not None and left.value.task_id == task_id:
-                await self._records.delete(partition, [key], expect=guard)
+    async def _clear(self, partition: str, task_id: str) -> None:
+        """Removes what is there of a task that no one can see; `Conflict` where another does."""
+        left = await self._records.get(partition, keys.task(task_id), Head)
+        if left is not None and left.value.making:
+            await give_up(self._records, self._tasks.directory, partition, left)
 
     async def _written(
         self,
@@ -138,7 +135,8 @@ class TaskImporter:
     ) -> Head:
         task = document.task
         session = await self._session(caller, partition, task.session_id)
-        copy = Copy(self._records, partition, _blank(task), guard)
+        copy = Copy(self._records, self._tasks.directory, partition, _blank(task), guard)
+        await copy.begin()
         digest = hashlib.sha256(canonical(value)).hexdigest()
         note = Note("imported", {"document_sha256": digest})
         await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
@@ -148,11 +146,10 @@ class TaskImporter:
                 draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
             )
         for request in document.requests:
-            await copy.add_request(_imported(request))
+            copy.add_request(_imported(request))
         await copy.flush()
         head = replace(
             copy.head,
-            log_id=ids.operation_id(),
             status=task.status,
             checkpoint_id=task.checkpoint_id,
             path=_shifted(task.path),
@@ -185,8 +182,7 @@ class TaskImporter:
             expect={key: found.version if found else None},
             put={key: Importing(lease.worker_id)},
         )
-        if found is not None:
-            await self._clear(partition, document, {key: version})
+        await self._clear(partition, task_id)
         return {key: version}
 
     async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:
@@ -213,8 +209,11 @@ class TaskImporter:
         (record,) = await self._records.store.read(partition, [key])
         if record is None:
             return False
+        if key == keys.task(task_id):
+            task = self._records.open(partition, key, record, Head)
+            return task is None or not task.value.making
         (begun,) = await self._records.store.read(partition, [keys.importing(task_id)])
-        if begun is None or key == keys.task(task_id):
+        if begun is None:
             return True
         left = await self._records.get(partition, key, RequestRecord)
         return left is not None and left.value.task_id != task_id
@@ -248,6 +247,7 @@ def _blank(task: Head) -> Head:
     """The head of an import before its first entry."""
     return replace(
         task,
+        log_id=ids.operation_id(),
         tail_seq=0,
         tail_hash="",
         tail_seal="",

@@ -48,7 +48,7 @@ async def new_task(
         log_id=ids.operation_id() if message.new_task_id else "",
     )
     put |= dict.fromkeys(keys.listings(head), task_id)
-    new = Transition(head=head, put=put, expect=expect, fresh=message.new_task_id is None)
+    new = Transition(head=head, put=put, expect=expect)
     if not message.earlier:
         return new
     said = resent(head, message.earlier, owner.key, None, source=tasks.source, now=now)
@@ -77,7 +77,7 @@ async def _session(
 async def _task_id(directory: Directory, wanted: str | None, owner: User, taken: Stored[Head] | None) -> str:
     if wanted is None:
         return ids.new_id(ids.owner_tag(owner.key))
-    if taken is not None:
+    if taken is not None and not taken.value.making:
         if taken.value.erased:
             raise NotFound(f"There is no task {wanted}. It was deleted.", task_id=wanted)
         raise AlreadyExists(f"The task {wanted} exists. Continue it by its task_id.", task_id=wanted)

@@ -51,6 +51,10 @@ class Stored(msgspec.Struct, Generic[T], frozen=True):
     version: str
 
 
+class Headless(Exception):
+    """What is too large for one commit is stored for no task without a head: no one would find it again."""
+
+
 class BlobRef(msgspec.Struct, frozen=True):
     """What stands in a batch for a body that is stored out of line."""
 
@@ -242,7 +246,7 @@ class RecordStore:
         self, partition: str, key: str, record: RequestRecord | Approval, version: str | None
     ) -> bytes:
         """Stores a large record out of line, and returns the reference that takes its place."""
-        ref = await self.put_blob(partition, record.task_id, codec.encode_json(record), version=version)
+        ref = await self._put_part(partition, record.task_id, codec.encode_json(record), version)
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
     async def delete(
@@ -314,7 +318,7 @@ class RecordStore:
         """The head and the batch that `drafts` make of `head`; large bodies are already stored.
 
         Nothing else is written: the caller commits both, with what belongs to them. `Conflict` where a body
-        is large, and the head no longer at `version`.
+        is large, and the head no longer at `version`; `Headless` where it has none.
         """
         bodies = await self._offload(partition, head.task_id, [item.body for item in drafts], version)
         seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
@@ -345,18 +349,16 @@ class RecordStore:
         kept: list[bytes] = []
         for body in bodies:
             if len(body) > BLOB_BYTES or len(body) > room:
-                body = codec.encode_json(await self.put_blob(partition, task_id, body, version=version))
+                body = codec.encode_json(await self._put_part(partition, task_id, body, version))
             room -= len(body)
             kept.append(body)
         return kept
 
-    async def erase_log(
-        self, partition: str, task_id: str, *, expect: Mapping[str, str] | None = None
-    ) -> None:
-        """Removes the entries and bodies of a task that no one can see; `Conflict` as `delete`."""
-        for prefix in (keys.logs(task_id), keys.blobs(task_id)):
-            while left := await self.store.scan(partition, prefix, limit=ERASED_AT_ONCE):
-                await self.delete(partition, [name for name, _ in left], expect=expect)
+    async def _put_part(self, partition: str, task_id: str, data: bytes, version: str | None) -> BlobRef:
+        """Stores a part of a commit that its task's head, at `version`, is to speak of. `Headless`."""
+        if version is None:
+            raise Headless
+        return await self.put_blob(partition, task_id, data, version=version)
 
     async def put_blob(
         self, partition: str, task_id: str, data: bytes, *, version: str | None = None

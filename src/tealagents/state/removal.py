@@ -1,14 +1,18 @@
-"""What a deleted task held, removed page by page, its head last.
+"""Tombstones, and what a task under one held: removed page by page, its head last.
 
 Another process may finish it meanwhile, and the same task be imported again, so every commit expects the
-tombstone.
+tombstone. A task that takes more than one commit to make begins under one as well (`MAKING_SECONDS`): so no
+crash leaves anything that no head speaks of.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from tealagents.domain.errors import CorruptState
-from tealagents.domain.models import Approval, Batch, Head, RequestRecord
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain.errors import Conflict, CorruptState
+from tealagents.domain.models import Approval, Batch, Head, RequestRecord, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
@@ -16,6 +20,66 @@ from tealagents.state.owner_directory import Directory
 from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
 
 log = logging.getLogger(__name__)
+
+#: for which a task may be in the making: a fork, an import, a large first message. What is not finished by
+#: then is erased like what was deleted
+MAKING_SECONDS = 3600.0
+
+
+class Tombstone(Struct, frozen=True):
+    """`task/{id}/{log_id}` in the partition of deletions that have begun: a task may be imported again."""
+
+    owner: User
+    task_id: str
+    #: seconds since the epoch, by the store's clock; of a task in the making: when it is given up
+    begun_at: float
+
+
+def note_of(head: Head) -> str:
+    """The key of the note that a task's deletion has begun."""
+    return f"{keys.task(head.task_id)}/{head.log_id}"
+
+
+async def bury(
+    records: RecordStore,
+    partition: str,
+    head: Head,
+    expect: Mapping[str, str | None],
+    *,
+    making_seconds: float = 0.0,
+) -> Stored[Head]:
+    """Puts the tombstone, first where it is found again after a crash. `Conflict`."""
+    grave, noted, key = keys.erasing(records.agent), note_of(head), keys.task(head.task_id)
+    note = Tombstone(head.owner, head.task_id, await records.store.now() + making_seconds)
+    await records.commit(grave, marker=noted, put={noted: note})
+    buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
+    version = await records.commit(
+        partition, marker=key, expect=expect, put={key: buried}, delete=keys.listings(head)
+    )
+    return Stored(buried, version)
+
+
+async def erase(records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]) -> None:
+    """Removes what a buried task held, and then its head. May be repeated after a crash."""
+    try:
+        await Removal(records, directory, partition, buried).run()
+    except Conflict:  # another process goes on with it, or has finished it: the note is that one's
+        return
+    await forget(records, buried.value)
+
+
+async def forget(records: RecordStore, head: Head) -> None:
+    """Deletes the note of a task that is gone, or made."""
+    await records.delete(keys.erasing(records.agent), [note_of(head)])
+
+
+async def give_up(records: RecordStore, directory: Directory, partition: str, making: Stored[Head]) -> None:
+    """Erases what there is of a task in the making. `Conflict` where that was finished.
+
+    The tombstone is put anew: what may still be on its way to the store comes too late.
+    """
+    again = await bury(records, partition, making.value, {keys.task(making.value.task_id): making.version})
+    await erase(records, directory, partition, again)
 
 
 class Removal:
@@ -36,7 +100,6 @@ class Removal:
         while found := await self._listed(keys.logs(task_id)):
             for request_id in await self._requests_of(found):
                 await self._request(request_id)
-                await self._release(request_id)
             await self._delete([key for key, _ in found])
         await self._delete_under(keys.blobs(task_id))
         await self._forget()
@@ -97,6 +160,8 @@ class Removal:
             found = await self._records.get(self._partition, key, RequestRecord)
         except CorruptState:
             found = None
+        if found is not None and found.value.task_id != self._head.task_id:
+            return  # an import that lost a race for it
         for approval_id in found.value.approvals if found else ():
             await self._approval(approval_id)
         # first the record, which the writer of a stream expects: nothing is added to what is removed then.
@@ -104,6 +169,7 @@ class Removal:
         await self._delete([key], notify=[key])
         await self._delete_under(keys.streams(request_id))
         await self._delete_under(keys.stream_parts(request_id))
+        await self._release(request_id)
 
     async def _approval(self, approval_id: str) -> None:
         key = keys.approval(approval_id)

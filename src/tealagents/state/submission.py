@@ -177,7 +177,7 @@ class _Attempt:
     # --- reading ---------------------------------------------------------------------------------
 
     async def _look(self) -> Stored[Head] | None:
-        """All that the message's outcome depends on, in one read."""
+        """All that the message's outcome depends on, in one read. Returns the head that it replaces."""
         await self._tasks.lease.ensure()
         message, key, partition, records = self._message, self._key, self._partition, self._tasks.records
         named: dict[str, str] = {}
@@ -206,7 +206,8 @@ class _Attempt:
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
                 await self._check_batch(name, found[name], task.value.task_id)
-        return task
+        begun = self._found.named  # by a message whose process or store went away
+        return begun if begun is not None and begun.value.making else task
 
     async def _check_batch(self, name: str, record: Record | None, task_id: str) -> None:
         try:
@@ -248,7 +249,6 @@ class _Attempt:
             entries=[*task.entries, *transition.entries],
             put={**task.put, **transition.put},
             expect={**task.expect, **transition.expect},
-            fresh=task.fresh,
         )
 
     async def _planned(self) -> Transition:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -36,7 +36,8 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, Stored, no_task
+from tealagents.state.records import Headless, RecordStore, Stored, no_task
+from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
 from tealagents.state.workers import Lease, Peers, Word
@@ -220,7 +221,7 @@ class Tasks:
         self.begun_here[request_id] += 1
         try:
             yield
-        except Conflict:
+        except (Conflict, Headless):
             self.over(request_id)
             raise
         except BaseException:  # the commit may have been applied, or still be
@@ -283,11 +284,8 @@ class Tasks:
             decided = await decide(found)
             if not isinstance(decided, Transition):
                 return decided
-            try:
+            with suppress(Conflict):
                 return await self.commit(partition, decided, version=version)
-            except Conflict:
-                if decided.fresh:
-                    await self.records.erase_log(partition, decided.head.task_id)
 
     async def commit(
         self, partition: str, transition: Transition, *, version: str | None, operation: str | None = None
@@ -298,6 +296,29 @@ class Tasks:
         answer was lost is known by it.
         """
         transition = with_key(transition, self.rules.event_seconds)
+        try:
+            return await self._commit(partition, transition, version, operation)
+        except Headless:
+            return await self._commit_large(partition, transition, operation)
+
+    async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> "Written":
+        """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
+        records, head = self.records, transition.head
+        absent = {keys.task(head.task_id): None}
+        making = await bury(records, partition, head, absent, making_seconds=MAKING_SECONDS)
+        try:
+            written = await self._commit(partition, transition, making.version, operation)
+        except Conflict:
+            with suppress(Conflict):  # another message under the id that the client has named
+                await give_up(records, self.directory, partition, making)
+            raise
+        with suppress(PersistenceUnavailable):  # it is dropped when it is old
+            await forget(records, head)
+        return written
+
+    async def _commit(
+        self, partition: str, transition: Transition, version: str | None, operation: str | None
+    ) -> "Written":
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back

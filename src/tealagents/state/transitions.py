@@ -70,8 +70,6 @@ class Transition(Struct, frozen=True, kw_only=True):
     takes: bool = False
     #: nothing is acknowledged before a later commit
     unsynced: bool = False
-    #: the task is new, under an id made for it: where the commit fails, its bodies are erased again
-    fresh: bool = False
 
 
 # --- beginning -----------------------------------------------------------------------------------
