@@ -778,7 +778,7 @@ def noted(document: Json, path: list[list[int]], entries: int = 0) -> Json:
     ("path", "reason"),
     [
         ([[1, 2], [3, 4]], "a gap between two pairs"),
-        ([[n, n] for n in range(1, 15_000, 2)], "larger than 65536"),
+        ([[n, n] for n in range(1, 40_000, 2)], "larger than 196608"),
     ],
 )
 async def test_a_path_of_more_pairs_than_it_needs_is_refused(path: list[list[int]], reason: str) -> None:
@@ -788,7 +788,7 @@ async def test_a_path_of_more_pairs_than_it_needs_is_refused(path: list[list[int
         document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
         await here.eraser.delete_task(here.partition(), request.task_id)
         with pytest.raises(InvalidRequest, match=rf"task\.path: .*{reason}"):
-            await here.importer.import_(ADA, noted(document, path, 15_000))
+            await here.importer.import_(ADA, noted(document, path, 40_000))
 
 
 class Counting(Faulty):
@@ -945,3 +945,89 @@ async def test_an_imported_task_knows_the_tool_calls_of_withdrawn_requests_as_it
         imported = await here.importer.import_(ADA, document)
         assert [tool.call_id for tool in paths.effects_on_path(imported)] == known
         assert paths.effects_cut(imported) == paths.effects_cut(head)
+
+
+async def regenerated(here: Process, turns: int) -> str:
+    """A task of that many turns, each sent again from before it; behind some come a change and a failure."""
+    last = await here.ask("one")
+    for n in range(turns):
+        for again in (False, True):
+            answer = await here.ask(f"more {n}", last.task_id)
+            if not again:
+                await here.changes.rollback(here.partition(), last.task_id, ADA.user, last.request_id)
+        last = answer
+        if n % 5 == 4:
+            await here.changes.patch(here.partition(), last.task_id, ADA.user, metadata={"n": n})
+        if n % 7 == 6:
+            here.model.answers[:] = [fails, says("hello")]
+            assert (await here.ask("fail", last.task_id)).status == "Failed"
+    return last.task_id
+
+
+async def everything(here: Process, task_id: str) -> list[object]:
+    """A task's path and those of its requests, without the one entry that an import begins with."""
+    head = (await here.tasks.head(here.partition(), task_id)).value
+    requests = await here.records.scan(here.partition(), "request/", RequestRecord, limit=500)
+    shift = 1 if any(request.imported for _, request in requests) else 0
+    found: list[object] = [sorted(key for key, _ in requests)]
+    for path in (head.path, *(request.path for _, request in requests)):
+        found.append(tuple((first - shift, last - shift) for first, last in path))
+    return found
+
+
+async def test_the_document_of_a_task_does_not_grow_with_the_square_of_its_turns() -> None:
+    """Of paths it holds what is behind the parents', and the import has them whole. covers: THREAD-6"""
+    async with process(None, Scripted(says("hello"))) as here:
+        sizes, documents = [], []
+        for turns in (30, 60):
+            task_id = await regenerated(here, turns)
+            documents.append(await export(here.tasks, here.partition(), task_id))
+            sizes.append(len(json.dumps(documents[-1]["requests"])))
+            before = await everything(here, task_id)
+            await here.eraser.delete_task(here.partition(), task_id)
+            document = json.loads(json.dumps(documents[-1]))
+            await here.importer.import_(ADA, document)
+            assert await everything(here, task_id) == before
+            assert (await export(here.tasks, here.partition(), task_id))["requests"][-1]["path"]
+            await here.eraser.delete_task(here.partition(), task_id)
+        assert sizes[1] < 2.1 * sizes[0]
+
+
+async def test_the_document_of_a_task_without_gaps_has_whole_paths() -> None:
+    """As it always had. covers: THREAD-6"""
+    async with process() as here:
+        task_id = (await here.ask("one")).task_id
+        for n in range(3):
+            await here.ask(f"more {n}", task_id)
+        document = await export(here.tasks, here.partition(), task_id)
+        assert [request["path"][0][0] for request in document["requests"]] == [1] * 4
+
+
+async def test_a_task_of_many_turns_that_were_sent_again_is_imported() -> None:
+    """Its path may be as long as a head holds it. covers: THREAD-6, MODEL-3"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        await here.importer.import_(ADA, noted(document, [[n, n] for n in range(1, 20_000, 2)], 20_000))
+        assert (await here.ask("on", request.task_id)).status == "Completed"
+
+
+async def test_others_have_their_turn_while_a_task_is_exported() -> None:
+    """However long it is, and however fast the store. covers: THREAD-6"""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with process() as here:
+        task_id = (await here.ask("one")).task_id
+        for n in range(30):
+            await here.ask(f"more {n}", task_id)
+        running = asyncio.create_task(others())
+        await export(here.tasks, here.partition(), task_id)
+        running.cancel()
+        assert turns > 30

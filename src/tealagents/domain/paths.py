@@ -1,6 +1,8 @@
 """What a head knows of its task's history: the path through the log, and what tools did on it. No I/O."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -94,6 +96,26 @@ def extend(path: Path, first: int, last: int) -> Path:
     if path and path[-1][1] + 1 == first:
         return (*path[:-1], (path[-1][0], last))
     return (*path, (first, last))
+
+
+def split(path: Path, last: int) -> tuple[Path, Path]:
+    """A path up to an entry, and behind it."""
+    n = bisect_right(path, last, key=itemgetter(0))
+    if n and path[n - 1][1] > last:
+        first, end = path[n - 1]
+        return (*path[: n - 1], (first, last)), ((last + 1, end), *path[n:])
+    return path[:n], path[n:]
+
+
+def joined(parts: Iterable[Path]) -> Path:
+    """Paths that continue each other as one; neighbours melt into one pair."""
+    whole: list[tuple[int, int]] = []
+    for part in parts:
+        if whole and part and whole[-1][1] + 1 == part[0][0]:
+            whole[-1] = (whole[-1][0], part[0][1])
+            part = part[1:]
+        whole.extend(part)
+    return tuple(whole)
 
 
 def current_path(head: Head) -> Path:

@@ -29,6 +29,7 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `forking`          a new task with the history of another one
 `importing`        a task from its document; `exporting`: a task as its document
 `task_document`    the document, and what is checked of one that comes in
+`document_paths`   the paths in it, each without its parent's
 `erasing`          deletion that survives a crash
 `removal`          tombstones, and what a task under one held, page by page
 `inventory`        what there is, of all users: for the operator's commands, as are the next three

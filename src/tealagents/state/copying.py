@@ -67,9 +67,11 @@ class Copy:
         if len(self._drafts) >= BATCH_ENTRIES or self._size > BATCH_BYTES // 2:
             await self.flush()
 
-    def add_request(self, request: RequestRecord) -> None:
+    async def add_request(self, request: RequestRecord) -> None:
         """Adds a request, behind its entries."""
         self._requests.append(request)
+        if len(self._requests) >= REQUESTS and not self._drafts:
+            await self.flush()
 
     async def flush(self) -> None:
         """Writes the entries gathered so far as one batch, and the requests that they end."""

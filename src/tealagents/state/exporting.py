@@ -1,12 +1,19 @@
-"""A whole task as one document."""
+"""A whole task as one document.
+
+It is made of plain values record by record, as they are read: of a long task at once, that would hold the
+event loop.
+"""
+
+import asyncio
 
 import msgspec
 from msgspec.structs import replace
 
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json, MessageBody, Path
+from tealagents.state.document_paths import Shortening
 from tealagents.state.history import Logged
-from tealagents.state.task_document import FORMAT, ExportedEntry, ExportedTask
+from tealagents.state.task_document import FORMAT, ExportedEntry
 from tealagents.state.tasks import Tasks
 
 
@@ -21,22 +28,23 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
     entries = []
     order: dict[str, None] = {}
     async for logged in tasks.history.forwards(partition, task_id, whole):
-        entries.append(_exported(logged))
+        entries.append(msgspec.to_builtins(_exported(logged)))
         if logged.entry.request_id:
             order.setdefault(logged.entry.request_id)
     requests = []
+    paths = Shortening()
     for request_id in order:
         found = await tasks.records.request(partition, task_id, request_id)
-        requests.append(replace(found.value, idempotency=None))
-    document = ExportedTask(
-        format=FORMAT,
-        agent=tasks.records.agent,
-        task=replace(head, tail_hash="", tail_seal="", tail_key=0, log_id=""),
-        requests=tuple(requests),
-        entries=tuple(entries),
-    )
-    exported: Json = msgspec.to_builtins(document)
-    return exported
+        requests.append(msgspec.to_builtins(paths.shortened(replace(found.value, idempotency=None))))
+        await asyncio.sleep(0)  # SQLite answers a read at once
+    task = replace(head, tail_hash="", tail_seal="", tail_key=0, log_id="")
+    return {
+        "format": FORMAT,
+        "agent": tasks.records.agent,
+        "task": msgspec.to_builtins(task),
+        "requests": requests,
+        "entries": entries,
+    }
 
 
 def _exported(logged: Logged) -> ExportedEntry:

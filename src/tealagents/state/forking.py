@@ -200,13 +200,13 @@ class _Fork(Struct, frozen=True):
             kept = messages if found is None else found
             if ending is not None and ending.status != "Completed" and not ends:
                 failed = await self._copied(each, kept, ending)
-                self.copy.add_request(replace(failed, parent=last))
+                await self.copy.add_request(replace(failed, parent=last))
                 continue
             whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
             record = await self._copied(each, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
             context = record.context if whole else paths.count_round(context)
-            self.copy.add_request(replace(record, parent=last, context=context))
+            await self.copy.add_request(replace(record, parent=last, context=context))
             last = record.request_id
             if ends:
                 return last, end

@@ -34,10 +34,11 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical, draft
 from tealagents.state.copying import Copy
+from tealagents.state.document_paths import WholePaths
 from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
 from tealagents.state.removal import give_up
-from tealagents.state.task_document import ExportedTask, read
+from tealagents.state.task_document import ExportedTask, check_size, read
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -145,9 +146,8 @@ class TaskImporter:
             await copy.add(
                 draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
             )
-        for request in document.requests:
-            copy.add_request(_imported(request))
         await copy.flush()
+        await self._add_requests(copy, document)
         head = replace(
             copy.head,
             status=task.status,
@@ -165,6 +165,14 @@ class TaskImporter:
                 if session is None:
                     gone = f"The session {task.session_id} was deleted."
                     raise NotFound(gone, session_id=task.session_id) from None
+
+    async def _add_requests(self, copy: Copy, document: ExportedTask) -> None:
+        requests = [_imported(request) for request in document.requests]
+        paths = WholePaths(requests)
+        for n, request in enumerate(requests):
+            path = paths.whole(request)
+            check_size(path, f"requests.{n}.path")
+            await copy.add_request(replace(request, path=path))
 
     async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
         """Takes the right to write the task, and removes what an import that broke off has left of it."""

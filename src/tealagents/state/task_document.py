@@ -33,8 +33,8 @@ from tealagents.state.codec import encode_json
 FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
 #: bytes of what context providers and views may have remembered at one checkpoint
 MOST_CONTEXT = 256 * 1024
-#: bytes of one path: it is written with every commit, which holds 1 MB in all
-MOST_PATH = 64 * 1024
+#: bytes of one path: a head with all that it may hold is written with every commit, which holds 1 MB in all
+MOST_PATH = 192 * 1024
 #: between these lies every time: keys hold four digits, and what is added must not leave the calendar
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
 #: nothing is added to an expiry, and many clients say 9999 where they mean never
@@ -58,7 +58,7 @@ class ExportedEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ExportedTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task as one document."""
+    """A task as one document. The paths of its requests are as `document_paths` has them."""
 
     format: Literal["tealagents/task/v1"]
     agent: str
@@ -198,9 +198,14 @@ def _codes(kind: type[TealError]) -> Iterator[str]:
         yield from _codes(heir)
 
 
-def _check_path(path: Path, tail: int, where: str) -> None:
+def check_size(path: Path, where: str) -> None:
+    """Whether a path fits into a head."""
     if len(encode_json(path)) > MOST_PATH:
         raise InvalidRequest(where, f"is larger than {MOST_PATH} bytes of JSON")
+
+
+def _check_path(path: Path, tail: int, where: str) -> None:
+    check_size(path, where)
     before = -1
     for first, last in path:
         if not before + 1 < first <= last <= tail:
