@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -10,13 +11,14 @@ from wire import problem, text
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread, agent_config
 
-FOREIGN = (
+FOREIGN: tuple[dict[str, Any], ...] = (
     {"host": "evil.example"},
     {"host": "evil.example:8000"},
     {"host": "127.0.0.1.evil.example"},
     {"host": "127.evil.example"},
     {"host": "localhost.evil.example"},
     {"host": "localhost@evil.example"},
+    {"host": b"\xe9@127.0.0.1"},
     {"host": "10.0.0.1"},
     {"host": ""},
     {"x-forwarded-for": "203.0.113.9"},

@@ -183,13 +183,13 @@ class Exchange:
         setups.check(message.setup, self.agent.toolbox)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
-        for n, each in enumerate(said):
-            self._check_count(each.items, f"earlier.{n}")
+        for each in said:
+            self._check_count(each.items, "earlier", "a message of ")
 
-    def _check_count(self, items: Sequence[Item], field: str) -> None:
+    def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:
         most = self.settings.max_items
         if len(items) > most:
-            raise InvalidRequest(field, f"has {len(items)} items; at most {most} are taken")
+            raise InvalidRequest(field, f"has {where}{len(items)} items; at most {most} are taken")
 
     # --- sending ---------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
         return "The service was called at an address that is not loopback"
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) != 1 or not is_local(host_of(f"//{hosts[0].decode('ascii', 'replace')}")):
+    host = hosts[0] if len(hosts) == 1 else b""
+    if not host.isascii() or not is_local(host_of(f"//{host.decode('ascii')}")):
         return "Host: must be a loopback address or localhost"
     if passed_on := sorted(name.decode("ascii") for name, _ in headers if name in _PASSED_ON):
         return f"{passed_on[0]}: requests that a proxy passes on are not answered"

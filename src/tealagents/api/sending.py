@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from tealagents.api import names, requests, stretches
-from tealagents.api.decisions import CallAnswer
+from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, Resent, in_words
 from tealagents.api.stretches import Stretch
@@ -122,6 +122,7 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
             approval_id, place = names.read("call", each.call_id, *kinds)
         except NotFound as none:
             raise InvalidRequest(each.where, none.detail) from None
+        check_reason(each.answer, each.where)
         named = named or approval_id
         if approval_id != named:
             earlier[approval_id] = each.where

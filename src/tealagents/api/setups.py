@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from tealagents.api import bodies
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ClientTool, Json, RequestSetup, ResponseFormat, ToolChoice
@@ -47,6 +49,20 @@ def setup(
         client_tools=own,
         response_format=_response_format(answer),
         tool_choice=_tool_choice(bodies.flat(choice, "function"), own),
+    )
+
+
+def renewed(held: RequestSetup, brought: RequestSetup) -> RequestSetup:
+    """What holds where a client brings something with its answers: what it leaves out stays.
+
+    But for what the model had to call, which it would have to for ever.
+    """
+    return replace(
+        held,
+        instructions=brought.instructions or held.instructions,
+        user_context=brought.user_context or held.user_context,
+        client_tools=brought.client_tools or held.client_tools,
+        tool_choice=None,
     )
 
 

@@ -195,7 +195,10 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
 
 @pytest.mark.parametrize("brings", [True, False])
 def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: OfflineModel, brings: bool) -> None:
-    """Its tools, instructions and context, in the place of those before; one without any keeps them."""
+    """Its tools, instructions and context, in the place of those before; what it leaves out stays.
+
+    A snapshot takes the page its system message.
+    """
     page.messages = [{"id": "s", "role": "system", "content": "FIRST"}]
     page.say(weather(), tools=[WEATHER], context=[{"description": "city", "value": "Oslo"}])
     output(page, "28 degrees")
@@ -205,11 +208,25 @@ def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: Offlin
         page.run(tools=tools, context=[{"description": "city", "value": "Lima"}])
     else:
         page.messages = page.messages[1:]
-        page.run()
+        page.run(tools=[WEATHER])
     sent = model.requests[-1]["body"]
     assert ("get_time" in str(sent["tools"])) is brings
     for before, after in (("FIRST", "SECOND"), ("Oslo", "Lima")):
         assert (before in str(sent["messages"]), after in str(sent["messages"])) == (not brings, brings)
+
+
+def test_what_another_protocol_has_set_holds_when_a_page_decides(
+    ada: httpx.Client, model: OfflineModel, file: Path
+) -> None:
+    """The context that the request came with."""
+    asked = {"items": [{"content_type": "text", "content": write(file)}], "user_context": {"city": "Oslo"}}
+    paused = ada.post("", json=asked).json()
+    page = Page(ada, paused["task_id"])
+    page.answer(page.run(), APPROVE, tools=[WEATHER])
+    assert lines(file) == ["one"]
+    sent = model.requests[-1]["body"]
+    assert "Oslo" in str(sent["messages"])
+    assert "get_weather" in str(sent["tools"])
 
 
 def test_each_interrupt_has_its_own_reason(page: Page, file: Path) -> None:

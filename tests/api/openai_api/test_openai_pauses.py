@@ -194,6 +194,17 @@ def test_a_reason_that_cannot_be_taken_is_refused(wire: httpx.Client, file: Path
     assert "reason given: xxx" in said(create(wire, input=[{**answer, "reason": "x" * 4000}]))
 
 
+def test_a_long_reason_in_a_resent_history_is_no_reason_to_refuse_what_follows(wire: httpx.Client) -> None:
+    """It decided long ago, or elsewhere."""
+    decided = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    history = [
+        {"role": "user", "content": "hi"},
+        {**decided, "reason": "x" * 5000},
+        {"role": "assistant", "content": "Done."},
+    ]
+    assert create(wire, input=[*history, {"role": "user", "content": "and now?"}])["status"] == "completed"
+
+
 def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file: Path) -> None:
     """Another message, another answer, another's answer, one for another call."""
     words = call("Work-write", file=str(file), line="one")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, requests, stretches, transcripts
+from tealagents.api import bodies, requests, setups, stretches, transcripts
 from tealagents.api.ag_ui import fold, inputs
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import CallAnswer
@@ -16,7 +16,7 @@ from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
-from tealagents.domain.models import AS_CONFIGURED, Approval, Caller
+from tealagents.domain.models import Approval, Caller
 from tealagents.state import keys
 from tealagents.state.new_message import Key
 
@@ -29,9 +29,9 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     if pause is not None and (pause.status == "pending" or not fresh):
-        answers, setup = _answers(pause, given), given.message.setup
-        brought = setup if setup != AS_CONFIGURED else None
-        stretch = await stretches.decided(exchange, caller, pause, answers, setup=brought, streamed=True)
+        held = (await exchange.request(caller, pause.request_id)).record.setup
+        setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
+        stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
         if not fresh:
             return await _stream(exchange, given, stretch)
         await requests.settled(exchange, stretch.view)  # the answers first, then what was said besides
