@@ -13,11 +13,11 @@ from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.ports import Tool
+from tealagents.domain.texts import LIMIT
 from tealagents.testing.waits import eventually
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import run_method
-from tealagents.tools.results import LIMIT
 from tealagents.tools.threads import Threads
 
 FILE = FIXTURES / "custom_plugins.py"

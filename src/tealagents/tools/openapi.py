@@ -19,6 +19,7 @@ import httpx2
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
@@ -29,7 +30,7 @@ from tealagents.tools.openapi_document import ApiOperation, leaves_base, operati
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
-from tealagents.tools.results import bounded, described
+from tealagents.tools.results import described
 from tealagents.tools.schema_check import check_against
 
 logger = logging.getLogger(__name__)

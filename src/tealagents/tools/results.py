@@ -1,7 +1,7 @@
 """The text a model is given for what a tool returned.
 
 Whatever comes back becomes one text that can be stored and sent: no lone surrogates, no NUL, at most
-`LIMIT` characters.
+`texts.LIMIT` characters.
 """
 
 import base64
@@ -11,9 +11,8 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, to_json
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.domain.texts import bounded
 
-#: characters of a result that are passed on; the rest is cut, and the text says so
-LIMIT = 200_000
 #: bytes that are no text are given as base64 up to this size, beyond it only described
 BINARY_LIMIT = 48_000
 #: for a tool that promises no result and gives none
@@ -34,28 +33,6 @@ def to_text(value: Any, *, nothing: str = "null") -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return _binary(bytes(value))
     return bounded(_json(value))
-
-
-def bounded(text: str, limit: int = LIMIT) -> str:
-    """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
-    whole = len(text)
-    if whole > limit:
-        text = text[:limit]
-    text = _storable(text)
-    if whole > limit:
-        text += f"\n[Cut here: {limit:,} of {whole:,} characters are shown.]"
-    return text
-
-
-def _storable(text: str) -> str:
-    if "\0" in text:
-        text = text.replace("\0", "�")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # pairs of surrogates become the character they mean, lone ones the replacement character
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _json(value: Any) -> str:
