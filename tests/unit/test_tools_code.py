@@ -343,11 +343,14 @@ async def test_tool_cannot_end_the_process(shapes: Mapping[str, Tool], name: str
         await call(shapes, name, kind=kind)
 
 
+@pytest.mark.parametrize("name", ["Shapes-raising", "Shapes-raising_in_a_thread"])
 @pytest.mark.parametrize("kind", ["exit", "canceled"])
-async def test_what_a_tool_did_before_it_broke_off_is_unknown(shapes: Mapping[str, Tool], kind: str) -> None:
+async def test_what_a_tool_did_before_it_broke_off_is_unknown(
+    shapes: Mapping[str, Tool], kind: str, name: str
+) -> None:
     """A later request is not to take it for a failure that did nothing."""
     with pytest.raises(ToolFailed, match="hether it took effect is unknown") as failed:
-        await call(shapes, "Shapes-raising", kind=kind)
+        await call(shapes, name, kind=kind)
     assert failed.value.unknown
 
 
