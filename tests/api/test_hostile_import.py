@@ -12,7 +12,7 @@ import pytest
 from wire import JSON, Json, problem, text
 
 from tealagents.domain.depth import DEEPEST
-from tealagents.engine.texts import storable_json
+from tealagents.domain.texts import storable_json
 from tealagents.testing.service import ServiceThread, offline_service
 
 SCRIPT = {"rules": [{"when": "fail", "reply": {"error": {"status": 400, "message": "not that"}}}]}

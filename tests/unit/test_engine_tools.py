@@ -74,6 +74,24 @@ async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: ob
         assert words in result.output
 
 
+@pytest.mark.parametrize(
+    ("kind", "start"), [(ToolFailed, "Error: xx"), (ValueError, "Error: ValueError: xx")]
+)
+async def test_a_failure_without_end_is_cut(kind: type[Exception], start: str) -> None:
+    """Libraries quote what a service answered; each later message of the task would hold all of it."""
+
+    def fails(_: Json) -> str:
+        raise kind("x" * 300_000)
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", fails)) as here:
+        request = await here.ask(streamed=True)
+        output = returned(await here.followed(request.request_id)).output
+    assert output.startswith(start)
+    assert "[Cut here: 200,000 of 300,0" in output
+    assert len(output) < 201_000
+
+
 @pytest.mark.parametrize(("given", "words"), [(None, "gave back NoneType"), (b"bytes", "gave back bytes")])
 async def test_a_tool_that_gives_back_no_text_is_an_error_reported_to_the_model(
     given: object, words: str

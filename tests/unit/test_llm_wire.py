@@ -307,6 +307,47 @@ async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
     assert b"sk-of-somebody-else" not in heads[0]
 
 
+async def provided() -> str:
+    return "provided-token"
+
+
+@pytest.mark.parametrize(
+    ("own", "authorization"),
+    [
+        ({"api_key": None}, set()),
+        ({}, {f"authorization: Bearer {KEY}"}),
+        ({"api_key": None, "token_provider": provided}, {"authorization: Bearer provided-token"}),
+        ({"azure_api_version": "2024-10-21"}, {f"api-key: {KEY}"}),
+        (
+            {"azure_api_version": "2024-10-21", "api_key": None, "token_provider": provided},
+            {"authorization: Bearer provided-token"},
+        ),
+    ],
+)
+async def test_headers_in_the_environment_are_not_sent(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], authorization: set[str]
+) -> None:
+    """The SDK would send them to any service, and an `Authorization` instead of the configured key."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-env")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-env")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Env: yes\nAuthorization: Bearer sk-env\nx-team: env")
+    heads: list[bytes] = []
+
+    async def handler(connection: RawConnection) -> None:
+        connection.heads = heads
+        await answer_whole(connection)
+
+    async with (
+        RawService(handler).running() as service,
+        client(service.base_url, headers={"x-team": "seven"}, **own) as model,
+    ):
+        await events(model, stream=False)
+    lines = set(heads[0].decode().split("\r\n"))
+    assert {line for line in lines if line.startswith(("authorization:", "api-key:"))} == authorization
+    assert "x-team: seven" in lines
+    assert [line for line in lines if "env" in line] == []
+
+
 async def test_nothing_secret_is_logged(service: OfflineModel, caplog: pytest.LogCaptureFixture) -> None:
     """Neither the key nor what is said, at the lowest level, in success and in failure."""
     caplog.set_level(logging.DEBUG)

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.ports import Tool
+from tealagents.domain.texts import LIMIT
 from tealagents.testing.waits import eventually
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import run_method
-from tealagents.tools.results import LIMIT
+from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 
 FILE = FIXTURES / "custom_plugins.py"
@@ -87,6 +89,37 @@ async def test_huge_text_is_whole_up_to_a_bound(shapes: Mapping[str, Tool]) -> N
 async def test_text_that_cannot_be_stored_is_made_storable(shapes: Mapping[str, Tool]) -> None:
     """Pairs of surrogates become the character they mean; lone ones and NUL the replacement character."""
     assert await call(shapes, "Shapes-surrogates") == "a😀b�c�d"
+
+
+@dataclass
+class Listing:
+    """What a tool may return."""
+
+    names: tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (["caf\udce9", 1.5, float("inf"), b"\xff"], '["caf�",1.5,"Infinity","_w=="]'),
+        ({"caf\udce9": {1: "\ud83d\ude00\0"}}, '{"caf�":{"1":"😀�"}}'),
+        (Path("caf\udce9.txt"), "caf�.txt"),
+        ([Path("caf\udce9.txt")], '["caf�.txt"]'),
+        (Listing(("caf\udce9",)), '{"names":["caf�"]}'),
+    ],
+)
+def test_json_of_what_cannot_be_stored_is_made_storable(value: object, text: str) -> None:
+    """The name of a file that is not UTF-8: a folder with one can be listed."""
+    assert to_text(value) == text
+
+
+def test_a_result_that_has_no_json_is_a_failure() -> None:
+    """Also beside a lone surrogate. A generator has been read by then, and is not taken for an empty one."""
+    circular: list[object] = ["caf\udce9"]
+    circular.append(circular)
+    for value in (circular, {"names": (name for name in ["caf\udce9"])}):
+        with pytest.raises(ToolFailed, match="its result cannot be shown"):
+            to_text(value)
 
 
 async def test_nothing_is_said_in_words(shapes: Mapping[str, Tool]) -> None:
@@ -310,11 +343,14 @@ async def test_tool_cannot_end_the_process(shapes: Mapping[str, Tool], name: str
         await call(shapes, name, kind=kind)
 
 
+@pytest.mark.parametrize("name", ["Shapes-raising", "Shapes-raising_in_a_thread"])
 @pytest.mark.parametrize("kind", ["exit", "canceled"])
-async def test_what_a_tool_did_before_it_broke_off_is_unknown(shapes: Mapping[str, Tool], kind: str) -> None:
+async def test_what_a_tool_did_before_it_broke_off_is_unknown(
+    shapes: Mapping[str, Tool], kind: str, name: str
+) -> None:
     """A later request is not to take it for a failure that did nothing."""
     with pytest.raises(ToolFailed, match="hether it took effect is unknown") as failed:
-        await call(shapes, "Shapes-raising", kind=kind)
+        await call(shapes, name, kind=kind)
     assert failed.value.unknown
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from engine_setup import ADA, Scripted, Tools
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
@@ -660,6 +661,26 @@ async def test_a_redirect_may_say_that_a_call_is_done(tmp_path: Path, server: st
         with pytest.raises(ToolFailed, match=r"not followed\.$") as raised:
             await sent(tools, "postAnswer", kind="far")
         assert not raised.value.unknown
+
+
+@pytest.mark.parametrize(("status", "unknown"), [(500, True), (502, True), (504, True), (503, False)])
+async def test_a_call_that_broke_at_the_service_may_be_done(
+    tmp_path: Path, status: int, unknown: bool
+) -> None:
+    """A gateway gave up waiting, or the service failed half-way: only a GET has certainly changed nothing."""
+
+    async def answer(request: Request) -> Response:
+        return Response("upstream timed out", status_code=status)
+
+    item = {"get": {"operationId": "look"}, "post": {"operationId": "order"}}
+    document = {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {"/x": item}}
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["GET", "POST"])])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            for name, lost in (("Library-order", unknown), ("Library-look", False)):
+                with pytest.raises(ToolFailed, match="upstream timed out") as raised:
+                    await tools[name].call(Context(), {})
+                assert raised.value.unknown is lost
+                assert ("Whether it was carried out is unknown" in str(raised.value)) is lost
 
 
 async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path, server: str) -> None:

@@ -8,6 +8,7 @@
 `errors`      every error that can reach a user, as values
 `current`     the ids of the request that the running code works for
 `depth`       how deep JSON from outside may be nested
+`texts`       texts and JSON that every store can keep, and as much of them as is passed on
 `ports`       the Protocols that adapters fill: Store, Model, Tool, Authenticator, Clock, …
 ============  ==========================================================================
 

@@ -18,7 +18,6 @@
 `wait_queue`     requests that wait for their task
 `observer`       what can be watched of requests, model calls and tool calls
 `agent`          what a config file says an agent is
-`texts`          text that every store can keep
 ===============  ==========================================================================
 
 What happens to a task is decided in `state.transitions` and stored in `state`; this connects them.

@@ -28,9 +28,9 @@ from tealagents.domain.models import (
     ToolChoice,
 )
 from tealagents.domain.ports import Clock, Model, ModelCall
+from tealagents.domain.texts import storable
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
-from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound

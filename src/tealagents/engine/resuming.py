@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.models import Approval, Decision, Message, RequestRecord, ToolCall
+from tealagents.domain.texts import storable
 from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.recorder import Recorder
-from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.history import grouped, in_call_order
 from tealagents.state.tasks import Tasks

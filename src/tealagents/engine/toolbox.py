@@ -30,7 +30,7 @@ from tealagents.domain.ports import (
     ToolSpec,
     Unlisted,
 )
-from tealagents.engine.texts import storable, storable_json
+from tealagents.domain.texts import bounded, storable, storable_json
 from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
@@ -305,7 +305,7 @@ class Toolbox:
         except NeedsOwner as need:
             return Deferred(replace(call, begun=call.begun or need.begun), None)
         except ToolFailed as failure:
-            output, is_error, unknown = f"Error: {failure}", True, failure.unknown
+            output, is_error, unknown = bounded(f"Error: {failure}"), True, failure.unknown
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return ToolOutput(call, storable(output), is_error, duration_ms, unknown)
 

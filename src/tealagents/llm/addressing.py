@@ -11,7 +11,19 @@ from tealagents.llm.options import OpenAIOptions
 def sdk_client(
     options: OpenAIOptions, wire: httpx2.AsyncClient, deployment: str | None
 ) -> openai.AsyncOpenAI:
-    """The SDK's client for the service: without retries and deadlines, which are ours."""
+    """The SDK's client for the service: without retries and deadlines, which are ours, and without what the
+    SDK takes from the environment."""
+    client = _new_client(options, wire, deployment)
+    # OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS: it would send them to any service, and an
+    # `Authorization` among them in the place of the configured one
+    client.organization, client.project = options.organization, options.project
+    client._custom_headers = options.headers
+    return client
+
+
+def _new_client(
+    options: OpenAIOptions, wire: httpx2.AsyncClient, deployment: str | None
+) -> openai.AsyncOpenAI:
     key = options.api_key.get_secret_value() if options.api_key is not None else None
     if options.azure_api_version is not None:
         return openai.AsyncAzureOpenAI(

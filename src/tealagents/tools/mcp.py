@@ -38,6 +38,7 @@ from pydantic import ValidationError
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Tool, ToolContext
+from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_connection import MCPConnection, Unreachable, described
@@ -47,7 +48,6 @@ from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LO
 from tealagents.tools.oauth import TOKEN_SECONDS, Consents, owner_key
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer
 from tealagents.tools.options import MCPServerOptions
-from tealagents.tools.results import bounded
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import mcp_types as types
 
-from tealagents.tools.results import DONE, bounded
+from tealagents.domain.texts import bounded
+from tealagents.tools.results import DONE
 
 _NO_REASON = "The tool failed and gave no reason."
 

@@ -19,6 +19,7 @@ import httpx2
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
@@ -29,7 +30,7 @@ from tealagents.tools.openapi_document import ApiOperation, leaves_base, operati
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
-from tealagents.tools.results import bounded, described
+from tealagents.tools.results import described
 from tealagents.tools.schema_check import check_against
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ MAX_REDIRECTS = 5
 DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+#: statuses that also come when the call has reached the service and its answer has not come back
+_BROKEN = frozenset({500, 502, 504})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
@@ -204,7 +207,7 @@ class RemoteApi:
         for _ in range(MAX_REDIRECTS):
             answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
             if not _is_redirect(answer):
-                return _answer_text(answer, place)
+                return _answer_text(answer, method, place)
             url = _next(url, answer, method, place)
         raise ToolFailed(f"{place} was redirected more than {MAX_REDIRECTS} times.")
 
@@ -246,12 +249,16 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
     raise ToolFailed(f"{where} {_UNKNOWN}", unknown=True)  # many services redirect when they are done
 
 
-def _answer_text(answer: Fetched, place: str) -> str:
+def _answer_text(answer: Fetched, method: str, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip(), answer.content
     if answer.status >= 400:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
-        kind = _Unauthorized if answer.status == 401 else ToolFailed
-        raise kind(f"{place} answered {status}: {reason}")
+        said = f"{place} answered {status}: {reason}"
+        if answer.status in _BROKEN and method not in _SAFE:
+            raise ToolFailed(f"{said}\n{_UNKNOWN}", unknown=True)
+        if answer.status == 401:
+            raise _Unauthorized(said)
+        raise ToolFailed(said)
     if not content:
         return f"Done ({status}); the answer has no content."
     text = _decoded(content, answer.media_type, answer.charset)

@@ -1,23 +1,26 @@
 """The text a model is given for what a tool returned.
 
 Whatever comes back becomes one text that can be stored and sent: no lone surrogates, no NUL, at most
-`LIMIT` characters.
+`texts.LIMIT` characters.
 """
 
 import base64
 from enum import Enum
+from functools import partial
+from types import GeneratorType
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.domain.texts import bounded, storable
 
-#: characters of a result that are passed on; the rest is cut, and the text says so
-LIMIT = 200_000
 #: bytes that are no text are given as base64 up to this size, beyond it only described
 BINARY_LIMIT = 48_000
 #: for a tool that promises no result and gives none
 DONE = "Done. The tool has no output."
+
+_to_json = partial(to_json, bytes_mode="base64", inf_nan_mode="strings", fallback=str)
 
 
 def to_text(value: Any, *, nothing: str = "null") -> str:
@@ -36,37 +39,38 @@ def to_text(value: Any, *, nothing: str = "null") -> str:
     return bounded(_json(value))
 
 
-def bounded(text: str, limit: int = LIMIT) -> str:
-    """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
-    whole = len(text)
-    if whole > limit:
-        text = text[:limit]
-    text = _storable(text)
-    if whole > limit:
-        text += f"\n[Cut here: {limit:,} of {whole:,} characters are shown.]"
-    return text
-
-
-def _storable(text: str) -> str:
-    if "\0" in text:
-        text = text.replace("\0", "�")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # pairs of surrogates become the character they mean, lone ones the replacement character
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def _json(value: Any) -> str:
     try:
-        text = to_json(value, bytes_mode="base64", inf_nan_mode="strings", fallback=str).decode()
-    except (PydanticSerializationError, ValueError) as error:
+        text = _encoded(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ToolFailed(f"The tool ran, but its result cannot be shown: {error}") from error
     # a date, a UUID or a path alone is clearer without the quotes of a JSON string
     if text.startswith('"') and not isinstance(value, str):
         return text[1:-1] if "\\" not in text else text
     return text
+
+
+def _encoded(value: Any) -> str:
+    try:
+        return _to_json(value).decode()
+    except PydanticSerializationError as error:
+        if "UnicodeEncodeError" not in str(error):
+            raise
+    return _to_json(_storable(value)).decode()
+
+
+def _storable(value: Any) -> Any:
+    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {_storable(name) if isinstance(name, str) else name: _storable(value[name]) for name in value}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_storable(each) for each in value]
+    if isinstance(value, GeneratorType):
+        raise ValueError("a generator yields text that is not Unicode")  # and can be read only once
+    plain = to_jsonable_python(value, bytes_mode="base64", fallback=str)
+    return _storable(plain) if isinstance(plain, str | dict | list) else plain
 
 
 def _binary(data: bytes) -> str:

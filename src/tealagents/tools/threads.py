@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from tealagents.domain.errors import ToolFailed
+
 _Result = TypeVar("_Result")
 
 
@@ -22,13 +24,13 @@ class Threads:
         self._places = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], _Result], name: str) -> _Result:
-        """The function's result or exception. It sees the caller's context variables."""
+        """The function's result or exception, see `_carried`. It sees the caller's context variables."""
         await self._places.acquire()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         context = contextvars.copy_context()
 
-        def finish(result: _Result | None, error: BaseException | None) -> None:
+        def finish(result: _Result | None, error: Exception | None) -> None:
             self._places.release()
             if outcome.cancelled():
                 return
@@ -39,15 +41,11 @@ class Threads:
 
         def work() -> None:
             result: _Result | None = None
-            error: BaseException | None = None
+            error: Exception | None = None
             try:
                 result = context.run(function)
-            except StopIteration:
-                error = RuntimeError("it raised StopIteration")  # which a future cannot carry
-            except Exception as raised:  # noqa: BLE001 - carried to the caller, whatever it is
-                error = raised
-            except BaseException as raised:  # noqa: BLE001 - it would end the request, or the process
-                error = RuntimeError(f"it raised {type(raised).__name__}")
+            except BaseException as raised:  # noqa: BLE001 - carried to the caller, whatever it is
+                error = _carried(raised)
             with suppress(RuntimeError):  # the loop is closed: no one waits any more
                 loop.call_soon_threadsafe(finish, result, error)
 
@@ -57,3 +55,14 @@ class Threads:
             self._places.release()
             raise
         return await outcome
+
+
+def _carried(raised: BaseException) -> Exception:
+    """What the caller is given: nothing that would end its request or the process, or that no future has."""
+    if isinstance(raised, SystemExit | KeyboardInterrupt | asyncio.CancelledError):
+        return ToolFailed(
+            f"The tool broke off ({type(raised).__name__}); whether it took effect is unknown.", unknown=True
+        )
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(f"it raised {type(raised).__name__}")

@@ -29,13 +29,13 @@ from tealagents.domain.models import (
     TokenUsage,
 )
 from tealagents.domain.ports import Clock, Model
+from tealagents.domain.texts import storable
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
-from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.limits import Limits

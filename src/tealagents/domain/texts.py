@@ -1,8 +1,11 @@
 """Texts and JSON from models and tools, made such that every store can keep them."""
 
-from typing import Any
+from typing import Any, Final
 
 from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
+
+#: characters of what a tool returns or raises that are passed on; the rest is cut, and the text says so
+LIMIT: Final = 200_000
 
 
 def storable(text: str) -> str:
@@ -16,6 +19,14 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def bounded(text: str, limit: int = LIMIT) -> str:
+    """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
+    whole = len(text)
+    if whole <= limit:
+        return storable(text)
+    return f"{storable(text[:limit])}\n[Cut here: {limit:,} of {whole:,} characters are shown.]"
 
 
 def storable_json(value: Any) -> Any:
