@@ -455,6 +455,26 @@ def pretender() -> Iterator[Pretender]:
         yield pretender
 
 
+@pytest.mark.parametrize(
+    ("lifetime", "used", "ended"), [(3600, 3569, 3571), (20, 9, 11), ("20", 9, 11), ("900", 869, 871)]
+)
+async def test_a_token_is_used_however_short_it_lives(
+    pretender: Pretender, lifetime: int | str, used: int, ended: int
+) -> None:
+    """The user's consent is good for a call where tokens live for seconds, too; text counts as a number."""
+    pretender.publish()
+    pretender.answered = {"expires_in": lifetime}
+    now = [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0])
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me", scopes=("a",))
+    asked = await consents.ask(Context(), server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    now[0] = 1000 + used
+    assert await consents.token(Context(), server) == "granted"
+    now[0] = 1000 + ended
+    assert await consents.token(Context(), server) is None
+
+
 async def test_configured_client_identifies_itself(pretender: Pretender) -> None:
     """A configured client with a secret sends it the way the server wants, and registers nowhere."""
     for methods, sent in ((["client_secret_basic"], "basic"), (["client_secret_post"], "post")):

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 #: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
 TOKEN_SECONDS = 30.0
-#: an access token that expires this soon is renewed before it is used
+#: an access token that expires this soon is renewed before it is used; at most half its life is given up so
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
@@ -71,6 +71,8 @@ class _Grant(Struct, frozen=True, kw_only=True):
 class _Access:
     token: str
     expires_at: float
+    #: from when on it is renewed before it is used
+    stale_at: float
     scopes: tuple[str, ...]
     #: that of its grant
     consent: str
@@ -110,7 +112,7 @@ class Consents:
         context.require_owner()
         key = (owner_key(context), server.key)
         access = self._access.get(key)
-        if access and access.expires_at > self._now() + LEEWAY_SECONDS:
+        if access and access.stale_at > self._now():
             return access.token
         # one at a time: a refresh token may be good for one use only
         renewal = self._renewals.get(key)
@@ -206,8 +208,9 @@ class Consents:
         token: str = answer["access_token"]
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
+        ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes, grant.consent)
+        self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token

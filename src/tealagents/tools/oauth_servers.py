@@ -247,6 +247,9 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
         auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
     issuer = Issuer(at.issuer, at.named)
     status, answer = await issuer.call("POST", at.token_endpoint, data=body, auth=auth)
+    lifetime = answer.get("expires_in")
+    if isinstance(lifetime, str) and lifetime.isdecimal():  # as some servers write it
+        answer["expires_in"] = float(lifetime)
     return status, {name: value for name, value in answer.items() if _is_usable(name, value)}
 
 
