@@ -415,6 +415,35 @@ async def test_each_request_asks_for_the_token_that_is_valid_then(dated: dict[st
     assert len(heads) == 3
 
 
+@pytest.mark.parametrize("dated", [{}, {"azure_api_version": "2024-10-21"}])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            RuntimeError("vault is sealed; client_secret=abc123"),
+            "RuntimeError: vault is sealed; ***",
+        ),
+        *((token, "cannot be sent") for token in (None, "", "abc\ndef", "tök")),
+    ],
+)
+async def test_a_provider_that_gives_no_token_fails_the_call(
+    given: Any, reason: str, dated: dict[str, str]
+) -> None:
+    """However it fails: the model is not called, and the error speaks of the token."""
+
+    async def token() -> Any:
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    async with OfflineModel() as service:
+        async with client(service.base_url, api_key=None, token_provider=token, **dated) as model:
+            with pytest.raises(ModelFailed, match="No token for the model service") as failed:
+                await events(model)
+        assert reason in failed.value.detail
+        assert service.requests == []
+
+
 async def test_without_a_token_the_model_is_not_called() -> None:
     """The error says why, and is not retried."""
     source = Source()

@@ -32,8 +32,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tealagents.domain.errors import ModelFailed
+from tealagents.domain.errors import ModelFailed, RunFailure
 from tealagents.llm.failures import quoted
+from tealagents.llm.options import TokenProvider
 from tealagents.outbound.addresses import is_loopback
 
 if TYPE_CHECKING:
@@ -149,6 +150,22 @@ class TokenRefused(Exception):
 
 
 Acquire = Callable[[], Awaitable[Token]]
+
+
+async def provided_token(provider: TokenProvider) -> str:
+    """A token of the provider's, which is code of others. `ModelFailed` where it gives none, however."""
+    try:
+        token: object = await provider()
+    except RunFailure:
+        raise
+    except Exception as error:
+        why = quoted(f"{type(error).__name__}: {error}")
+        raise ModelFailed(f"No token for the model service: the token provider failed ({why}).") from error
+    if not isinstance(token, str) or not re.fullmatch(r"[\x20-\x7e]+", token):
+        raise ModelFailed(
+            "No token for the model service: what the token provider gave cannot be sent as a token."
+        )
+    return token
 
 
 class AzureCredential:

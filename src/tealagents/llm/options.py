@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from tealagents.options import HeaderKey, Headers
 from tealagents.outbound.addresses import is_loopback
 
-#: gives a bearer token that is valid now; raises `ModelFailed`
+#: gives a bearer token that is valid now; whatever it raises fails the call as `ModelFailed`
 TokenProvider = Callable[[], Awaitable[str]]
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -32,6 +32,7 @@ from yarl import URL
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout
 from tealagents.llm.addressing import own_authorization, sdk_client
+from tealagents.llm.credentials import provided_token
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused, too_much
 from tealagents.llm.frames import EventFrames, FrameTooLong
@@ -315,6 +316,8 @@ class ServiceConnection:
     """
 
     def __init__(self, options: OpenAIOptions, proxy: str | None, deployment: str | None) -> None:
+        if (provider := options.token_provider) is not None:
+            options = options.model_copy(update={"token_provider": partial(provided_token, provider)})
         self._wire = Wire(options.base_url, proxy, options.secrets())
         self._client = sdk_client(options, self._wire, deployment)
         #: the SDK takes a path apart and puts it together anew for each request, but not a whole URL
