@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_setup import Scripted
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
+from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Tool
 from tealagents.domain.texts import LIMIT
+from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.testing.waits import eventually
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
@@ -421,6 +424,35 @@ class P(Plugin):
     assert plugin.running == 2
     plugin.go_on.set()
     assert await asyncio.gather(*calls[1:]) == ["2"] * 5
+
+
+async def test_a_call_that_waited_for_a_thread_until_the_limit_was_not_made(tmp_path: Path) -> None:
+    """It says so, and why it waited; what hangs may have taken effect."""
+    source = """
+import threading
+class P(Plugin):
+    go_on = threading.Event()
+    @tool
+    def hang(self) -> str:
+        "Wait."
+        self.go_on.wait(60)
+        return "done"
+"""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("from tealagents.plugins import Plugin, tool\n" + source)
+    toolset = load_plugins(file, ["P"], max_threads=1)
+    box = Toolbox(Scripted(), 0.05)
+    box.load([toolset])
+    context: Any = Context()
+    hanging, waiting = [await box.call(ToolCall(name, "P-hang", "{}"), context) for name in ("c1", "c2")]
+    toolset.tools()[0]._method.__self__.go_on.set()  # type: ignore[attr-defined]
+    assert isinstance(hanging, ToolOutput)
+    assert isinstance(waiting, ToolOutput)
+    assert hanging.unknown
+    assert (waiting.output, waiting.unknown) == (
+        "Error: All threads for tools (1) are taken by calls that still run. Nothing was done.",
+        False,
+    )
 
 
 async def test_hanging_tool_does_not_keep_the_process(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ class Threads:
     """
 
     def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._places = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], _Result], name: str) -> _Result:
         """The function's result or exception, see `_carried`. It sees the caller's context variables."""
-        await self._places.acquire()
+        await self._place()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         context = contextvars.copy_context()
@@ -55,6 +56,15 @@ class Threads:
             self._places.release()
             raise
         return await outcome
+
+    async def _place(self) -> None:
+        """Waits for a place. `ToolFailed` where that is given up: the function has not been called then."""
+        try:
+            await self._places.acquire()
+        except asyncio.CancelledError:
+            raise ToolFailed(
+                f"All threads for tools ({self._limit}) are taken by calls that still run. Nothing was done."
+            ) from None
 
 
 def _carried(raised: BaseException) -> Exception:
