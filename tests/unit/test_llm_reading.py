@@ -322,6 +322,25 @@ def test_a_service_that_counts_nothing_is_fine() -> None:
     assert ending(chat(chunk(finish_reason="stop"), partly)).usage == TokenUsage(3, 4, 7)
 
 
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ("none", TokenUsage()),
+        ([], TokenUsage()),
+        ({"prompt_tokens": 1.0, "completion_tokens": 2.5, "total_tokens": "7"}, TokenUsage(1, 0, 7)),
+        ({"prompt_tokens": -1, "completion_tokens": 2, "total_tokens": None}, TokenUsage(0, 2, 2)),
+        ({"prompt_tokens": 2**60, "completion_tokens": 2, "total_tokens": True}, TokenUsage(0, 2, 2)),
+    ],
+)
+def test_an_odd_usage_makes_no_answer_unusable(usage: Any, counted: TokenUsage) -> None:
+    """What is no number of tokens counts as none, in both APIs."""
+    assert ending(chat(chunk(finish_reason="stop"), {"choices": [], "usage": usage})).usage == counted
+    if isinstance(usage, dict):
+        prompt, completion, total = usage.values()
+        usage = {"input_tokens": prompt, "output_tokens": completion, "total_tokens": total}
+    assert ending(responses(end(usage=usage))).usage == counted
+
+
 def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
     """Reasoning, under its two names or as a part, yields no piece."""
     for delta in (

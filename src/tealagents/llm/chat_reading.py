@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, TokenUsage, ToolCall
-from tealagents.llm.encoding import Shape, argument_text, is_object, parsed, reader
+from tealagents.llm.encoding import Shape, argument_text, is_object, parsed, reader, token_usage
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.native import ChatReasoning, kept
 from tealagents.llm.service import MAX_CALLS
@@ -70,19 +70,13 @@ class _Choice(Struct, gc=False):
     error: Any = None
 
 
-class _ChatTokens(Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-
-
 class _Completion(Struct, gc=False):
     """A completion, or a chunk of one: of all its fields those that we need."""
 
     id: str | None = None
     model: str | None = None
     choices: list[_Choice] | None = None
-    usage: _ChatTokens | None = None
+    usage: Any = None
     error: Any = None
     #: `error` where a service sends the error without a shell
     object: Any = None
@@ -164,8 +158,8 @@ class ChatReading:
             raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
         self._id = self._id or chunk.id
         self._model = self._model or chunk.model or ""
-        if chunk.usage is not None:
-            self._usage = _usage(chunk.usage)
+        if chunk.usage:
+            self._usage = token_usage(chunk.usage, "prompt_tokens", "completion_tokens")
         deltas: list[TextDelta] = []
         for choice in chunk.choices or ():
             if not choice.index:
@@ -282,11 +276,6 @@ class ChatReading:
         """An id for a call that came without one: the same for the same answer, another in the next one."""
         seed = "\0".join((self._id or "", str(place), name, written))
         return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
-
-
-def _usage(tokens: _ChatTokens) -> TokenUsage:
-    prompt, completion = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
-    return TokenUsage(prompt, completion, tokens.total_tokens or prompt + completion)
 
 
 def _text(content: list[_ContentPart] | None) -> str:

@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
+from msgspec import Meta
 
-from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall
+from tealagents.domain.models import Json, Message, ResponseFormat, TokenUsage, ToolCall
 
 Shape = TypeVar("Shape")
 
@@ -17,6 +18,7 @@ MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 #: sent in place of an answer without words
 _NO_ANSWER = "(no answer)"
+_Count = Annotated[int, Meta(ge=0, lt=2**53)]
 #: parts of an answer that is read a second time, more slowly and into more memory
 MAX_PARTS = 100_000
 
@@ -134,6 +136,20 @@ def arguments(call: ToolCall) -> str:
 def argument_text(written: Any) -> str:
     """A call's arguments as text, from services that send them as an object, too."""
     return written if isinstance(written, str) else to_json(written).decode()
+
+
+def token_usage(counted: Any, prompt_name: str, completion_name: str) -> TokenUsage:
+    """What a service counted; 0 for what is no number of tokens, for which no answer is given up."""
+    said = counted if isinstance(counted, dict) else {}
+    prompt, completion = _count(said.get(prompt_name)), _count(said.get(completion_name))
+    return TokenUsage(prompt, completion, _count(said.get("total_tokens")) or prompt + completion)
+
+
+def _count(value: Any) -> int:
+    try:
+        return msgspec.convert(value, _Count, strict=False)
+    except msgspec.ValidationError:
+        return 0
 
 
 def is_object(text: str) -> bool:

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.events import ModelDone, TextDelta
-from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
-from tealagents.llm.encoding import Shape, argument_text, parsed, reader
+from tealagents.domain.models import FinishReason, Item, Json, Message, Role, ToolCall
+from tealagents.llm.encoding import Shape, argument_text, parsed, reader, token_usage
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable, waiting
 from tealagents.llm.native import kept
 
@@ -48,12 +48,6 @@ class _ItemPage(Struct, gc=False):
     has_more: bool = False
 
 
-class _ResponseTokens(Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
-
-
 class _Incomplete(Struct, gc=False):
     reason: str | None = None
 
@@ -66,7 +60,7 @@ class _StoredResponse(Struct, gc=False):
     created_at: float | None = None
     status: str | None = None
     output: list[StoredItem] | None = None
-    usage: _ResponseTokens | None = None
+    usage: Any = None
     incomplete_details: _Incomplete | None = None
     previous_response_id: str | None = None
     error: Any = None
@@ -151,7 +145,7 @@ class ResponsesReading:
         return ModelDone(
             finish_reason=reason,
             tool_calls=tuple(self._calls) if reason == "tool_calls" else (),
-            usage=_usage(response.usage),
+            usage=token_usage(response.usage, "input_tokens", "output_tokens"),
             model=response.model or "",
             response_id=self._continued_by(response),
             native=self._native() if reason == "tool_calls" else "",
@@ -209,13 +203,6 @@ class ResponsesReading:
             return read(data)
         except ValueError:
             raise unusable("what is not a response", data, self._secrets) from None
-
-
-def _usage(tokens: _ResponseTokens | None) -> TokenUsage:
-    if tokens is None:
-        return TokenUsage()
-    prompt, completion = tokens.input_tokens or 0, tokens.output_tokens or 0
-    return TokenUsage(prompt, completion, tokens.total_tokens or prompt + completion)
 
 
 def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> list[Message]:
