@@ -154,7 +154,7 @@ class ChatReading:
 
     def take(self, data: bytes) -> Sequence[TextDelta]:
         chunk = self._understood(_read, data)
-        if chunk.error or chunk.object == "error":
+        if chunk.error or chunk.object == "error" or (chunk.choices is None and self._complains(data)):
             raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
         self._id = self._id or chunk.id
         self._model = self._model or chunk.model or ""
@@ -230,6 +230,16 @@ class ChatReading:
         last = self._calls[-1].index if self._calls else -1
         names_one = bool(name)
         return last + 1 if names_one or last < 0 else last
+
+    def _complains(self, data: bytes) -> bool:
+        """Whether it is an error that nothing else in its JSON calls one; its `event` does."""
+        match self._understood(parsed, data):
+            case {"message": str(), "code": str(code)} if code:
+                return True
+            case {"message": str(), "type": str(kind)}:
+                return kind.endswith("error")
+            case _:
+                return False
 
     def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
         try:
