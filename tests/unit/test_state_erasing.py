@@ -582,6 +582,83 @@ async def test_what_was_in_the_making_as_the_store_went_away_can_be_made_again(h
         assert await names(store, keys.erasing("Tester")) == []
 
 
+@pytest.mark.parametrize("how", ["import", "message to a named task"])
+async def test_a_message_to_what_is_being_given_up_is_whole_or_refused(how: str) -> None:
+    """It takes no place in which another process still erases. covers: STATE-4"""
+    at, taken = 1, []
+    while (outcome := await message_while_it_is_given_up(how, at)) is not None:
+        at += 1
+        taken.append(outcome)
+    assert at > 7
+    assert not all(taken)
+
+
+async def message_while_it_is_given_up(how: str, at: int) -> bool | None:
+    """The task was cut off in the making; a message names it as the sweep has made this call of the store.
+
+    Whether it is taken, and None where the sweep makes fewer calls.
+    """
+    store = MemoryStore()
+    dying, sweeping = Faulty(store), Watched(store)
+    async with process(dying) as here:
+        source = await talk(here)
+        document = await export(here.tasks, here.partition(), source.task_id)
+        await here.eraser.delete_task(here.partition(), source.task_id)
+        dying.commits.clear()
+        dying.fault = lambda _, __: "away" if len(dying.commits) >= 3 else None
+        with pytest.raises(PersistenceUnavailable):
+            await make(here, how, source, document)
+    taken: bool | None = None
+    async with process(sweeping) as sweeper, process(store) as other, process(store) as third:
+
+        async def send(point: int) -> None:
+            nonlocal taken
+            if point == at:
+                taken = False
+                with suppress(NotFound, AlreadyExists):
+                    taken = (await other.ask(LONG, new_task_id=source.task_id)).status == "Completed"
+
+        sweeping.points, sweeping.there = 0, send
+        await sweeper.eraser.resume_all(GIVEN_UP)
+        sweeping.there = nothing
+        if taken:
+            head = (await third.tasks.head(third.partition(), source.task_id)).value
+            entries = third.tasks.history.forwards(third.partition(), source.task_id, ((1, head.tail_seq),))
+            assert [logged.seq async for logged in entries][-1] == head.tail_seq, at
+            assert (
+                await third.tasks.directory.owner_of(source.task_id, keys.task(source.task_id)) == ADA.user
+            ), at
+            assert (await third.ask("on", source.task_id)).status == "Completed", at
+    return taken
+
+
+async def test_the_end_of_a_making_forgets_no_deletion() -> None:
+    """Which another process has begun meanwhile, and not finished. covers: STATE-4"""
+    store = MemoryStore()
+    forking, deleting = Watched(store), Faulty(store)
+    async with process(forking) as here, process(deleting) as other, process(store) as third:
+        source = await here.ask("one")
+        partition = here.partition()
+
+        async def delete(_: int) -> None:
+            page = await third.catalog.tasks(partition, session_id=None, status=None, cursor=None, limit=9)
+            for task in page.items:
+                assert isinstance(task, Head)
+                if task.task_id != source.task_id:
+                    forking.there = nothing
+                    deleting.fault = lambda where, commit: (
+                        "away" if where == partition and commit.delete and not commit.put else None
+                    )
+                    with pytest.raises(PersistenceUnavailable):
+                        await other.eraser.delete_task(partition, task.task_id)
+
+        forking.there = delete
+        forked = await fork(here.tasks, partition, source.task_id, ADA.user)
+        assert forking.there is nothing
+        await third.eraser.resume_all(GIVEN_UP)
+        assert [key for key in await names(store, partition) if forked.task_id in key] == []
+
+
 @pytest.mark.parametrize("how", MADE)
 async def test_what_is_given_up_while_it_is_made_is_not_made(how: str) -> None:
     """At no point does a task come to be of which a part is erased already. covers: STATE-4"""

@@ -52,7 +52,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.approvals import Command
-from tealagents.state import forking, keys, records
+from tealagents.state import document_paths, forking, keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
@@ -1011,6 +1011,22 @@ async def test_a_task_of_many_turns_that_were_sent_again_is_imported() -> None:
         await here.eraser.delete_task(here.partition(), request.task_id)
         await here.importer.import_(ADA, noted(document, [[n, n] for n in range(1, 20_000, 2)], 20_000))
         assert (await here.ask("on", request.task_id)).status == "Completed"
+
+
+@pytest.mark.parametrize("bound", ["MOST_PAIRS", "MOST_STEPS"])
+async def test_a_document_that_would_grow_by_its_paths_is_refused(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Nothing of it is kept. covers: MODEL-3"""
+    async with process(None, Scripted(says("hello"))) as here:
+        task_id = await regenerated(here, 30)
+        document = json.loads(json.dumps(await export(here.tasks, here.partition(), task_id)))
+        await here.eraser.delete_task(here.partition(), task_id)
+        monkeypatch.setattr(document_paths, bound, 20)
+        with pytest.raises(InvalidRequest, match="requests: have paths of more than"):
+            await here.importer.import_(ADA, document)
+        monkeypatch.undo()
+        await here.importer.import_(ADA, document)
 
 
 async def test_others_have_their_turn_while_a_task_is_exported() -> None:

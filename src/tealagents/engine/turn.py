@@ -48,6 +48,10 @@ from tealagents.threads.views import Part, Report, Upcoming
 LAST_WORDS_SECONDS = 2.0
 
 
+#: without providers, as most agents are
+_NOTHING = Gathered()
+
+
 class Asked(Struct, frozen=True, kw_only=True):
     """What a turn is about."""
 
@@ -157,6 +161,9 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
 
 
 async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
+    if not agent.providers:
+        return _NOTHING
+
     def begin(provider: str, state: Json) -> Invocation:
         return Invocation(
             messages=(asked.said[0],),

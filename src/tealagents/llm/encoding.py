@@ -146,6 +146,8 @@ def token_usage(counted: Any, prompt_name: str, completion_name: str) -> TokenUs
 
 
 def _count(value: Any) -> int:
+    if type(value) is int and 0 <= value < 2**53:  # nearly always: others cost a look
+        return value
     try:
         return msgspec.convert(value, _Count, strict=False)
     except msgspec.ValidationError:

@@ -120,5 +120,5 @@ class Copy:
             delete=list(self._guard),
         )
         with suppress(PersistenceUnavailable):  # it is dropped when it is old
-            await forget(self._records, self.head)
+            await forget(self._records, self.head, making=True)
         return head

@@ -9,10 +9,15 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from tealagents.domain import paths
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Path, RequestRecord
 
-#: whole paths that are remembered: the parent of a request is mostly one of the last that were made
-REMEMBERED = 16
+#: pairs of whole paths that are remembered: the parent of a request is mostly one of the last that were made
+REMEMBERED = 200_000
+#: pairs in the paths of all requests of a document, and parents that may be looked at to find them: if each
+#: of its short paths continued a long one, a document would store some hundred times its size
+MOST_PAIRS = 10_000_000
+MOST_STEPS = 5_000_000
 
 
 class Shortening:
@@ -38,8 +43,10 @@ class WholePaths:
     def __init__(self, requests: Iterable[RequestRecord]) -> None:
         self._requests = {request.request_id: request for request in requests}
         self._remembered: dict[str, Path] = {}
+        self._pairs = self._steps = self._all = 0
 
     def whole(self, request: RequestRecord) -> Path:
+        """That of one. `InvalidRequest` if those of all are longer, or take more to find, than a task's."""
         parts = []
         each: RequestRecord | None = request
         while each is not None:
@@ -47,10 +54,18 @@ class WholePaths:
             parts.append(each.path if known is None else known)
             each = self._continued(each) if known is None else None
         path = paths.joined(reversed(parts))
-        self._remembered[request.request_id] = path
-        if len(self._remembered) > REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+        self._steps += len(parts)
+        self._all += len(path)
+        if self._steps > MOST_STEPS or self._all > MOST_PAIRS:
+            raise InvalidRequest("requests", f"have paths of more than {MOST_PAIRS} pairs in all")
+        self._remember(request.request_id, path)
         return path
+
+    def _remember(self, request_id: str, path: Path) -> None:
+        self._remembered[request_id] = path
+        self._pairs += len(path)
+        while self._pairs > REMEMBERED:
+            self._pairs -= len(self._remembered.pop(next(iter(self._remembered))))
 
     def _continued(self, request: RequestRecord) -> RequestRecord | None:
         """The parent whose path the request's continues."""

@@ -200,7 +200,9 @@ class TaskImporter:
                 which = "it" if kind is keys.task else "the task that it belongs to"
                 advice = f"Delete {which}, and import it again."
                 found = await self._records.get(partition, keys.task(task_id), Head)
-                if found is not None and self._tasks.expired(found.value):
+                if found is not None and found.value.erased:
+                    advice = "It is being erased: import it again in a minute."
+                elif found is not None and self._tasks.expired(found.value):
                     advice = (
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )

@@ -35,9 +35,9 @@ class Tombstone(Struct, frozen=True):
     begun_at: float
 
 
-def note_of(head: Head) -> str:
-    """The key of the note that a task's deletion has begun."""
-    return f"{keys.task(head.task_id)}/{head.log_id}"
+def note_of(head: Head, *, making: bool) -> str:
+    """The key of the note that a task's deletion has begun, or its making."""
+    return f"{keys.task(head.task_id)}/{head.log_id}{'/making' if making else ''}"
 
 
 async def bury(
@@ -49,7 +49,8 @@ async def bury(
     making_seconds: float = 0.0,
 ) -> Stored[Head]:
     """Puts the tombstone, first where it is found again after a crash. `Conflict`."""
-    grave, noted, key = keys.erasing(records.agent), note_of(head), keys.task(head.task_id)
+    grave, key = keys.erasing(records.agent), keys.task(head.task_id)
+    noted = note_of(head, making=making_seconds > 0)
     note = Tombstone(head.owner, head.task_id, await records.store.now() + making_seconds)
     await records.commit(grave, marker=noted, put={noted: note})
     buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
@@ -65,21 +66,24 @@ async def erase(records: RecordStore, directory: Directory, partition: str, buri
         await Removal(records, directory, partition, buried).run()
     except Conflict:  # another process goes on with it, or has finished it: the note is that one's
         return
-    await forget(records, buried.value)
+    await forget(records, buried.value, making=False)
 
 
-async def forget(records: RecordStore, head: Head) -> None:
+async def forget(records: RecordStore, head: Head, *, making: bool) -> None:
     """Deletes the note of a task that is gone, or made."""
-    await records.delete(keys.erasing(records.agent), [note_of(head)])
+    await records.delete(keys.erasing(records.agent), [note_of(head, making=making)])
 
 
 async def give_up(records: RecordStore, directory: Directory, partition: str, making: Stored[Head]) -> None:
     """Erases what there is of a task in the making. `Conflict` where that was finished.
 
-    The tombstone is put anew: what may still be on its way to the store comes too late.
+    The tombstone is put anew, as that of a task that was there: what may still be on its way to the store
+    comes too late, and no other message or import takes its place before all is gone.
     """
-    again = await bury(records, partition, making.value, {keys.task(making.value.task_id): making.version})
+    was = replace(making.value, tail_seq=1)
+    again = await bury(records, partition, was, {keys.task(was.task_id): making.version})
     await erase(records, directory, partition, again)
+    await forget(records, was, making=True)
 
 
 class Removal:

@@ -313,7 +313,7 @@ class Tasks:
                 await give_up(records, self.directory, partition, making)
             raise
         with suppress(PersistenceUnavailable):  # it is dropped when it is old
-            await forget(records, head)
+            await forget(records, head, making=True)
         return written
 
     async def _commit(
