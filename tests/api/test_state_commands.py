@@ -359,6 +359,19 @@ def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:
     assert agent.run("state", "delete-user", "ada", "--yes").exit_code == 2
 
 
+@pytest.mark.parametrize("user", ["MOCK.ADA", "mock.eve"])
+def test_a_user_of_whom_nothing_is_stored_is_not_reported_as_erased(agent: Agent, user: str) -> None:
+    """Not where the id is mistyped, and not where another deletion was first; it can be repeated."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    result = agent.run("state", "delete-user", user, "--yes")
+    assert result.exit_code == 0
+    assert f"nothing is stored for {user}" in result.output
+    assert "is erased" not in result.output
+    assert "mock.ada is erased" in agent.run("state", "delete-user", "mock.ada", "--yes").output
+    assert "nothing is stored for mock.ada" in agent.run("state", "delete-user", "mock.ada", "--yes").output
+
+
 # --- verifying, counting, migrating -----------------------------------------------------------------
 
 

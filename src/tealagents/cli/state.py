@@ -348,7 +348,10 @@ def delete_user_command(
     if not yes:
         typer.confirm("Erase them? This cannot be undone.", abort=True)
     _run(config, erase)
-    print(f"{whom.key} is erased")
+    if records:
+        print(f"{whom.key} is erased")
+    else:
+        print(f"nothing is stored for {whom.key}: ids are compared exactly, and Entra's are in lower case")
 
 
 def _departure(opened: OpenedState, whom: User) -> Departure:
