@@ -6,6 +6,8 @@ import json
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,6 +28,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, keys
 from tealagents.state.removal import Tombstone
 from tealagents.stores import open_store
+from tealagents.testing.faults import full_disk
 from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, agent_config
 
@@ -311,7 +314,9 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     assert not [key for key, _ in rows(agent.database) if task in key]
 
 
-@pytest.mark.parametrize("age", ["30", "d", "-3d", "1.5h", "30y", "200000w", "9999999999999999w"])
+@pytest.mark.parametrize(
+    "age", ["30", "d", "-3d", "1.5h", "30y", "200000w", "9999999999999999w", "9" * 5000 + "d"]
+)
 def test_a_duration_that_is_none_is_refused(agent: Agent, age: str) -> None:
     """With what it should look like, or because the calendar does not go back as far."""
     agent.run("migrate")
@@ -357,6 +362,19 @@ def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:
     assert agent.run("state", "delete-user", "mock.ada").exit_code == 1
     assert agent.stats()["users"] == 1
     assert agent.run("state", "delete-user", "ada", "--yes").exit_code == 2
+
+
+@pytest.mark.parametrize("user", ["MOCK.ADA", "mock.eve"])
+def test_a_user_of_whom_nothing_is_stored_is_not_reported_as_erased(agent: Agent, user: str) -> None:
+    """Not where the id is mistyped, and not where another deletion was first; it can be repeated."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    result = agent.run("state", "delete-user", user, "--yes")
+    assert result.exit_code == 0
+    assert f"nothing is stored for {user}" in result.output
+    assert "is erased" not in result.output
+    assert "mock.ada is erased" in agent.run("state", "delete-user", "mock.ada", "--yes").output
+    assert "nothing is stored for mock.ada" in agent.run("state", "delete-user", "mock.ada", "--yes").output
 
 
 # --- verifying, counting, migrating -----------------------------------------------------------------
@@ -516,6 +534,29 @@ def test_a_file_that_cannot_be_had_is_reported_in_a_line(
     assert result.exit_code == 2
     assert said in result.output
     assert "Errno" not in result.output
+
+
+def test_an_export_for_which_there_is_no_room_is_reported_in_a_line(agent: Agent) -> None:
+    """With its name, and without a part of it left."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, LARGE)
+    file = agent.folder / "export"
+    with full_disk(100_000):
+        result = agent.run("state", "export", str(file))
+    assert result.exit_code == 2
+    assert f"{file}: cannot be written: file too large" in result.output
+    assert not [each for each in agent.folder.iterdir() if "export" in each.name]
+
+
+def test_an_import_from_a_closed_input_is_reported_in_a_line(agent: Agent) -> None:
+    """There is none to read from."""
+    program = str(Path(sys.executable).with_name("tealagents"))
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", program, "state", "import", "-"]
+    env = {**os.environ, **agent.env, "TA_SERVICE_CONFIG": str(agent.folder / "config.yaml")}
+    ended = subprocess.run(closed, env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == "✗ there is nothing to import: standard input is closed"
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_store_is_migrated(agent: Agent) -> None:

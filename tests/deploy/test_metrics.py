@@ -173,14 +173,31 @@ def test_an_address_that_is_taken_fails_the_start(nursery: Nursery, tmp_path: Pa
         taken.listen()
         port = taken.getsockname()[1]
         service = MonitoredService(nursery, tmp_path, model, workers=workers, TA_METRICS_PORT=str(port))
-        try:
-            with pytest.raises(RuntimeError):
-                service.start()
-            assert service.process.wait(30) != 0
-            assert f"the metrics cannot be offered at 127.0.0.1:{port}" in service.log()
-            assert "Traceback" not in service.log()
-        finally:
-            service.__exit__()
+        assert f"the metrics cannot be offered at 127.0.0.1:{port}" in log_of_failed_start(service)
+
+
+@pytest.mark.parametrize("host", ["nosuch.invalid", "a..b"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_host_that_is_unknown_fails_the_start(
+    nursery: Nursery, tmp_path: Path, workers: int, host: str
+) -> None:
+    """With one sentence that names it and its variable, also where it can be no host's name."""
+    with OfflineModel() as model:
+        service = MonitoredService(nursery, tmp_path, model, workers=workers, TA_METRICS_HOST=host)
+        log = log_of_failed_start(service)
+    assert f"the metrics cannot be offered at {host}:{service.metrics_port}" in log
+    assert "TA_METRICS_HOST" in log
+
+
+def log_of_failed_start(service: MonitoredService) -> str:
+    try:
+        with pytest.raises(RuntimeError):
+            service.start()
+        assert service.process.wait(30) != 0
+        assert "Traceback" not in service.log()
+        return service.log()
+    finally:
+        service.__exit__()
 
 
 def test_without_a_port_there_is_nothing_to_read(nursery: Nursery, tmp_path: Path) -> None:

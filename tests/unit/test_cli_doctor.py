@@ -228,6 +228,11 @@ def store_whose_tables_are_locked(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = "locked_store:LockedStore"
 
 
+def database_that_cannot_be_opened(patient: Patient) -> None:
+    """As one of another user, which root could open: there is something else in place of its log."""
+    (patient.folder / f"{patient.database.name}-wal").mkdir()
+
+
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
 
@@ -251,6 +256,7 @@ NOWHERE = "127.0.0.1:1"
             lambda patient: patient.database.write_text("garbage"),
             "damaged database (file is not a database)",
         ),
+        (database_that_cannot_be_opened, "let it write to the store and its folder"),
         (store_whose_tables_are_locked, "or end what locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),

@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from tealagents.cli.main import command_line
 from tealagents.cli.new import new_command
 from tealagents.config import load
+from tealagents.testing.faults import full_disk
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 
@@ -105,3 +108,13 @@ def test_nothing_is_overwritten(nursery: Nursery, tmp_path: Path, name: str, sai
     assert refused.returncode == 2
     assert said in refused.stderr
     assert list((tmp_path / "Taken").iterdir()) == []
+
+
+def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the command can be repeated; what is wrong is said in one line."""
+    monkeypatch.chdir(tmp_path)
+    with full_disk(0):
+        refused = CliRunner().invoke(command_line("new"), ["new", "Summer"])
+    assert refused.exit_code == 2
+    assert "the folder Summer cannot be written: File too large" in refused.stderr
+    assert list(tmp_path.iterdir()) == []

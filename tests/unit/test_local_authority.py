@@ -44,9 +44,10 @@ def test_no_authority_is_said_so() -> None:
     """Without a running authority the command fails and says what to start."""
     with LocalAuthority(signing_key=KEY) as authority:
         url = authority.url
-    printed = CliRunner().invoke(app, ["token", "--authority", url])
-    assert printed.exit_code == 2
-    assert "start `tealagents authority`" in printed.stderr
+    for tenant in (TENANT, "a\nb"):
+        printed = CliRunner().invoke(app, ["token", "--authority", url, "--tenant", tenant])
+        assert printed.exit_code == 2
+        assert "start `tealagents authority`" in printed.stderr
 
 
 def test_another_server_is_not_an_authority() -> None:
@@ -78,6 +79,14 @@ def test_a_real_authority_is_not_asked() -> None:
     printed = CliRunner().invoke(app, ["token", "--authority", "https://login.microsoftonline.com"])
     assert printed.exit_code == 2
     assert "is not a local authority" in printed.stderr
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://[::1"])
+def test_what_is_no_url_is_no_authority(url: str) -> None:
+    """Said in one line."""
+    printed = CliRunner().invoke(app, ["token"], env={"TA_ENTRA_AUTHORITY": url})
+    assert printed.exit_code == 2
+    assert f"{url} is not a local authority" in printed.stderr
 
 
 def test_the_authority_serves_until_it_is_stopped() -> None:

@@ -44,6 +44,8 @@ SHORTEST_LEASE = 3.0
 TASKS_VERIFIED = 5
 #: seconds that a server is given to answer
 ANSWER_SECONDS = 10.0
+#: the stores that no one has to start
+_OF_FILES = ("sqlite", "files")
 
 
 class Ailment(NamedTuple):
@@ -151,16 +153,26 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     except (StoreConfigError, CorruptState) as error:
         yield Ailment(f"the store cannot be used: {error}")
     except (PersistenceUnavailable, OSError) as error:
-        yield Ailment(
-            f"the store cannot be reached: {error}",
-            "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it.",
+        yield _unopened(plain, error)
+
+
+def _unopened(store: "BaseStore", error: Exception) -> Ailment:
+    if store.name in _OF_FILES:
+        return Ailment(
+            f"the store cannot be opened: {error}",
+            "Run this as the service's user, let it write to the store and its folder, free space on its "
+            "disk, or end what locks it.",
         )
+    return Ailment(
+        f"the store cannot be reached: {error}",
+        "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it.",
+    )
 
 
 def _unmade(store: "BaseStore") -> Iterator[Ailment]:
     """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
     folder = Path(store.where).parent
-    if store.name not in ("sqlite", "files"):
+    if store.name not in _OF_FILES:
         return
     if not folder.is_dir():
         yield Ailment(absent(store), "The first start of the service makes a new store, and its folder.")

@@ -201,7 +201,7 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     partial = Path(name)
     try:
-        with os.fdopen(handle, "wb") as output:
+        with _accessible(file), os.fdopen(handle, "wb") as output:
             yield output
             output.flush()
             os.fsync(output.fileno())
@@ -252,6 +252,8 @@ def _seekable(file: Path) -> Iterator[IO[bytes]]:
         with file.open("rb") as lines:
             yield lines
         return
+    if sys.stdin is None:
+        raise fail("there is nothing to import: standard input is closed")
     with tempfile.TemporaryFile() as spooled:
         while chunk := sys.stdin.buffer.read(1 << 20):
             spooled.write(chunk)
@@ -314,7 +316,7 @@ def _ago(duration: str) -> datetime:
         )
     try:
         return datetime.now(UTC) - timedelta(seconds=int(number) * _UNITS[unit])
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter of more digits than Python reads
         raise typer.BadParameter(f"{duration!r} is too long") from None
 
 
@@ -348,7 +350,10 @@ def delete_user_command(
     if not yes:
         typer.confirm("Erase them? This cannot be undone.", abort=True)
     _run(config, erase)
-    print(f"{whom.key} is erased")
+    if records:
+        print(f"{whom.key} is erased")
+    else:
+        print(f"nothing is stored for {whom.key}: ids are compared exactly, and Entra's are in lower case")
 
 
 def _departure(opened: OpenedState, whom: User) -> Departure:

@@ -71,8 +71,11 @@ def token_command(
     ] = TENANT,
 ) -> None:
     """Print a user's access token from the local authority that is running."""
-    url = httpx.URL(authority)
-    if url.host not in _LOOPBACK:
+    try:
+        host = httpx.URL(authority).host
+    except httpx.InvalidURL:
+        host = ""
+    if host not in _LOOPBACK:
         raise fail(
             f"{authority} is not a local authority, such as http://127.0.0.1:{PORT}; tokens of a real one "
             "come from signing in"
@@ -92,7 +95,7 @@ def _asked(url: str, form: dict[str, str]) -> str:
     try:
         with httpx.Client(trust_env=False, timeout=10) as client:
             answer = client.post(url, data=form)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise fail(
             f"no local authority answers at {url}: {str(error).rstrip('.')}; start `tealagents authority`"
         ) from None

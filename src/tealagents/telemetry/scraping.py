@@ -111,7 +111,7 @@ class _Text(socketserver.StreamRequestHandler):
 def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
     """Offers the metrics of this process: to its parent where it is a worker, else at `host` and `port`.
 
-    Raises `OSError` where the address is taken.
+    Raises `OSError` where the address is taken or unknown.
     """
     if folder := os.environ.get(SOCKETS):
         name = str(os.getpid())
@@ -140,14 +140,15 @@ def gathered(host: str, port: int, workers: int) -> Iterator[None]:
 
 def _http_server(host: str, port: int) -> _HttpServer:
     """The server, listening. Takes IPv6 where `host` is of that kind."""
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    kind = type("_Server", (_HttpServer,), {"address_family": family})
     try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        kind = type("_Server", (_HttpServer,), {"address_family": family})
         return kind(address[:2], _Page)  # type: ignore[no-any-return]
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, UnicodeError) as error:  # the latter where `host` can be no name
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise OSError(
-            f"the metrics cannot be offered at {host}:{port}: {reason}; choose another with TA_METRICS_PORT"
+            f"the metrics cannot be offered at {host}:{port}: {reason}; choose another with TA_METRICS_HOST "
+            "or TA_METRICS_PORT"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """`tealagents new`: the first step towards an agent of one's own."""
 
 import re
+import shutil
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
@@ -38,9 +39,13 @@ def new_command(
         reason = "it exists already" if isinstance(error, FileExistsError) else error.strerror
         raise fail(f"the folder {name} cannot be created: {reason}") from None
     templates = files(__package__) / "template"
-    for file, template in FILES.items():
-        text = (templates / template).read_text("utf-8")
-        (folder / file).write_text(text.replace("NAME", name), "utf-8")
+    try:
+        for file, template in FILES.items():
+            text = (templates / template).read_text("utf-8")
+            (folder / file).write_text(text.replace("NAME", name), "utf-8")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # else the next attempt says that it exists already
+        raise fail(f"the folder {name} cannot be written: {error.strerror}") from None
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"Created [bold]{name}[/]: {', '.join(FILES)}. Next:\n")
     for command in (f"cd {name}", "python -m unittest", "tealagents serve config.yaml --offline"):
