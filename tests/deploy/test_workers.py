@@ -1,5 +1,6 @@
 """`serve --workers`: how many requests are taken, and how those of a worker that dies end."""
 
+import json
 import os
 import resource
 import signal
@@ -66,6 +67,8 @@ def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> Non
             answer = client.post("", json=message("hello", task_id=running["task_id"]))
             assert answer.json()["status"] == "Completed"
         until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
+        (line,) = [line for line in service.log().splitlines() if "has ended with -9" in line]
+        assert json.loads(line)["level"] == "WARNING"
 
 
 def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import httpx
 import pytest
 import yaml
 from starlette.types import Message
+from uvicorn.supervisors.basereload import BaseReload
+from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
 from tealagents.api.protocols import PROTOCOLS
-from tealagents.cli.serve import _check_start, build_or_exit
+from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, build_or_exit
 from tealagents.config import load
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
@@ -98,6 +100,39 @@ def test_a_signal_while_the_service_is_built_ends_it(
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What is done on signals is afterwards what it was."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_no_process_is_started_once_a_signal_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come while what starts them is still imported."""
+    started: list[object] = []
+    monkeypatch.setattr(Multiprocess, "run", lambda each: started.append(each))
+    monkeypatch.setattr(BaseReload, "run", lambda each: started.append(each))
+    with socket.socket() as listener:
+        for stopped, count in (([signal.SIGTERM], 0), ([], 2)):
+            _run_workers(2, listener, {}, stopped)
+            _run_reloading(tmp_path, listener, {}, stopped)
+            assert len(started) == count
+
+
+def test_metrics_on_the_port_of_the_service_are_refused(nursery: Nursery, tmp_path: Path) -> None:
+    """Users reach that, and one of the two would not be served."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    served = serve(nursery, tmp_path, "--port", "9464", TA_METRICS_PORT="9464")
+    assert (served.returncode, served.stdout) == (2, ""), served
+    assert "TA_METRICS_PORT: 9464 is the port of the service" in served.stderr
+
+
 def test_workers_that_cannot_start_are_a_start_that_fails(nursery: Nursery, tmp_path: Path) -> None:
     """The parent of several processes exits with 3 as a single one does, for its supervisor to see."""
     for name in ("config.yaml", "custom_plugins.py"):
@@ -166,7 +201,7 @@ def test_a_service_that_does_not_know_its_address_warns(
     path.write_text(yaml.safe_dump(agent_config()))
     entra = {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
     config = load(path, env={"TA_API_KEY": "any", **entra, **env}, dotenv=None)
-    _check_start(config, host, 1)
+    _check_start(config, host, 8000, 1)
     assert ("TA_PUBLIC_URL is not set" in capsys.readouterr().err) is warned
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +66,7 @@ def serve_command(
         checked = load_or_exit(config, overrides=overrides)
         if model:
             _follow(model, checked.offline_script)
-        _check_start(checked, host, workers)
+        _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
         os.environ.update(overrides)
         if config is not None:
@@ -99,7 +99,8 @@ def _when_ready(listener: socket.socket, announce: Callable[[], None]) -> None:
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection((reachable, port), timeout=1).close()
-                break
+                if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # else another answers there
+                    break
             time.sleep(_LOOK_SECONDS)
         with contextlib.suppress(OutputLost):  # the service is there all the same
             announce()
@@ -128,9 +129,11 @@ def _follow(model: "OfflineModel", script: Path | None) -> None:
         raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
 
 
-def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
+def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> None:
     from tealagents.app import wiring
 
+    if config.telemetry.metrics_port == port:
+        raise fail(f"TA_METRICS_PORT: {port} is the port of the service; choose one that users do not reach")
     if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
     if warning := _unknown_address(config, host):
@@ -202,6 +205,7 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     from uvicorn.config import STARTUP_FAILURE
 
     from tealagents.cli.protocol import server_options
+    from tealagents.telemetry.logs import configure_logs
 
     # The server raises the signal again that stopped it; having drained, we exit with 0.
     stopped = list[int]()
@@ -212,11 +216,13 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "server_header": False,
     }
+    if reload or workers > 1:  # else the service does it
+        configure_logs(config.telemetry.log_level, content=config.telemetry.log_content)
     if reload:
-        _run_reloading(config.source.parent, listener, options)
+        _run_reloading(config.source.parent, listener, options, stopped)
     elif workers > 1:
         with _metrics_of_workers(config, workers):
-            _run_workers(workers, listener, options)
+            _run_workers(workers, listener, options, stopped)
     else:
         server = Server(Config(build_or_exit(config), **options))
         for number in _STOPPING:  # the server itself listens a moment later
@@ -245,8 +251,10 @@ def _metrics_of_workers(config: ServiceConfig, workers: int) -> Iterator[None]:
         yield
 
 
-def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any]) -> None:
-    """A process that is replaced by a new one whenever a file of the folder changes."""
+def _run_reloading(
+    folder: Path, listener: socket.socket, options: dict[str, Any], stopped: Sequence[int]
+) -> None:
+    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`."""
     from uvicorn import Config, Server
     from uvicorn.supervisors import ChangeReload
 
@@ -258,17 +266,28 @@ def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any
         reload_includes=["*.yaml", "*.yml", "*.py"],
         **options,
     )
-    ChangeReload(config, target=Server(config).run, sockets=[listener]).run()
+    reloader = ChangeReload(config, target=Server(config).run, sockets=[listener])
+    for number in _STOPPING:  # the reloader itself listens a moment later
+        signal.signal(number, reloader.signal_handler)
+    if not stopped:
+        reloader.run()
 
 
-def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any]) -> None:
-    """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start."""
+def _run_workers(
+    workers: int, listener: socket.socket, options: dict[str, Any], stopped: Sequence[int]
+) -> None:
+    """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start.
+
+    None is started once `stopped` holds a signal.
+    """
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
 
     from tealagents.cli.supervisor import Supervisor
 
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
+    if stopped:  # before the supervisor listened to signals
+        return
     supervisor.run()
     if not supervisor.served and any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)

@@ -11,6 +11,9 @@ from uvicorn.supervisors.multiprocess import Process
 
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
+#: seconds between two signals to a worker: at once, they would be one
+APART_SECONDS = 0.2
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,8 @@ class Supervisor(Multiprocess):
 
     #: whether any worker has been in service
     served = False
+    #: whether a second signal to stop came before the first was looked at
+    hurried = False
     #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
 
@@ -53,6 +58,7 @@ class Supervisor(Multiprocess):
 
     def handle_signals(self) -> None:
         """Also those that start workers, of which the machine may not let any begin just now."""
+        self.hurried = sum(number in _STOPPING for number in self.signal_queue) > 1
         try:
             super().handle_signals()
         except OSError as error:
@@ -60,9 +66,11 @@ class Supervisor(Multiprocess):
 
     def join_all(self) -> None:
         """Waits for the workers to drain; another signal meanwhile is theirs."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
-        if self.signal_queue:
+        if self.hurried:
+            time.sleep(APART_SECONDS)
+        if self.hurried or self.signal_queue:
             self.terminate_again()
         super().join_all()
 
