@@ -68,9 +68,8 @@ class Supervisor(Multiprocess):
         """Waits for the workers to drain; another signal meanwhile is theirs."""
         for number in _STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
-        if self.hurried:
-            time.sleep(APART_SECONDS)
         if self.hurried or self.signal_queue:
+            time.sleep(APART_SECONDS)
             self.terminate_again()
         super().join_all()
 
