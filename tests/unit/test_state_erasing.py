@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -630,6 +631,34 @@ async def message_while_it_is_given_up(how: str, at: int) -> bool | None:
             ), at
             assert (await third.ask("on", source.task_id)).status == "Completed", at
     return taken
+
+
+def away_from(failing: int, answered: int) -> Callable[[str, Commit], str | None]:
+    """This commit fails, then so many are answered, and then none."""
+    numbers = count(1)
+
+    def fault(_: str, __: Commit) -> str | None:
+        number = next(numbers)
+        return "away" if number == failing or number > failing + answered else None
+
+    return fault
+
+
+async def test_an_import_whose_clearing_away_was_cut_off_can_be_made_by_another_process() -> None:
+    """Wherever the store went away again: its guard is swept with what it had written. covers: STATE-2"""
+    for answered in range(12):
+        store = MemoryStore()
+        failing = Faulty(store)
+        async with process(failing) as here, process(store) as other:
+            source = await talk(here)
+            document = await export(here.tasks, here.partition(), source.task_id)
+            await here.eraser.delete_task(here.partition(), source.task_id)
+            failing.fault = away_from(7, answered)
+            with pytest.raises(PersistenceUnavailable):
+                await here.importer.import_(ADA, document)
+            failing.fault = lambda _, __: None
+            await other.eraser.resume_all(GIVEN_UP)
+            assert (await other.importer.import_(ADA, document)).task_id == source.task_id, answered
 
 
 async def test_the_end_of_a_making_forgets_no_deletion() -> None:

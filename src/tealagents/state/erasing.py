@@ -292,13 +292,13 @@ class Eraser:
         head = await self._records.get(partition, keys.task(note.task_id), Head)
         if head is None or not head.value.erased or note_of(head.value, making=head.value.making) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=head is None)
-        if not head.value.making:
-            await self.erase(partition, head)
-            return True
         guard = keys.importing(note.task_id)
         (guarded,) = await self._records.store.read(partition, [guard])
         with suppress(Conflict):  # it is made after all, or imported again
-            await give_up(self._records, self._tasks.directory, partition, head)
+            if head.value.making:
+                await give_up(self._records, self._tasks.directory, partition, head)
+            else:
+                await self.erase(partition, head)
             if guarded is not None:
                 await self._records.delete(partition, [guard], expect={guard: guarded.version})
         return True

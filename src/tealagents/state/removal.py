@@ -64,7 +64,7 @@ async def erase(records: RecordStore, directory: Directory, partition: str, buri
     """Removes what a buried task held, and then its head. May be repeated after a crash."""
     try:
         await Removal(records, directory, partition, buried).run()
-    except Conflict:  # another process goes on with it, or has finished it: the note is that one's
+    except Conflict:  # another process continues or has finished it, and deletes the note
         return
     await forget(records, buried.value, making=False)
 
