@@ -426,9 +426,8 @@ class P(Plugin):
     assert await asyncio.gather(*calls[1:]) == ["2"] * 5
 
 
-async def test_a_call_that_waited_for_a_thread_until_the_limit_was_not_made(tmp_path: Path) -> None:
-    """It says so, and why it waited; what hangs may have taken effect."""
-    source = """
+#: its call ends once it may, or after a minute
+HANGING = """
 import threading
 class P(Plugin):
     go_on = threading.Event()
@@ -438,8 +437,12 @@ class P(Plugin):
         self.go_on.wait(60)
         return "done"
 """
+
+
+async def test_a_call_that_waited_for_a_thread_until_the_limit_was_not_made(tmp_path: Path) -> None:
+    """It says so, and why it waited; what hangs may have taken effect."""
     file = tmp_path / "custom_plugins.py"
-    file.write_text("from tealagents.plugins import Plugin, tool\n" + source)
+    file.write_text("from tealagents.plugins import Plugin, tool\n" + HANGING)
     toolset = load_plugins(file, ["P"], max_threads=1)
     box = Toolbox(Scripted(), 0.05)
     box.load([toolset])
@@ -457,17 +460,7 @@ class P(Plugin):
 
 async def test_hanging_tool_does_not_keep_the_process(tmp_path: Path) -> None:
     """Threads of tools are daemons, so that one that hangs cannot prevent a shutdown."""
-    source = """
-import threading
-class P(Plugin):
-    go_on = threading.Event()
-    @tool
-    def hang(self) -> str:
-        "Wait."
-        self.go_on.wait(60)
-        return "done"
-"""
-    [tool] = loaded(tmp_path, source, "P").values()
+    [tool] = loaded(tmp_path, HANGING, "P").values()
     task = asyncio.create_task(tool.call(Context(), {}))
     [thread] = await eventually(lambda: [one for one in threading.enumerate() if one.name == "tool P-hang"])
     assert thread.daemon
