@@ -11,7 +11,7 @@ from right_bodies import RIGHT
 from tealagents.agent import Agent
 from tealagents.api.v1alpha1.inputs import UserMessage
 from tealagents.client import calls
-from tealagents.domain.models import PerRequest, RequestRecord
+from tealagents.domain.models import PerRequest, RequestRecord, RequestSetup
 from tealagents.engine.turn import Asked
 from tealagents.state.new_message import NewMessage
 
@@ -64,7 +64,8 @@ def test_a_retry_repeats_every_field_that_the_request_keeps() -> None:
 
 
 def test_library_takes_every_field_that_has_an_effect() -> None:
-    """What a message can tell a turn, `Agent.run` can too, except `setup`: only other protocols set that."""
-    effective = set(PerRequest.__struct_fields__) & set(Asked.__struct_fields__)
+    """What a message sets for its turn, `Agent.run` can too, except what only other protocols set."""
+    assert set(PerRequest.__struct_fields__) & set(Asked.__struct_fields__) == {"setup"}
+    others = {"instructions", "client_tools", "response_format", "tool_choice"}
     for takes in (Agent.run, Agent.run_stream):
-        assert effective - inspect.signature(takes).parameters.keys() == {"setup"}
+        assert set(RequestSetup.__struct_fields__) - inspect.signature(takes).parameters.keys() == others
