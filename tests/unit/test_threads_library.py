@@ -71,6 +71,18 @@ class Shell(Plugin):
     async def mail(self, to: str) -> str:
         """Send one mail."""
         raise NeedsAuthorization("mail", f"https://{to}.example/consent")
+
+
+class Fragile(Plugin):
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        raise ConnectionError("the pool is gone")
+
+    @tool
+    async def use(self) -> str:
+        """Use it."""
 '''
 
 MakeAgent = Callable[..., Agent]
@@ -157,6 +169,18 @@ async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
         await agent.run("My name is Ada.", thread)
         pieces = [piece.text async for piece in agent.run_stream("What is my name?", thread)]
     assert "".join(pieces) == "Your name is Ada."
+
+
+async def test_what_fails_to_close_does_not_take_the_answer_away(
+    make: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread has it, and its tools have run: a second try would run them again."""
+    agent = make(agent={"plugins": ["Shell", "Fragile"]})
+    thread = agent.new_thread()
+    answer = await agent.run('call Shell-look {"path": "/x"}', thread)
+    assert answer.text == "Shell-look said: /x is empty"
+    assert len(thread.messages) == 4
+    assert "the pool is gone" in caplog.text
 
 
 async def test_a_failed_request_leaves_the_thread_as_it_was(make: MakeAgent, service: OfflineModel) -> None:
@@ -253,10 +277,21 @@ async def test_consent_to_one_call_is_no_answer_to_another(make: MakeAgent) -> N
     assert asked == ["Shell-delete"]
     assert "Shell-delete said: deleted /x" in answer.text
     results = [each.text for each in answer.messages if each.tool == "Shell-mail"]
-    assert [text.partition("can at ")[2] for text in results] == [
+    assert [text.partition("can at ")[2].partition(" ")[0] for text in results] == [
         "https://ada.example/consent.",
         "https://eve.example/consent.",
     ]
+
+
+async def test_the_model_is_told_that_a_call_had_begun(make: MakeAgent) -> None:
+    """It would repeat what it believes was not made; the step says the same."""
+    async with make(agent={"plugins": ["Shell"]}) as agent:
+        answer = await agent.run('call Shell-mail {"to": "ada"}')
+    assert answer.messages[1].text == (
+        "The user has not authorized this yet; they can at https://ada.example/consent. "
+        "The call had begun, and its outcome is unknown."
+    )
+    assert [step.outcome for step in answer.steps if step.kind == "tool"] == ["unknown"]
 
 
 class Thinker(ContextProvider):
@@ -821,6 +856,23 @@ async def test_messages_can_be_read_and_edited(make: MakeAgent) -> None:
             await thread.edit("nothing", "x")
 
 
+async def test_a_summary_does_not_repeat_what_an_edit_has_replaced(
+    make: MakeAgent, service: OfflineModel
+) -> None:
+    """It is made anew, of what the messages say now; also where a fork takes an edit to an earlier place."""
+    summarize = {"name": "summarize", "max_messages": 4, "keep_messages": 2}
+    async with make(thread={"reducers": [summarize]}) as agent:
+        thread = agent.get_local_thread()
+        for text in ("My PIN is 1234.", "two", "three", "four"):
+            await agent.run(text, thread)
+        assert "1234" in str(service.requests[-1]["body"]["messages"])
+        await thread.edit(thread.messages[0].message_id, "My PIN is secret.")
+        await agent.run("five", thread)
+        for each in (thread, thread.fork(thread.messages[7].message_id)):
+            await agent.run("six", each)
+            assert "1234" not in str(service.requests[-1]["body"]["messages"])
+
+
 async def test_an_edit_changes_the_present_only() -> None:
     """A rollback shows what a checkpoint marked, with the edits before it; so do forks and copies.
 
@@ -1159,6 +1211,32 @@ async def test_half_a_character_is_refused(make: MakeAgent, message: Any) -> Non
     """No encoding has it, so neither the model nor a store can be sent it."""
     with pytest.raises(InvalidRequest, match="message: holds a lone surrogate"):
         await make().run(message)
+
+
+async def test_an_edit_and_a_context_with_half_a_character_are_refused(make: MakeAgent) -> None:
+    """The thread could not be saved any more."""
+    async with make() as agent:
+        thread = agent.get_local_thread()
+        await agent.run("hello", thread)
+        with pytest.raises(InvalidRequest, match="text: holds a lone surrogate"):
+            await thread.edit(thread.messages[0].message_id, "half \ud83d")
+        with pytest.raises(InvalidRequest, match="user_context: holds a lone surrogate"):
+            await agent.run("hello", thread, user_context={"name": "\ud83d"})
+        assert texts(LocalThread.from_json(thread.to_json()).messages) == texts(thread.messages)
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        (Item("image", "http://169.254.169.254/x"), "message.0.content: must be a data URI"),
+        (Item("image", "data:image/png;base64,?"), "message.0.content: is not valid base64"),
+        (Item("audio", "AAAA"), "message.0.content_type: must be text or image"),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_item_that_the_service_refuses_is_refused(make: MakeAgent, item: Item, problem: str) -> None:
+    """Neither here nor at the model service is anything fetched that a message names."""
+    with pytest.raises(InvalidRequest, match=problem):
+        await make().run([item])
 
 
 @pytest.mark.parametrize("message", [None, 3, [""], [None], {"type": "text"}, b"hello"])

@@ -29,6 +29,7 @@ from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
+from tealagents.domain.texts import check_encodable
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.owner_directory import Directory
@@ -276,7 +277,8 @@ class Agent:
 
         `store` need not be given: the thread's kind decides where the conversation is kept, and what
         contradicts it is refused, as is True without a thread. A request that fails leaves the thread as it
-        was: `RequestTimeout` is one that takes longer than `limits.request_timeout_seconds`.
+        was: `RequestTimeout` is one that takes longer than `limits.request_timeout_seconds`. One that is
+        canceled while the tools are being closed has already answered: the answer is in the thread.
         """
         answering = self._answering(message, thread, store, user_context, streamed=False)
         stream = AnswerStream(answering)
@@ -311,6 +313,8 @@ class Agent:
             thread = LocalThread()  # whatever the kind: no one keeps it
         while isinstance(thread, WorkflowThread):
             thread = self._main(thread)
+        for each in (user_context or {}).items():
+            check_encodable("".join(each), "user_context")
         kind = _kind(thread, store)
         self._take_on(thread)
         with thread.taken():

@@ -14,6 +14,7 @@ from tealagents.agent.answers import AgentAnswer, Update
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, RequestTimeout
 from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.images import image_problem
 from tealagents.domain.models import (
     Approval,
     Body,
@@ -28,10 +29,12 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.domain.ports import Clock, Model
+from tealagents.domain.texts import check_encodable
 from tealagents.engine import turn as turns
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.recorder import Recorder
+from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Asked, TurnLoop, Waits, open_turn
 from tealagents.state.decisions import decision_step
@@ -235,11 +238,13 @@ class Answering(Struct, frozen=True, kw_only=True):
         self.recorder.record("approval.decided", StepBody(step))
         self.recorder.intended(approved)
         rejected = [
-            tool_message(self.recorder.request_id, each, _why_not(urls.get(each.id)), now, is_error=True)
-            for each in needed.calls
-            if each not in approved
+            (each, _why_not(each, urls.get(each.id))) for each in needed.calls if each not in approved
         ]
-        return Resumption(tuple(approved), tuple(rejected))
+        request_id = self.recorder.request_id
+        return Resumption(
+            tuple(approved),
+            tuple(tool_message(request_id, call, why, now, is_error=True) for call, why in rejected),
+        )
 
     async def _approves(self, call: ToolCall) -> bool:
         """Whether a call that needs approval may be made. Without an `approve` to ask it may not."""
@@ -263,11 +268,12 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
 
-def _why_not(consent_url: str | None) -> str:
-    """The result of a call that is not made."""
-    if consent_url is not None:
-        return f"The user has not authorized this yet; they can at {consent_url}."
-    return "The call was not approved; it was not made."
+def _why_not(call: ToolCall, consent_url: str | None) -> str:
+    """The result of a call that is not made, or not to its end."""
+    if consent_url is None:
+        return f"The call was not approved; {not_to_its_end(call)}"
+    begun = f" The call {not_to_its_end(call).removeprefix('it ')}" if call.begun else ""
+    return f"The user has not authorized this yet; they can at {consent_url}.{begun}"
 
 
 def _items(message: object) -> tuple[Item, ...]:
@@ -279,10 +285,12 @@ def _items(message: object) -> tuple[Item, ...]:
         raise InvalidRequest("message", "pass a text or a list of Item")
     if not message:
         raise InvalidRequest("message", "is empty")
-    try:
-        "".join(item.content for item in message).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("message", "holds a lone surrogate, which is not a character") from None
+    for n, item in enumerate(message):
+        check_encodable(item.content, "message")
+        if item.content_type not in ("text", "image"):
+            raise InvalidRequest(f"message.{n}.content_type", "must be text or image")
+        if item.content_type == "image" and (problem := image_problem(item.content)):
+            raise InvalidRequest(f"message.{n}.content", problem)
     return tuple(message)
 
 

@@ -29,6 +29,7 @@ from typing_extensions import TypeVar
 from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
+from tealagents.domain.texts import is_encodable
 
 T = TypeVar("T", bound=BaseModel)
 N = TypeVar("N")
@@ -331,11 +332,8 @@ def _look_through(value: Any, depth: int) -> None:
 def _check_text(text: str) -> None:
     if "\0" in text:
         raise _Unfit("holds a NUL character")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _Unfit("holds a lone surrogate, which is not a character") from None
+    if not text.isascii() and not is_encodable(text):
+        raise _Unfit("holds a lone surrogate, which is not a character")
 
 
 def validated(kind: type[T], value: Any) -> T:

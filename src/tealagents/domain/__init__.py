@@ -9,6 +9,7 @@
 `current`     the ids of the request that the running code works for
 `depth`       how deep JSON from outside may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on
+`images`      what an image of a message must be
 `ports`       the Protocols that adapters fill: Store, Model, Tool, Authenticator, Clock, …
 ============  ==========================================================================
 

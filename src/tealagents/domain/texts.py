@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
+from tealagents.domain.errors import InvalidRequest
 
 #: characters of what a tool returns or raises that are passed on; the rest is cut, and the text says so
 LIMIT: Final = 200_000
@@ -12,13 +13,24 @@ def storable(text: str) -> str:
     """`text` with U+FFFD in the place of NUL, which not every store keeps, and of lone surrogates, which no
     encoding has."""
     text = text.replace("\0", "\ufffd")
-    if text.isascii():
+    if text.isascii() or is_encodable(text):
         return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def is_encodable(text: str) -> bool:
+    """Whether `text` is free of lone surrogates, which no encoding has."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+        return False
+    return True
+
+
+def check_encodable(text: str, field: str) -> None:
+    """`InvalidRequest` for a text of the library that could be neither kept nor sent."""
+    if not is_encodable(text):
+        raise InvalidRequest(field, "holds a lone surrogate, which is not a character")
 
 
 def bounded(text: str, limit: int = LIMIT) -> str:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
+from tealagents.domain.texts import check_encodable
 from tealagents.state.history import up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
 from tealagents.threads.message_stores import MessageStore, MessageStoreFactory, SealedMessages
@@ -175,11 +176,13 @@ class LocalThread(AgentThread):
     async def edit(self, message_id: str, text: str) -> Message:
         """Replaces the content of a message, from the present state on: earlier checkpoints, and a message
         store, keep what was said. `NotFound` where there is no such message."""
+        check_encodable(text, "text")
         self._check_free()
         await self.create()
         if not self._holds(message_id):
             raise self._unknown(message_id)
         self._edits[message_id] = text
+        self.context.pop("view", None)  # a summary of what was said before
         return _edited(self._messages[message_id], self._edits)
 
     def _holds(self, message_id: str) -> bool:
@@ -238,6 +241,8 @@ class LocalThread(AgentThread):
         self._pending = [name for name in self._pending if name not in marked]
         context: Json = dict(adopted[-1].context) if adopted else {}
         self.context = deepcopy(context if later else origin.context)
+        if self._edits:
+            self.context.pop("view", None)
         self.context["turn"] = int(context.get("turn", 0)) + _rounds(
             [self._messages[name] for name in self._pending]
         )
