@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 TOOLS  := .tools/.ready
 PORT   ?= 8000
 # Tests wait for servers, leases and processes; but each worker collects all tests and starts servers of its own.
-WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+WORKERS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 
 # Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +28,7 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
+run: $(READY) ## Serve configs/hello.yaml on http://127.0.0.1:8000, without any key
 	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
 
 test: $(READY) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped

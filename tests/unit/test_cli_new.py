@@ -97,7 +97,8 @@ def test_its_config_is_right(nursery: Nursery, created: Created) -> None:
     assert "serve will need: TA_API_KEY" in checked.stderr
     shown = (created.folder / ".env.example").read_text()
     assert "TA_API_KEY" in shown
-    assert ".env" in (created.folder / ".gitignore").read_text().splitlines()
+    ignored = (created.folder / ".gitignore").read_text().splitlines()
+    assert {".env", "*.db", "*.db-notify"} <= {*ignored}
 
 
 @pytest.mark.parametrize(("name", "said"), [("Taken", "it exists already"), ("../up", "use letters")])

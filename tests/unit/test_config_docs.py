@@ -52,6 +52,13 @@ def test_every_key_of_an_example_is_explained(file: Path) -> None:
     assert text.count("#") >= 4
 
 
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_the_command_of_an_example_starts_it(file: Path) -> None:
+    """It gives the model service's key, or needs none."""
+    commands = [line for line in file.read_text().splitlines() if "tealagents serve configs/" in line]
+    assert all("TA_API_KEY=" in line or "--offline" in line for line in commands)
+
+
 def test_plugins_of_the_examples_exist() -> None:
     """The classes that the examples name are in the file beside them."""
     module = runpy.run_path(str(ROOT / "configs" / "custom_plugins.py"))

@@ -230,7 +230,7 @@ def require_json(request: Request) -> None:
             raise InvalidRequest("Content-Type", "is missing; it must be application/json")
         raise InvalidRequest("Content-Type", f"must be application/json, not {said}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise InvalidRequest("Content-Encoding", "is not taken; send the body as it is")
+        raise InvalidRequest("Content-Encoding", "is not supported; send the body uncompressed")
 
 
 def parse(body: bytes, *, around: int = 0) -> Any:
