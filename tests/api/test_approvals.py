@@ -29,7 +29,9 @@ from talk import (
 )
 from wire import NOBODYS, Json, events, problem, streamed, text
 
+from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Head, User
+from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
 from tealagents.testing.forking import Nursery
@@ -745,6 +747,24 @@ def test_a_pause_that_its_task_knows_nothing_of_is_damage(
     in_service(service, forget())
     problem(decide(ada, pause, action="approve"), 500, "corrupt_state")
     assert lines(file) == []
+
+
+def test_a_pause_that_the_store_has_lost_is_damage(
+    ada: httpx.Client, service: ServiceThread, file: Path
+) -> None:
+    """Its task waits for it, so it is not one that never was. covers: STATE-4"""
+    pause = paused(ada, call("Work-write", file=str(file), line="one"))
+    records = service.app.exchange.service.records
+    partition = records.partition(User("mock", "ada"))
+    key = keys.approval(pause["approval_id"])
+
+    async def lose() -> None:
+        await records.store.commit(partition, Commit(operation=operation_id(), delete=[key]))
+
+    in_service(service, lose())
+    problem(decide(ada, pause, action="approve"), 500, "corrupt_state")
+    assert lines(file) == []
+    assert send(ada, "hello", task_id=pause["task_id"], supersede=True)["status"] == "Completed"
 
 
 # --- restarts, and many at once ------------------------------------------------------------------

@@ -389,6 +389,17 @@ def test_token_function(service: ContractServer, connect: Connect) -> None:
     assert client.send("hello").output == "hello "
 
 
+def test_a_token_function_that_is_used_up_is_no_end_of_a_call(
+    service: ContractServer, connect: Connect
+) -> None:
+    """Nothing is sent, and nothing returned as if it had been."""
+    client = connect(service.url, lambda: next(iter(())))
+    for call in (lambda: client.delete_task(str(uuid.uuid4())), lambda: list(client.tasks())):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            call()
+    assert service.calls == []
+
+
 async def test_async_token_function(service: ContractServer) -> None:
     """The asynchronous client awaits a token that takes time."""
 

@@ -25,7 +25,12 @@ async_sleep = anyio.sleep
 
 def bearer(token: Token) -> str:
     """A token that is valid now."""
-    return token if isinstance(token, str) else token()
+    if isinstance(token, str):
+        return token
+    try:
+        return token()
+    except StopIteration as end:  # a call would take it for its own end, as if it had been made
+        raise RuntimeError("the token function raised StopIteration") from end
 
 
 async def async_bearer(token: AsyncToken) -> str:

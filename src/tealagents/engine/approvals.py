@@ -138,12 +138,12 @@ class Approvals:
                 raise NotFound(
                     f"The request {record.request_id} has no pause {command.approval_id}."
                 ).with_ids(**_ids(record))
-            return await self._approval(partition, command.approval_id)
+            return await self._approval(partition, record, command.approval_id)
         if command.decisions:
             return await self._by_calls(partition, record, command)
         if record.status == "Paused" and len(record.approvals) > 1:
             raise _paused_again(record)
-        return await self._approval(partition, record.approvals[0])
+        return await self._approval(partition, record, record.approvals[0])
 
     async def _by_calls(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
         """The pause that shows the calls the decision names.
@@ -152,16 +152,19 @@ class Approvals:
         decision of the second from a repeated one of the first.
         """
         named = {decision.id for decision in command.decisions}
-        approvals = [await self._approval(partition, approval_id) for approval_id in record.approvals]
+        approvals = [await self._approval(partition, record, each) for each in record.approvals]
         showing = [found for found in approvals if named <= {call.id for call in found.value.calls}]
         if len(showing) > 1 and record.status == "Paused":
             raise _paused_again(record)
         return showing[0] if showing else approvals[-1]
 
-    async def _approval(self, partition: str, approval_id: str) -> Stored[Approval]:
-        found = await self._records.get(partition, keys.approval(approval_id), Approval)
+    async def _approval(self, partition: str, record: RequestRecord, approval_id: str) -> Stored[Approval]:
+        """One of a request's pauses."""
+        key = keys.approval(approval_id)
+        found = await self._records.get(partition, key, Approval)
         if found is None:
-            raise NotFound(f"There is no pause {approval_id}.", approval_id=approval_id)
+            lost = CorruptState(key, "is missing", **_ids(record))
+            raise await self._records.unless_deleted(partition, record.task_id, lost)
         return found
 
     # --- what is wanted --------------------------------------------------------------------------
