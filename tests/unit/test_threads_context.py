@@ -366,6 +366,20 @@ async def test_preferences_are_remembered_in_new_sessions(store: CountedStore) -
         assert last_sent(model) == ["Be brief.", "hello"]
 
 
+async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedStore) -> None:
+    """Asked not to forget them, in whatever words, it does not."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer tea.")
+        for asked in ("Please don't", "Don’t ever", "dont", "Do not", "Never"):
+            await engine.say(f"{asked} forget my preferences!")
+        await engine.say("hello")
+        assert last_sent(model)[1].endswith("\n- tea")
+        await engine.say("I do not like tea any more, forget all my preferences.")
+        await engine.say("hello")
+    assert last_sent(model) == ["Be brief.", "hello"]
+
+
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:
     """Those of numbers and names end no sentence; a full stop, a semicolon or the line does."""
     model = ScriptedModel()

@@ -31,13 +31,14 @@ _WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
 _PREFERS = re.compile(
     rf"\bI(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
 )
-_FORGET = re.compile(r"\bforget (?:all )?my preferences\b", re.I)
+#: unless the user asks not to
+_FORGET = re.compile(r"(?<!n['’]t )(?<!\bdont )(?<!\bnot )(?<!ever )\bforget (?:all )?my preferences\b", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them.
+    “Forget my preferences” erases them, unless it is negated.
     """
 
     name = "user_preferences"
