@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
-from llm_setup import RawConnection, RawService, client, message, one_by_one, text_of
+from llm_setup import RawConnection, RawService, called, client, message, one_by_one, result, text_of
 
 from tealagents.domain.errors import ModelFailed
+from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Model, ModelCall
 
 #: the refusal of a request: its status and its message; None where it is answered
@@ -164,6 +165,52 @@ async def test_neighbouring_messages_of_the_user_become_one_where_roles_alternat
     assert parts[0]["type"] == parts[1]["type"]
 
 
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_history_that_begins_with_an_answer_gets_a_message_before_it(name: str) -> None:
+    """As a reducer cuts it, nothing of which is left out: a call stays beside its result."""
+
+    def from_the_user_on(body: dict[str, Any]) -> Refusal:
+        said = [each.get("role") for each in body.get("messages") or body["input"]]
+        first = next(role for role in said if role != "system")
+        return (400, "Conversation roles must alternate user/assistant/…") if first != "user" else None
+
+    call = ToolCall(id="call_1", tool="find", arguments="{}")
+    service = Picky(from_the_user_on, name)
+    options = {"store": False} if name == "openai-responses" else {}
+    async with service.raw.running(), client(service.raw.base_url, name, max_retries=0, **options) as model:
+        told = [
+            model.encode(called(call)),
+            model.encode(result("call_1", "found")),
+            model.encode(message("assistant", "It is there.")),
+            hello(model),
+        ]
+        for _ in range(2):
+            assert await ask(model, model.encode_system("Be brief."), *told) == "so"
+        assert await ask(model, hello(model)) == "so"
+    key = "messages" if name == "openai-chat" else "input"
+    refused, *sent = [[each for each in body[key] if each.get("role") != "system"] for body in service.asked]
+    assert [(said[0]["content"], said[1:]) for said in sent[:2]] == [
+        ("(what came before is not shown)", refused)
+    ] * 2
+    assert [said["content"] for said in sent[2]] == ["hello"]
+
+
+async def test_what_continues_a_conversation_at_the_service_begins_with_results() -> None:
+    """No message comes between them and the calls, which the service has."""
+
+    def no_system(body: dict[str, Any]) -> Refusal:
+        there = [each.get("role") for each in body["input"]]
+        return (400, "System message must be at the beginning.") if "system" in there else None
+
+    service = Picky(no_system, "openai-responses")
+    async with service.raw.running(), client(service.raw.base_url, "openai-responses") as model:
+        found = model.encode(result("call_1", "found"))
+        prompt = (model.encode_system("Be brief."), found, model.encode_system("A note."), hello(model))
+        call = ModelCall(prompt=prompt, remote_id="resp_0")
+        assert text_of([event async for event in one_by_one(model.stream(call))]) == "so"
+    assert [each.get("role") for each in service.asked[-1]["input"]] == [None, "user"]
+
+
 @pytest.mark.parametrize("status", [400, 429])
 async def test_a_message_that_is_in_order_is_not_asked_again(status: int) -> None:
     """A complaint about the order means something else where there is nothing to join."""
@@ -184,6 +231,7 @@ async def test_a_message_that_is_in_order_is_not_asked_again(status: int) -> Non
         "Unexpected role 'system' after role 'assistant'",
         "The model does not support successive user or assistant messages",
         'messages: roles must alternate between "user" and "assistant"',
+        "Function call turn comes immediately after a user turn or after a function response turn.",
     ],
 )
 async def test_complaints_about_the_order_are_known_by_their_words(complaint: str) -> None:

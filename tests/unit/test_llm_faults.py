@@ -144,6 +144,7 @@ async def test_a_wait_beyond_the_deadline_is_not_begun(service: OfflineModel) ->
     async with client(service.base_url) as model:
         failed = await failure(model)
     assert failed.retry_after == 120
+    assert "it asks to wait 120 s" in failed.detail
     assert len(service.requests) == 1
 
 

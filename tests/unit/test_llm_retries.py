@@ -119,3 +119,21 @@ def test_a_conversation_that_is_busy_is_given_seconds(asked: float | None, pause
     """The usual pause would be over before the response that runs there; what the service asks for wins."""
     said = Complaint(status=400, code="conversation_locked", message="Please retry in a few seconds.")
     assert refused(said, (), url="", retry_after=asked).retry_after == pause
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (None, ""),
+        (0.0, ""),
+        (0.2, " (it asks to wait 1 s)"),
+        (120.0, " (it asks to wait 120 s)"),
+        (34_559_998.2, " (it asks to wait 34559999 s)"),
+        (1e300, " (it asks to wait 1e+300 s)"),
+    ],
+)
+def test_an_error_names_the_seconds_that_the_service_asks_for(asked: float | None, named: str) -> None:
+    """Whole ones, and in few characters whatever the number."""
+    said = Complaint(status=503, message="Overloaded.")
+    detail = refused(said, (), url="", retry_after=asked).error.detail
+    assert detail == f"The model service answered with HTTP 503: Overloaded.{named}"

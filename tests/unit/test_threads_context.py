@@ -366,6 +366,29 @@ async def test_preferences_are_remembered_in_new_sessions(store: CountedStore) -
         assert last_sent(model) == ["Be brief.", "hello"]
 
 
+async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedStore) -> None:
+    """Asked not to forget them, in whatever words, it does not."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer tea.")
+        for asked in ("Please don't", "Don’t ever", "dont", "Do not", "Never"):
+            await engine.say(f"{asked} forget my preferences!")
+        await engine.say("hello")
+        assert last_sent(model)[1].endswith("\n- tea")
+        await engine.say("I do not like tea any more, forget all my preferences.")
+        await engine.say("hello")
+    assert last_sent(model) == ["Be brief.", "hello"]
+
+
+async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:
+    """Those of numbers and names end no sentence; a full stop, a semicolon or the line does."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer Python 3.12 and Node.js. Thanks! I prefer tea; not milk\nI prefer oats")
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith("\n- Python 3.12 and Node.js\n- tea\n- oats")
+
+
 async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:
     """Deleting a task takes along what was remembered of it, nothing else. covers: THREAD-6, THREAD-10"""
     model = ScriptedModel()
@@ -418,6 +441,21 @@ def test_what_counts_as_a_fact() -> None:
     text = "Hi! My name is Ada. Is my name Ada? I live in Oslo, and you? The sky is blue.\nremember the milk"
     assert statements(text) == ["My name is Ada.", "remember the milk"]
     assert statements("Call me Ada") == ["Call me Ada"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "My budget is 1.5 million.",
+        "My email is ann.lee@example.com.",
+        "My page is https://a.example/x?y=1!z!",
+        "I use Node.js.",
+    ],
+)
+def test_a_number_an_address_and_a_name_are_remembered_whole(said: str) -> None:
+    """A dot within them ends no sentence, and no word of the next one is taken along."""
+    assert statements(f"{said}\nSo it is.") == [said]
+    assert statements(f"(It rains. {said}) So it is.")[-1] == said
 
 
 async def test_memories_are_bounded(store: CountedStore) -> None:

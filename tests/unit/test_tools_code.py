@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from engine_setup import Scripted
+from pydantic import Field
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
@@ -23,6 +24,7 @@ from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import run_method
 from tealagents.tools.results import to_text
+from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
 
 FILE = FIXTURES / "custom_plugins.py"
@@ -233,6 +235,33 @@ def test_docstrings_describe_tool_and_arguments(style: str) -> None:
     assert spec.description.startswith("Do it the ")
     assert "how many" not in spec.description
     assert spec.parameters["properties"]["a"]["description"] == "how many"
+
+
+@pytest.mark.parametrize(
+    ("hint", "default"),
+    [
+        (Annotated[int, "how many"], None),
+        (Annotated[int, "how many"] | None, None),
+        (Annotated[int | None, "how many"], ...),
+        (Annotated[Annotated[int, "how many"] | None, Field(ge=1)], None),
+    ],
+)
+def test_a_parameter_that_may_be_none_keeps_its_description(hint: Any, default: Any) -> None:
+    """Wherever the None stands: beside the annotated type, within it, or as the default alone."""
+
+    def tool(limit: Any) -> None: ...
+
+    tool.__annotations__["limit"] = hint
+    tool.__defaults__ = () if default is ... else (default,)
+    assert Signature(tool, "tool").schema["properties"]["limit"]["description"] == "how many"
+
+
+def test_a_parameter_of_two_described_types_has_the_description_of_neither() -> None:
+    """One alone would be wrong for the other."""
+
+    def tool(limit: Annotated[int, "how many"] | Annotated[str, "up to which"]) -> None: ...
+
+    assert "description" not in Signature(tool, "tool").schema["properties"]["limit"]
 
 
 async def test_options_and_annotations_win_over_the_docstring() -> None:

@@ -14,7 +14,7 @@ import pytest
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
 from tools_setup import Context, by_name
 
-from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import User
 from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolSpec
 from tealagents.state import secret_store as state
@@ -386,6 +386,53 @@ async def test_a_caller_who_is_canceled_loses_no_authorization(
     assert await consents.token(Context(), server) == "second"
     assert '"r2"' in secrets.secrets["contoso.alice", server.key]
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
+
+
+class Fickle(SecretStore):
+    """Takes nothing while it is away."""
+
+    away = False
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        if self.away:
+            raise PersistenceUnavailable("The store is away.")
+        await super().put(user_key, server, secret, ttl=ttl)
+
+
+async def test_a_renewed_token_that_could_not_be_stored_costs_no_consent() -> None:
+    """It is used, and renewed and stored with what renewed it, though the stored one is good no more."""
+    provider, secrets, now = Provider(), Fickle(), [1000.0]
+    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
+    with protected(provider) as url:
+        async with opened(url, one) as server, opened(url, other) as restarted:
+            await agreed(provider, one, "Alice", await asked_by(server, Context()))
+            secrets.away = True
+            for _ in range(2):
+                now[0] += 3590
+                assert await call(server, Context()) == "Alice"
+            secrets.away = False
+            now[0] += 3590
+            assert await call(server, Context()) == "Alice"
+            assert await call(restarted, Context()) == "Alice"
+    assert provider.granted == ["code", *["refresh"] * 4]
+
+
+async def test_a_new_consent_comes_before_a_renewal_that_could_not_be_stored(pretender: Pretender) -> None:
+    """What is stored by then, such as by another replica, is newer."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets, now = Fickle(), [1000.0]
+    secrets.secrets = (await stored_grant(pretender, server)).secrets
+    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
+    secrets.away = True
+    pretender.answered = {"access_token": "second", "refresh_token": "r2"}
+    assert await one.token(Context(), server) == "second"
+    secrets.away = False
+    pretender.answered = {"access_token": "third", "refresh_token": "r3"}
+    asked = await other.ask(Context(), server)
+    await other.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    now[0] += 3590
+    await one.token(Context(), server)
+    assert pretender.forms[-1]["refresh_token"] == "r3"
 
 
 class Late(SecretStore):

@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from tealagents.llm.encoding import to_json
 from tealagents.llm.failures import MAX_SEARCHED, Complaint
 
-#: how templates and services say that a system message comes first, and that roles alternate
+#: how templates and services say that a system message comes first, and that roles alternate from a user's on
 _ORDER = re.compile(
     r"system (message|prompt|role).*\b(beginning|start|first)\b|first message.*\bsystem\b"
-    r"|\b(roles?|messages)\b[^.]{0,40}\balternat|\bunexpected role\b|\bsuccessive (user|system)\b",
+    r"|\b(roles?|messages)\b[^.]{0,40}\balternat|\bunexpected role\b|\bsuccessive (user|system)\b"
+    r"|\bimmediately after a user turn\b",
     re.DOTALL,
 )
 #: the id of a call that a conversation at the service waits for
@@ -32,7 +33,7 @@ class Adjustments(Struct, frozen=True):
 
     #: `stream_options` is left out
     stream_options: bool = False
-    #: system messages are in the first one, and neighbouring user messages in one
+    #: system messages are in the first one, neighbouring user messages in one, and one precedes all others
     order: bool = False
     #: calls that the conversation waits for, of a request that ended without answering them: only here
     unanswered: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Adjustments(Struct, frozen=True):
     @property
     def named(self) -> str:
         """What the service refuses, in words."""
-        order = "system messages behind the first message"
+        order = "some orders of roles"
         return " and ".join([*["`stream_options`"] * self.stream_options, *[order] * self.order])
 
     def __or__(self, other: "Adjustments") -> "Adjustments":
@@ -69,12 +70,19 @@ class Adjustments(Struct, frozen=True):
 #: until a service refuses something
 NO_ADJUSTMENTS = Adjustments()
 
+#: stands for the user's message where a reducer has cut the history behind it. Leaving out what follows
+#: instead, up to the next message of the user, could take a long round of calls that the reducer shows
+_NOT_SHOWN = "(what came before is not shown)"
 
-def joined(prompt: Sequence[bytes], *, system: bytes, user: bytes, text: str) -> list[bytes]:
+
+def joined(
+    prompt: Sequence[bytes], *, system: bytes, user: bytes, text: str, continued: bool = False
+) -> list[bytes]:
     """The messages with what all system messages say in the first one, and neighbouring user messages in one.
 
-    `system` and `user` is how such a message begins, up to its content, which is its last field; `text` is
-    the type of a part of text.
+    The first of the others is a user's, except where they continue what the service keeps. `system` and
+    `user` is how such a message begins, up to its content, which is its last field; `text` is the type of a
+    part of text.
     """
 
     def content(piece: bytes, beginning: bytes) -> Any:
@@ -92,6 +100,9 @@ def joined(prompt: Sequence[bytes], *, system: bytes, user: bytes, text: str) ->
             both = _together(content(pieces.pop(), user), content(piece, user), text)
             piece = with_content(user, both)
         pieces.append(piece)
+    first = 1 if standing else 0
+    if not continued and pieces[first:] and not pieces[first].startswith(user):
+        pieces.insert(first, with_content(user, _NOT_SHOWN))
     return pieces
 
 

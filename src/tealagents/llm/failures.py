@@ -8,6 +8,7 @@ wait, to fix a setting or to change the message.
 import re
 from collections.abc import Collection, Iterable
 from html import unescape
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -119,13 +120,18 @@ def quoted(text: str, secrets: Iterable[str] = ()) -> str:
     return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 1] + "…"
 
 
-def explained(said: Complaint, secrets: Collection[str], *, url: str) -> str:
-    """The sentence for a refusal: what was said, and what to do where that is known."""
+def explained(said: Complaint, secrets: Collection[str], *, url: str, wait: float | None = None) -> str:
+    """The sentence for a refusal: what was said, and what to do where that is known.
+
+    `wait` is the seconds that the service asks to wait.
+    """
     status = f" with HTTP {said.status}" if said.status is not None else ""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
     message = quoted(said.message, secrets)
     asked = f" [its request id: {quoted(said.request_id, secrets)}]" if said.request_id else ""
-    return f"The model service answered{status}{code}: {message}{asked}{_advice(said, url)}"
+    # by `g`, a number of any size is short
+    pause = f" (it asks to wait {ceil(wait):.10g} s)" if wait else ""
+    return f"The model service answered{status}{code}: {message}{asked}{pause}{_advice(said, url)}"
 
 
 def refused(
@@ -137,10 +143,11 @@ def refused(
     retry_after: float | None = None,
 ) -> AttemptFailed:
     """A refusal with an HTTP status; `advice` is `x-should-retry`."""
+    detail = explained(said, secrets, url=url, wait=retry_after)
     if retry_after is None:
         retry_after = BUSY_CODES.get(said.code)
     return AttemptFailed(
-        ModelFailed(explained(said, secrets, url=url), retry_after=retry_after),
+        ModelFailed(detail, retry_after=retry_after),
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,

@@ -112,7 +112,8 @@ class OpenAIResponses:
     def _body(self, call: ModelCall, adjusted: Adjustments = NO_ADJUSTMENTS) -> bytes:
         prompt: Sequence[bytes] = call.prompt
         if adjusted.order:
-            prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text")
+            continued = call.remote_id is not None
+            prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text", continued=continued)
         if adjusted.unsealed:
             prompt = list(map(_without_reasoning, prompt))
         prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
@@ -124,9 +125,8 @@ class OpenAIResponses:
             prompt[:0] = [to_json(_unanswered(call_id)) for call_id in adjusted.unanswered]
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true' if call.stream else b""
-        continued = _continued(call.remote_id)
         items = b",".join(filter(None, prompt))
-        asked = (instructions, continued, b',"input":[', items, b"]", tools)
+        asked = (instructions, _continued(call.remote_id), b',"input":[', items, b"]", tools)
         wanted = _text_format(call.response_format) + _tool_choice(call.tool_choice)
         return b"".join((self._head, *asked, wanted, self._tail, follow, b"}"))
 

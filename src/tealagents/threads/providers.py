@@ -26,14 +26,19 @@ from tealagents.threads.context import (
 
 # --- preferences ----------------------------------------------------------------------------------
 
-_PREFERS = re.compile(r"\bI(?: (?:really|generally|usually|always|would))? prefer ([^.!?;\n]{1,200})", re.I)
-_FORGET = re.compile(r"\bforget (?:all )?my preferences\b", re.I)
+#: a character within a sentence; a stop before a letter or a digit is in a number, a name or an address
+_WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
+_PREFERS = re.compile(
+    rf"\bI(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
+)
+#: unless the user asks not to
+_FORGET = re.compile(r"(?<!n['’]t )(?<!\bdont )(?<!\bnot )(?<!ever )\bforget (?:all )?my preferences\b", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them.
+    “Forget my preferences” erases them, unless it is negated.
     """
 
     name = "user_preferences"
@@ -60,7 +65,7 @@ class UserPreferences(ContextProvider):
 
 # --- facts ----------------------------------------------------------------------------------------
 
-_SENTENCES = re.compile(r"[^.!?\n]+[.!?]?")
+_SENTENCES = re.compile(rf"{_WITHIN}+[.!?]?")
 #: how users speak about themselves, and ask for something to be remembered
 _ABOUT = re.compile(
     r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|I am|I'm|I was born|I live|I work|I have|I like"

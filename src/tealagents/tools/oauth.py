@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
@@ -98,6 +98,8 @@ class Consents:
         self._pending = PendingConsents(secrets, now, pending_seconds)
         self._registrations = Registrations(callback_url)
         self._access: dict[tuple[str, str], _Access] = {}
+        #: renewed grants that could not be stored, by what is stored in their place
+        self._unsaved: dict[str, _Grant] = {}
         self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
         #: one link at a time for a user, a server and a request
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
@@ -157,8 +159,7 @@ class Consents:
         return await self.token(context, server)
 
     async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
-        grant = self._usable(await self._stored(user_key, server), server)
-        return await self._renewed(user_key, server, grant) if grant else None
+        return await self._renewed(user_key, server, await self._stored(user_key, server))
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secrets.get(user_key, server.key) if self._secrets else None
@@ -166,7 +167,7 @@ class Consents:
     def _usable(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
         if stored is None:
             return None
-        grant = msgspec.json.decode(stored, type=_Grant)
+        grant = self._unsaved.get(stored) or msgspec.json.decode(stored, type=_Grant)
         # the configuration may have changed since: a token never goes to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
@@ -176,7 +177,10 @@ class Consents:
             return replace(grant, at=replace(grant.at, client=client))
         return grant
 
-    async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
+    async def _renewed(self, user_key: str, server: ProtectedServer, stored: str | None) -> str | None:
+        grant = self._usable(stored, server)
+        if stored is None or grant is None:
+            return None
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
         status, answer = await self._asked_for_token(grant.at, form)
         if status != 200 or "access_token" not in answer:
@@ -186,16 +190,24 @@ class Consents:
                 raise ToolFailed(
                     f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
                 )
-            stored = await self._stored(user_key, server)
-            newer = self._usable(stored, server)
+            current = await self._stored(user_key, server)
+            newer = self._usable(current, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
-                return await self._renewed(user_key, server, newer)  # another replica was first
+                return await self._renewed(user_key, server, current)  # another replica was first
             # of other refusals the grant may be innocent; a new one replaces it once the user has agreed
-            if error == "invalid_grant" and self._secrets and stored is not None:
-                await self._secrets.delete(user_key, server.key, stored)
+            if error == "invalid_grant" and self._secrets and current is not None:
+                await self._secrets.delete(user_key, server.key, current)
             return None
         grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
-        return await self._keep(user_key, server.key, answer, grant)
+        # the refresh token that is stored may have been good for this one use
+        self._unsaved[stored] = grant
+        try:
+            await self._keep(user_key, server.key, answer, grant)
+            del self._unsaved[stored]
+        except PersistenceUnavailable as error:
+            logger.warning("a user's renewed authorization is not stored before its next renewal: %s", error)
+        token: str = answer["access_token"]
+        return token
 
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
         """As `token_request`. A registration that the server no longer knows is made again, next time."""
@@ -204,7 +216,7 @@ class Consents:
             self._registrations.forget(at.issuer, at.client)
         return status, answer
 
-    async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> str:
+    async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
         token: str = answer["access_token"]
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
@@ -213,7 +225,6 @@ class Consents:
         self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
-        return token
 
     # --- asking ---
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from reprlib import Repr
-from types import NoneType
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import Docstring, ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -193,7 +193,10 @@ def _takes_none(hint: Any) -> bool:
 
 
 def _annotated_text(hint: Any) -> str | None:
-    """The description in `Annotated[str, "…"]`; that of a `Field` or of a dictionary, too."""
+    """The description in `Annotated[str, "…"]`, also beside None; that of a `Field` or a dictionary, too."""
+    if get_origin(hint) in (Union, UnionType):
+        described = [one for one in get_args(hint) if one is not NoneType]
+        return _annotated_text(described[0]) if len(described) == 1 else None
     if get_origin(hint) is not Annotated:
         return None
     for extra in get_args(hint)[1:]:
@@ -201,7 +204,7 @@ def _annotated_text(hint: Any) -> str | None:
         text = getattr(extra, "documentation", text)
         if isinstance(text, str):
             return text
-    return None
+    return _annotated_text(get_args(hint)[0])
 
 
 def _documented_text(documented: Docstring, name: str) -> str | None:
