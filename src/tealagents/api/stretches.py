@@ -83,6 +83,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return (self.pause.setup if self.pause else None) or self.record.setup
 
     @property
+    def typed(self) -> bool:
+        """Whether its answer has a format: clients parse all text as that type, and raise where it is not."""
+        return self.setup.response_format is not None
+
+    @property
     def created_at(self) -> datetime:
         return (self.before.decided_at if self.before else None) or self.record.created_at
 
