@@ -83,6 +83,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return (self.pause.setup if self.pause else None) or self.record.setup
 
     @property
+    def typed(self) -> bool:
+        """Whether its answer has a format: clients parse all text as that type, and raise where it is not."""
+        return self.setup.response_format is not None
+
+    @property
     def created_at(self) -> datetime:
         return (self.before.decided_at if self.before else None) or self.record.created_at
 
@@ -224,8 +229,12 @@ async def continued(
 async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequence[Recorded]]:
     """The recorded events of a stretch, to the one that ends it.
 
-    A pause that was decided is not among them any more; it is put where it was.
+    A pause that was decided is not among them any more; it is put where it was. Of what was imported or
+    copied nothing was recorded here: its events are made of the history.
     """
+    if stretch.record.imported or stretch.record.copied:
+        yield [Recorded(n, event) for n, event in enumerate(await _events(exchange, stretch), 1)]
+        return
     last, end = stretch.after, stretch.pause
     async for batch in exchange.follow(replace(stretch.view, after=last)):
         kept: list[Recorded] = []

@@ -70,6 +70,25 @@ def test_the_same_run_is_replayed(page: Page) -> None:
     assert page.post(runId="r2").status_code == 200
 
 
+def test_a_run_that_was_imported_is_replayed_with_its_calls(
+    page: Page, ada: httpx.Client, file: Path
+) -> None:
+    """Under the same names, with what they returned; the text comes at once."""
+    found = page.say(call("Work-note", file=str(file), line="one"), runId="moved")
+    shown, task = list(page.messages), f"/tasks/{page.thread}"
+    document = ada.get(f"{task}/export").raise_for_status().json()
+    ada.delete(task).raise_for_status()
+    ada.post("/tasks/import", json=document).raise_for_status()
+    del page.messages[1:]
+    again = page.run(runId="moved")
+    assert [each for each in again if each["type"].startswith("TOOL")] == [
+        each for each in found if each["type"].startswith("TOOL")
+    ]
+    assert streamed_text(again) == streamed_text(found)
+    assert page.messages == shown
+    assert lines(file) == ["one"]
+
+
 def test_a_replayed_run_doubles_nothing_on_the_page(page: Page, model: OfflineModel) -> None:
     """A page that has the answer, or a part of it, sees it once: its messages are set back before."""
     page.say("one")

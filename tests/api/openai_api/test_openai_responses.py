@@ -101,6 +101,33 @@ def test_the_events_of_a_response_that_was_not_streamed_hold_all_that_it_says(fi
             assert streamed(replay.text)[-1]["response"] == later
 
 
+def test_what_is_imported_or_copied_is_replayed_as_it_is_read(
+    service: ServiceThread, wire: httpx.Client, file: Path
+) -> None:
+    """With its calls, under the ids of its items; messages that were added from elsewhere, too."""
+    made = create(wire, input=call("Work-note", file=str(file), line="one"))
+    before = streamed(wire.get(f"/responses/{made['id']}", params={"stream": "true"}).text)
+    task = f"/tasks/{made['conversation']['id'].removeprefix('conv_')}"
+    with service.client() as ada:
+        document = ada.get(f"{task}/export").raise_for_status().json()
+        ada.delete(task).raise_for_status()
+        ada.post("/tasks/import", json=document).raise_for_status()
+        copy = ada.post(f"{task}/fork", json={}).raise_for_status().json()["checkpoint_id"]
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Good day."}]
+    added = wire.post(f"/conversations/{made['conversation']['id']}/items", json={"items": said}).json()
+    names = [made["id"], f"resp_{copy}_1", f"resp_{added['last_id'].split('_')[1]}_1"]
+    for name, outcome in zip(
+        names, (["mcp_call", "message"], ["mcp_call", "message"], ["message"]), strict=True
+    ):
+        events = streamed(wire.get(f"/responses/{name}", params={"stream": "true"}).text)
+        assert events[-1]["response"] == retrieved(wire, name)
+        assert kinds(events[-1]["response"]) == outcome
+        query = {"stream": "true", "starting_after": "3"}
+        assert streamed(wire.get(f"/responses/{name}", params=query).text) == events[4:]
+        if name == made["id"]:
+            assert events == before
+
+
 def test_a_conversation_continues_from_its_last_response(ada: OpenAI) -> None:
     """The history lives in the service."""
     first = ada.responses.create(model="Tester", input="My name is Ada.")

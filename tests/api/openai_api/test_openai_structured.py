@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 from openai_talk import WEATHER, create, retrieved, sdk, serving
 from pydantic import BaseModel
-from talk import call
+from talk import call, lines
 
 from tealagents.llm.offline import OfflineModel
 
@@ -47,6 +47,59 @@ def test_an_answer_is_parsed_as_the_type_it_was_asked_for_in(serves: tuple[OpenA
     completion = ada.chat.completions.parse(model="Tester", messages=messages, response_format=Place)
     assert completion.choices[0].message.parsed == Place(city="Rome")
     assert body(model)["response_format"] == wanted
+
+
+def test_a_pause_is_parsed_where_a_type_was_asked_for(file: Path) -> None:
+    """The helpers return the approval request, streamed and read alike; the answer to it is of the type."""
+    asks = {"name": "Work-write", "arguments": {"file": str(file), "line": "one"}}
+    script = {
+        "rules": [
+            {"when": {"text": "where", "tool_result": True}, "reply": {"text": ANSWER}},
+            {"when": "where", "reply": {"tool_calls": [asks]}},
+        ]
+    }
+    with serving(script) as (service, _), sdk(service) as ada:
+        made = ada.responses.parse(model="Tester", input="where", text_format=Place)
+        with ada.responses.stream(model="Tester", input="where", text_format=Place) as events:
+            events.until_done()
+        streamed = events.get_final_response()
+        for paused in (made, streamed):
+            (request,) = paused.output
+            assert request.type == "mcp_approval_request"
+            assert ada.responses.retrieve(paused.id).to_dict()["output"] == [request.to_dict()]
+            answer: Any = {
+                "type": "mcp_approval_response",
+                "approval_request_id": request.id,
+                "approve": True,
+            }
+            response = ada.responses.parse(
+                model="Tester", input=[answer], previous_response_id=paused.id, text_format=Place
+            )
+            assert response.output_parsed == Place(city="Rome")
+        messages: Any = [{"role": "user", "content": "where"}]
+        wanted: Any = {"model": "Tester", "messages": messages, "response_format": Place}
+        completion = ada.chat.completions.parse(**wanted)
+        with ada.chat.completions.stream(**wanted) as chunks:
+            chunks.until_done()
+        for said in (completion.choices[0].message, chunks.get_final_completion().choices[0].message):
+            assert not said.content
+            assert said.parsed is None
+            assert said.refusal == "Approval is needed before Work-write can run."
+    assert lines(file) == ["one"] * 2
+
+
+def test_a_consent_is_shown_where_a_type_was_asked_for(ada: OpenAI, file: Path, tmp_path: Path) -> None:
+    """Its link stands in the text, which the helpers leave unparsed."""
+    words = call("Work-enter", file=str(file), consent=str(tmp_path / "consent"))
+    paused = ada.responses.parse(model="Tester", input=words, text_format=Place)
+    request: Any = paused.output[-1]
+    answer: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    asked = ada.responses.parse(model="Tester", input=[answer], text_format=Place)
+    assert [item.type for item in asked.output] == ["mcp_call", "message", "mcp_approval_request"]
+    assert "https://secrets.example/consent" in asked.output_text
+    assert asked.output_parsed is None
+    with ada.responses.stream(response_id=asked.id, text_format=Place) as events:
+        assert events.get_final_response().output_text == asked.output_text
 
 
 def test_a_format_holds_for_its_request_and_is_shown_with_it(wire: httpx.Client, model: OfflineModel) -> None:

@@ -109,7 +109,7 @@ class Chunks(EventFold):
             if call.by_client
         ]
         if len(calls) < len(approval.calls):
-            self.say(asked(approval))
+            self.say(asked(approval), refusal=self._stretch.typed)  # the SDKs parse no refusal
         for n, each in enumerate(calls):  # OpenAI sends one at a time, and some clients read but the first
             self._message.setdefault("tool_calls", []).append(each)
             self._chunk({"tool_calls": [{"index": n, **each}]})

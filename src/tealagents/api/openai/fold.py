@@ -89,13 +89,13 @@ class ResponseFold(EventFold):
     def _item_id(self, kind: str) -> str:
         return made(kind, self._stretch.record.request_id, self._stretch.number, len(self._output))
 
-    def text(self, text: str, *, refusal: bool = False) -> None:
+    def text(self, text: str, *, refusal: bool = False, **of_message: str) -> None:
         kind = "refusal" if refusal else "output_text"
         if self._part.get("type") != kind:
             self.text_ended()
             self._part = documents.text_part("", refusal=refusal)
             message = documents.message(self._item_id("msg"), "assistant", "in_progress")
-            self._place = {**self._add(message), "content_index": 0}
+            self._place = {**self._add({**message, **of_message}), "content_index": 0}
             self._emit("content_part.added", **self._place, part=self._part)
         self._text.append(text)
         self._emit(f"{kind}.delta", **self._place, delta=text, **({} if refusal else {"logprobs": []}))
@@ -129,8 +129,7 @@ class ResponseFold(EventFold):
         self._emit(f"{kind}.done", **place, arguments=call.arguments, **named)
 
     def returned(self, event: ToolReturned) -> None:
-        place = self._calls.pop(event.call_id, None)
-        if place is None:
+        if (place := self._calls.pop(event.call_id, None)) is None:
             return
         item = self._output[place["output_index"]]
         if event.is_error:
@@ -142,7 +141,8 @@ class ResponseFold(EventFold):
         self._done(place)
 
     def paused(self, approval: Approval) -> None:
-        if not all(call.by_client for call in approval.calls):
+        worded = approval.authorizations or not self._stretch.typed
+        if worded and not all(call.by_client for call in approval.calls):
             self._ask(approval)
         for n, call in enumerate(approval.calls):
             item = documents.waiting(approval, n, self._agent)
@@ -156,7 +156,7 @@ class ResponseFold(EventFold):
     def _ask(self, approval: Approval) -> None:
         """Many clients show text alone. Where consent is given stands in it, and as its citations."""
         text, end = asked(approval), len(approval.message)
-        self.text(text)
+        self.text(text, phase="commentary")  # which the SDKs do not parse
         for each in approval.authorizations:
             url = str(each["url"])
             start = text.index(url, end)
