@@ -161,7 +161,10 @@ class Named(Struct, frozen=True):
 
 
 async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
-    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one."""
+    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one.
+
+    `NotOwner` where it is another user's.
+    """
     try:
         task_id = ids.canonical(name, "name")
     except InvalidRequest:
@@ -169,6 +172,8 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
     with suppress(NotFound):
         return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
+    with suppress(NotFound):
+        await exchange.locate(caller, keys.task, task_id)
     return found
 
 

@@ -1,6 +1,7 @@
 """Runs on several processes over one store, at the same time, and runs that their pages leave."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,54 @@ def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
         page = Page(client)
         begin(page, "dripping")
         assert streamed_text(Page(client, page.thread).run(begun=model.release)) == DRIPS
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+def test_a_page_leaves_while_its_answers_are_carried_out(tmp_path: Path, on_disconnect: str) -> None:
+    """Its stream is kept alive until then. Where leaving cancels, what it has said besides is not taken."""
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    spec: Json = {"on_disconnect": on_disconnect, "limits": {"keepalive_seconds": 1}}
+    with serving(told, **spec) as (service, model), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+        given = run_input(page.thread, *page.messages, user("and now?"), resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            assert next(answer.iter_raw()) == b": keepalive\n"
+        task = f"/tasks/{page.thread}"
+        if on_disconnect == "cancel":
+            until(lambda: client.get(task).json()["status"] == "Canceled")
+        model.release()
+        if on_disconnect == "continue":
+            until(lambda: "and now?" in client.get(task + "/messages").text)
+        page.run()
+        assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+        said = ["and now?"] if on_disconnect == "continue" else []
+        assert page.said("user")[1:] == [*said, "hello"]
+
+
+AUDIO: Json = {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "first", "last"),
+    [("and now?", "RUN_STARTED", "RUN_FINISHED"), ([AUDIO], "RUN_ERROR", "RUN_ERROR")],
+)
+def test_a_run_is_kept_alive_while_its_answers_are_carried_out(
+    tmp_path: Path, content: Any, first: str, last: str
+) -> None:
+    """Then come the events of the message that was sent with them, or the error with which it is refused."""
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told, limits={"keepalive_seconds": 1}) as (service, model), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+        given = run_input(page.thread, *page.messages, user(content), resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            chunks = answer.iter_raw()
+            assert next(chunks) == b": keepalive\n"
+            model.release()
+            text = b"".join(chunks).decode().replace(": keepalive\n", "")
+    found = [json.loads(each.removeprefix("data: ")) for each in text.split("\n\n") if each]
+    assert (found[0]["type"], found[-1]["type"]) == (first, last)
 
 
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
