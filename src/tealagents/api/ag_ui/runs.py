@@ -34,6 +34,7 @@ async def _carried_out(exchange: Exchange, caller: Caller, given: Given, receive
     thread = await requests.named(exchange, caller, given.body.thread_id)
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
+    answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
     if pause is not None and (pause.status == "pending" or not fresh):
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
@@ -45,11 +46,11 @@ async def _carried_out(exchange: Exchange, caller: Caller, given: Given, receive
             return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
         thread = await requests.named(exchange, caller, given.body.thread_id)
     elif fresh:  # this run may have come before, and its answers may be on their way
-        named = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
-        thread = await thread.settled(named)
+        thread = await thread.settled(answered)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
-        if not fresh:
+        pending = thread.head.pending if thread.head else None
+        if not fresh or (pending and pending.request_id in answered):  # which led to another pause
             return await _join(thread, given)
         first = await _send(thread, given, fresh, repeats, key)
     elif not given.last.keys() <= set(first.record.client.get("messages", ())):
