@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -321,12 +321,18 @@ class Exchange:
 
         With `on_disconnect: cancel`, a sender who leaves, as `receive` reports, ends it.
         """
-        sent = self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
+        with self.ended_by_leaving(view, receive):
+            return await self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
+
+    @contextmanager
+    def ended_by_leaving(self, view: RequestView, receive: Receive | None) -> Iterator[None]:
+        """With `on_disconnect: cancel`, a sender who leaves meanwhile, as `receive` reports, cancels it."""
         if receive is None or not self._leaving_cancels(view):
-            return await sent
+            yield
+            return
         leaving = asyncio.ensure_future(self._canceled_when_left(view, receive))
         try:
-            return await sent
+            yield
         finally:
             leaving.cancel()
 

@@ -247,6 +247,17 @@ async def settled(exchange: Exchange, view: RequestView, receive: Receive | None
     return replace(view, record=record)
 
 
+async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> RequestView:
+    """The request once its turn has come, or never will. `receive` as for `Exchange.outcome`."""
+    if view.record.status != "Queued":
+        return view
+    with exchange.ended_by_leaving(view, receive):
+        async for _ in exchange.follow(replace(view, after=1)):  # no event says that it has begun
+            break
+    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
+    return replace(view, record=record)
+
+
 async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
     """The events behind `view.after` as `Exchange.follow`, through every pause to the end of the request."""
     last: Event | None = Paused(None)

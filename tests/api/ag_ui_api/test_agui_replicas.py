@@ -189,6 +189,48 @@ async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
             page.client.close()
 
 
+def test_a_page_whose_message_waited_its_turn_is_shown_what_came_before_it() -> None:
+    """The messages of another page, for which it waited, and one of another client that failed."""
+    told = {"rules": [*SCRIPT["rules"], {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}]}
+    with serving(told, concurrency="enqueue") as (service, model), service.client() as client:
+        one = Page(client)
+        one.say("My name is Ada.")
+        two = Page(client, one.thread)
+        two.run()
+        begin(one, "dripping")
+        waiting = threading.Thread(target=lambda: two.say("What is my name?"))
+        waiting.start()
+        until(lambda: client.get(f"/tasks/{one.thread}").json()["queued"])
+        model.release()
+        waiting.join()
+        assert two.said("user") == ["My name is Ada.", "dripping", "What is my name?"]
+        assert two.said()[1] == DRIPS
+        assert "MESSAGES_SNAPSHOT" not in kinds(two.say("hello"))
+        broken = {"items": [{"content_type": "text", "content": "broken"}], "task_id": one.thread}
+        client.post("", json=broken)
+        two.say("and now?")
+        assert two.said("user")[-2:] == ["broken", "and now?"]
+
+
+def test_a_page_that_leaves_while_its_message_waits_its_turn_cancels_it() -> None:
+    """At once, where leaving cancels, and not only when its turn has come."""
+    spec: Json = {"concurrency": "enqueue", "limits": {"keepalive_seconds": 1}}
+    with serving(SCRIPT, on_disconnect="cancel", **spec) as (service, model), service.client() as client:
+        page = Page(client)
+        page.messages.append(user("dripping"))
+        running = run_input(page.thread, *page.messages)
+        with client.stream("POST", "/ag-ui", json=running) as answer:
+            chunks = answer.iter_raw()
+            next(chunks)
+            begin(Page(client, page.thread), "hello")
+            until(lambda: not client.get(f"/tasks/{page.thread}").json()["queued"])
+            model.release()
+            for _ in chunks:
+                pass
+        page.run()
+        assert page.said() == [DRIPS]
+
+
 async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
     """While a run is under way another message is a conflict; without one the page follows the run."""
     with serving({"otherwise": DRIPPING}) as (service, model), service.client() as client:

@@ -21,7 +21,7 @@ from tealagents.state.new_message import Key
 
 
 async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    """One run of a thread, which may wait for the answers that it brings."""
+    """One run of a thread, which may wait for its turn, or for the answers that it brings."""
     given = inputs.read(await exchange.body(request))
     response = _carried_out(exchange, caller, given, request.receive)
     return await exchange.patiently(
@@ -55,6 +55,7 @@ async def _carried_out(exchange: Exchange, caller: Caller, given: Given, receive
         first = await _send(thread, given, fresh, repeats, key)
     elif not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
+    first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
 
 
@@ -113,9 +114,8 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     partly = any(not place.isdecimal() or int(place[:9]) > (pause.rounds if pause else 0) for place in ours)
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
-    before = record.request_id if not first else None if record.client.get("seeded") else record.parent
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
-    behind = joins or partly or unseen or given.seen != before
+    behind = joins or partly or unseen or not await transcripts.continues(exchange, stretch, given.seen)
     messages = await transcripts.before(exchange, stretch) if behind else None
     return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
