@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -321,12 +321,18 @@ class Exchange:
 
         With `on_disconnect: cancel`, a sender who leaves, as `receive` reports, ends it.
         """
-        sent = self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
+        with self.ended_by_leaving(view, receive):
+            return await self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
+
+    @contextmanager
+    def ended_by_leaving(self, view: RequestView, receive: Receive | None) -> Iterator[None]:
+        """With `on_disconnect: cancel`, a sender who leaves meanwhile, as `receive` reports, cancels it."""
         if receive is None or not self._leaving_cancels(view):
-            return await sent
+            yield
+            return
         leaving = asyncio.ensure_future(self._canceled_when_left(view, receive))
         try:
-            return await sent
+            yield
         finally:
             leaving.cancel()
 
@@ -357,6 +363,40 @@ class Exchange:
             on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
             on_end=on_end,
         )
+
+    async def patiently(
+        self, response: Coroutine[Any, Any, Response], failed: Callable[[TealError], bytes]
+    ) -> Response:
+        """A response that may take long. If so, a stream is kept alive until it comes, and then is that.
+
+        The work on it does not end where its client leaves. `failed` is the event of an error that comes when
+        the stream has begun.
+        """
+        coming, seconds = asyncio.ensure_future(response), self.settings.keepalive_seconds
+        await asyncio.wait([coming], timeout=seconds)
+        if coming.done():
+            return coming.result()
+        return sse.EventStreamResponse(
+            self._coming(coming, failed),
+            keepalive_seconds=seconds,
+            on_disconnect=lambda: self.in_background(_left_before(coming)),
+        )
+
+    async def _coming(
+        self, response: asyncio.Future[Response], failed: Callable[[TealError], bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        yield sse.KEEPALIVE
+        try:
+            come = await asyncio.shield(response)
+            if isinstance(come, sse.EventStreamResponse):
+                async with aclosing(come.frames) as frames:
+                    async for frame in frames:
+                        yield frame
+            else:
+                yield bytes(come.body)
+        except TealError as error:
+            self.refused(error)
+            yield failed(error)
 
     async def _frames(
         self,
@@ -434,6 +474,13 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_by_value(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+async def _left_before(response: asyncio.Future[Response]) -> None:
+    """A client has left, whatever the response is by then: what a stream would do, it does."""
+    stream = await response
+    if isinstance(stream, sse.EventStreamResponse) and stream.on_disconnect is not None:
+        stream.on_disconnect()
 
 
 async def _seen(

@@ -161,7 +161,10 @@ class Named(Struct, frozen=True):
 
 
 async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
-    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one."""
+    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one.
+
+    `NotOwner` where it is another user's.
+    """
     try:
         task_id = ids.canonical(name, "name")
     except InvalidRequest:
@@ -169,6 +172,8 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
     with suppress(NotFound):
         return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
+    with suppress(NotFound):
+        await exchange.locate(caller, keys.task, task_id)
     return found
 
 
@@ -239,6 +244,17 @@ async def settled(exchange: Exchange, view: RequestView, receive: Receive | None
         async for _ in exchange.follow(view):
             pass
         record = (await exchange.tasks.request(view.partition, record.request_id)).value
+    return replace(view, record=record)
+
+
+async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> RequestView:
+    """The request once its turn has come, or never will. `receive` as for `Exchange.outcome`."""
+    if view.record.status != "Queued":
+        return view
+    with exchange.ended_by_leaving(view, receive):
+        async for _ in exchange.follow(replace(view, after=1)):  # no event says that it has begun
+            break
+    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
     return replace(view, record=record)
 
 

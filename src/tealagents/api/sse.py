@@ -97,11 +97,13 @@ class EventStreamResponse(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
+        self.frames = frames
+        self.on_disconnect = on_disconnect
         self._stream = _Stream(frames, keepalive_seconds, on_disconnect, on_end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get(HEAD):
-            await self._stream.frames.aclose()
+            await self.frames.aclose()
             await super().__call__(scope, receive, send)
         else:
             scope[_STREAM].append(self._stream)

@@ -66,6 +66,20 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     return await _once(exchange, partition, [*earlier, *own])
 
 
+async def continues(exchange: Exchange, stretch: Stretch, seen: str | None) -> bool:
+    """Whether a stretch comes right behind the answer that a page has seen last.
+
+    It does not where a message that was not answered stands between them: the page may lack it.
+    """
+    record = stretch.record
+    if stretch.number > 1 or record.client.get("seeded"):
+        return seen == (record.request_id if stretch.number > 1 else None)
+    if seen is None or seen != record.parent:
+        return seen == record.parent
+    parent = (await exchange.tasks.request(stretch.view.partition, seen)).value
+    return record.first_seq <= parent.last_seq + 1
+
+
 async def _once(exchange: Exchange, partition: str, messages: Sequence[Message]) -> list[Message]:
     """The messages without those of the user that only repeat the one before, which was not answered."""
     found, last = list[Message](), None

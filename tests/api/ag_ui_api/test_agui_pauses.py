@@ -155,6 +155,32 @@ def test_answers_come_first_and_then_what_is_said_besides(page: Page, file: Path
     assert len([text for text in page.said() if text]) == 2
 
 
+@pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
+def test_answers_that_lead_to_another_pause_end_with_its_interrupts(file: Path, answered: str) -> None:
+    """Whatever was said besides, also when the run comes again. What was said is sent with the next ones."""
+    two = {"tool_calls": [{"name": "Work-write", "arguments": {"file": str(file), "line": "two"}}]}
+    rules = [{"when": {"text": "twice", "tool_result": True, "call": 2}, "reply": two}]
+    with serving({"rules": rules}) as (service, _), service.client() as client:
+        page = Page(client)
+        given: Json = {"tools": [WEATHER]}
+        if answered == "interrupt":
+            given["resume"] = resume(page.say(f"twice {write(file)}"), APPROVE)
+        else:
+            page.say(f"{weather()} and {write(file, 'two')}", tools=[WEATHER])
+            output(page, "28 degrees")
+        page.messages.append(user("and hello"))
+        sent = list(page.messages)
+        first = page.run(runId="r", **given)
+        page.messages = sent
+        asked = page.run(runId="r", **given)
+        assert interrupts(asked) == interrupts(first)
+        assert "and hello" not in page.said("user")
+        page.messages.append(user("and hello"))
+        assert page.answer(asked, APPROVE)[-1]["outcome"] == {"type": "success"}
+        assert lines(file)[-1] == "two"
+        assert page.said("user")[1:] == ["and hello"]
+
+
 def test_an_interrupt_is_not_another_users(page: Page, eve: httpx.Client, file: Path) -> None:
     """Neither on the thread it is of, nor on one of the stranger's own."""
     asked = page.say(write(file))

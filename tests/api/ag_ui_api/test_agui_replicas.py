@@ -1,6 +1,7 @@
 """Runs on several processes over one store, at the same time, and runs that their pages leave."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,54 @@ def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
         assert streamed_text(Page(client, page.thread).run(begun=model.release)) == DRIPS
 
 
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+def test_a_page_leaves_while_its_answers_are_carried_out(tmp_path: Path, on_disconnect: str) -> None:
+    """Its stream is kept alive until then. Where leaving cancels, what it has said besides is not taken."""
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    spec: Json = {"on_disconnect": on_disconnect, "limits": {"keepalive_seconds": 1}}
+    with serving(told, **spec) as (service, model), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+        given = run_input(page.thread, *page.messages, user("and now?"), resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            assert next(answer.iter_raw()) == b": keepalive\n"
+        task = f"/tasks/{page.thread}"
+        if on_disconnect == "cancel":
+            until(lambda: client.get(task).json()["status"] == "Canceled")
+        model.release()
+        if on_disconnect == "continue":
+            until(lambda: "and now?" in client.get(task + "/messages").text)
+        page.run()
+        assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+        said = ["and now?"] if on_disconnect == "continue" else []
+        assert page.said("user")[1:] == [*said, "hello"]
+
+
+AUDIO: Json = {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "first", "last"),
+    [("and now?", "RUN_STARTED", "RUN_FINISHED"), ([AUDIO], "RUN_ERROR", "RUN_ERROR")],
+)
+def test_a_run_is_kept_alive_while_its_answers_are_carried_out(
+    tmp_path: Path, content: Any, first: str, last: str
+) -> None:
+    """Then come the events of the message that was sent with them, or the error with which it is refused."""
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told, limits={"keepalive_seconds": 1}) as (service, model), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+        given = run_input(page.thread, *page.messages, user(content), resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            chunks = answer.iter_raw()
+            assert next(chunks) == b": keepalive\n"
+            model.release()
+            text = b"".join(chunks).decode().replace(": keepalive\n", "")
+    found = [json.loads(each.removeprefix("data: ")) for each in text.split("\n\n") if each]
+    assert (found[0]["type"], found[-1]["type"]) == (first, last)
+
+
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
     """The same run sent twice at once is one; another meets a busy thread, or waits its turn."""
     with serving(SCRIPT, concurrency="enqueue") as (service, model):
@@ -138,6 +187,48 @@ async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
             page.run()
             assert sorted(page.said("user")) == ["pieces-3", "pieces-4"]
             page.client.close()
+
+
+def test_a_page_whose_message_waited_its_turn_is_shown_what_came_before_it() -> None:
+    """The messages of another page, for which it waited, and one of another client that failed."""
+    told = {"rules": [*SCRIPT["rules"], {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}]}
+    with serving(told, concurrency="enqueue") as (service, model), service.client() as client:
+        one = Page(client)
+        one.say("My name is Ada.")
+        two = Page(client, one.thread)
+        two.run()
+        begin(one, "dripping")
+        waiting = threading.Thread(target=lambda: two.say("What is my name?"))
+        waiting.start()
+        until(lambda: client.get(f"/tasks/{one.thread}").json()["queued"])
+        model.release()
+        waiting.join()
+        assert two.said("user") == ["My name is Ada.", "dripping", "What is my name?"]
+        assert two.said()[1] == DRIPS
+        assert "MESSAGES_SNAPSHOT" not in kinds(two.say("hello"))
+        broken = {"items": [{"content_type": "text", "content": "broken"}], "task_id": one.thread}
+        client.post("", json=broken)
+        two.say("and now?")
+        assert two.said("user")[-2:] == ["broken", "and now?"]
+
+
+def test_a_page_that_leaves_while_its_message_waits_its_turn_cancels_it() -> None:
+    """At once, where leaving cancels, and not only when its turn has come."""
+    spec: Json = {"concurrency": "enqueue", "limits": {"keepalive_seconds": 1}}
+    with serving(SCRIPT, on_disconnect="cancel", **spec) as (service, model), service.client() as client:
+        page = Page(client)
+        page.messages.append(user("dripping"))
+        running = run_input(page.thread, *page.messages)
+        with client.stream("POST", "/ag-ui", json=running) as answer:
+            chunks = answer.iter_raw()
+            next(chunks)
+            begin(Page(client, page.thread), "hello")
+            until(lambda: not client.get(f"/tasks/{page.thread}").json()["queued"])
+            model.release()
+            for _ in chunks:
+                pass
+        page.run()
+        assert page.said() == [DRIPS]
 
 
 async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:

@@ -36,11 +36,6 @@ def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> byte
     return b"".join([frame("RUN_STARTED", **run, metadata={"tealagents": ids}), *snapshot])
 
 
-def finished(given: Given, outcome: Json, **fields: Any) -> bytes:
-    """A run ends without an error."""
-    return frame("RUN_FINISHED", **given.run, outcome=outcome, **fields)
-
-
 def outcome_of(given: Given, pause: Approval | None) -> Json:
     """How a run ends that has its answer, or waits: for decisions, or only for the page's own tools."""
     calls = pause.calls if pause else ()
@@ -187,4 +182,4 @@ class RunFold(EventFold):
         if total := max(spent.total_tokens, spent.prompt_tokens + spent.completion_tokens):
             shown = {"inputTokens": spent.prompt_tokens, "outputTokens": total - spent.prompt_tokens}
             fields["usage"] = [{**shown, "totalTokens": total}]
-        self.frames.append(finished(self._given, outcome, **fields))
+        self._emit("RUN_FINISHED", **self._given.run, outcome=outcome, **fields)

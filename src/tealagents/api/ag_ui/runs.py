@@ -1,49 +1,61 @@
 """Carries an input out: decides a pause, continues the thread, replays a run, or shows what there is."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from tealagents.api import bodies, requests, setups, stretches, transcripts
 from tealagents.api.ag_ui import fold, inputs
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import CallAnswer
-from tealagents.api.exchange import Exchange, key_of
+from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
+from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest
 from tealagents.domain.models import Approval, Caller
-from tealagents.state import keys
 from tealagents.state.new_message import Key
 
 
-@bodies.fields_as(items="messages", user_context="context")
 async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    """One run of a thread."""
+    """One run of a thread, which may wait for its turn, or for the answers that it brings."""
     given = inputs.read(await exchange.body(request))
+    response = _carried_out(exchange, caller, given, request.receive)
+    return await exchange.patiently(
+        response, lambda error: fold.frame("RUN_ERROR", message=error.detail, code=error.code)
+    )
+
+
+@bodies.fields_as(items="messages", user_context="context")
+async def _carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     thread = await requests.named(exchange, caller, given.body.thread_id)
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
+    answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
     if pause is not None and (pause.status == "pending" or not fresh):
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
         stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
         if not fresh:
             return await _stream(exchange, given, stretch)
-        await requests.settled(exchange, stretch.view)  # the answers first, then what was said besides
+        view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
+        if view.record.status == "Canceled":  # this run was, and that is a part of it
+            return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
         thread = await requests.named(exchange, caller, given.body.thread_id)
     elif fresh:  # this run may have come before, and its answers may be on their way
-        named = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
-        thread = await thread.settled(named)
+        thread = await thread.settled(answered)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
-        return await (_send(thread, given, fresh, repeats, key) if fresh else _join(thread, given))
-    if not given.last.keys() <= set(first.record.client.get("messages", ())):
+        pending = thread.head.pending if thread.head else None
+        if not fresh or (pending and pending.request_id in answered):  # which led to another pause
+            return await _join(thread, given)
+        first = await _send(thread, given, fresh, repeats, key)
+    elif not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
+    first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
 
 
@@ -60,9 +72,8 @@ async def _answered(thread: Named, given: Given) -> Approval | None:
         pause = await thread.pause(approval_id)
         if pause is None:
             continue
-        if approval_id in named and (pause.status in ("pending", "decided") or any(given.resume.values())):
-            return pause
-        if pause.status == "pending" and _answers(pause, given):
+        open_to = pause.status in ("pending", "decided") or any(given.resume.values())
+        if (approval_id in named and open_to) or (pause.status == "pending" and _answers(pause, given)):
             return pause
     return None
 
@@ -78,23 +89,21 @@ def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
     return found
 
 
-async def _send(thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key) -> Response:
+async def _send(
+    thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key
+) -> RequestView:
     """Continues the thread with what is new, or begins it with all that is there."""
     exchange, message = thread.exchange, given.message
     items = tuple(item for mark in fresh for item in given.last[mark])
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
-    if thread.head is None:
-        client = {**message.client, "seeded": bool(message.earlier)}
-        message = replace(message, items=items, new_task_id=thread.task_id, client=client)
-    else:
-        client = {**message.client, "repeats": repeats}
-        message = replace(message, items=items, task_id=thread.task_id, earlier=(), client=client)
+    place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
+    client = {**message.client, "seeded": bool(earlier), "repeats": repeats}
+    message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
     try:
-        view = await requests.submitted(exchange, thread.caller, message, key, streamed=True)
+        return await requests.submitted(exchange, thread.caller, message, key, streamed=True)
     except AlreadyExists as refusal:  # another run of the new thread was quicker
         return await _send(await thread.taken(refusal), given, fresh, repeats, key)
-    return await _stream(exchange, given, await stretches.cut(exchange, view, 1))
 
 
 async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: bool = False) -> Response:
@@ -105,9 +114,8 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     partly = any(not place.isdecimal() or int(place[:9]) > (pause.rounds if pause else 0) for place in ours)
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
-    before = record.request_id if not first else None if record.client.get("seeded") else record.parent
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
-    behind = joins or partly or unseen or given.seen != before
+    behind = joins or partly or unseen or not await transcripts.continues(exchange, stretch, given.seen)
     messages = await transcripts.before(exchange, stretch) if behind else None
     return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
@@ -115,16 +123,14 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
 async def _join(thread: Named, given: Given) -> Response:
     """What there is, for a page that has nothing to say: all messages, and the run under way."""
     exchange, head, caller = thread.exchange, thread.head, thread.caller
-    if head is None:
-        with suppress(NotFound):
-            await exchange.locate(caller, keys.task, thread.task_id)
-        if given.shown:
-            raise InvalidRequest("messages", "must end in a message of the user: the thread is new")
+    if head is None and given.shown:
+        raise InvalidRequest("messages", "must end in a message of the user: the thread is new")
     if head is not None and head.running is not None:
         view = await exchange.request(caller, head.running.request_id)
         return await _stream(exchange, given, await stretches.cut(exchange, view), joins=True)
     pause = await thread.pause(head.pending.approval_id) if head and head.pending else None
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
     known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
-    body = fold.started(given, known, messages) + fold.finished(given, fold.outcome_of(given, pause))
+    ended = fold.frame("RUN_FINISHED", **given.run, outcome=fold.outcome_of(given, pause))
+    body = fold.started(given, known, messages) + ended
     return Response(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
