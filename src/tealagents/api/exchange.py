@@ -364,7 +364,7 @@ class Exchange:
             on_end=on_end,
         )
 
-    async def patiently(
+    async def kept_alive(
         self, response: Coroutine[Any, Any, Response], failed: Callable[[TealError], bytes]
     ) -> Response:
         """A response that may take long. If so, a stream is kept alive until it comes, and then is that.

@@ -24,7 +24,7 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread, which may wait for its turn, or for the answers that it brings."""
     given = inputs.read(await exchange.body(request))
     response = _carried_out(exchange, caller, given, request.receive)
-    return await exchange.patiently(
+    return await exchange.kept_alive(
         response, lambda error: fold.frame("RUN_ERROR", message=error.detail, code=error.code)
     )
 
