@@ -30,7 +30,9 @@ from tealagents.domain.models import (
     Head,
     IdempotencyRecord,
     Outcome,
+    Queued,
     RequestRecord,
+    Running,
     Status,
 )
 from tealagents.state import keys
@@ -197,7 +199,7 @@ class Tasks:
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:
         running = head.running
-        if running is not None and await self._abandoned(running.worker_id, running.request_id):
+        if running is not None and await self.abandoned(running):
             return running.request_id, INTERRUPTED
         now = self.records.clock.now()
         if head.pending is not None and head.pending.expires_at <= now:
@@ -205,15 +207,15 @@ class Tasks:
         for waiting in head.queue:
             if waiting.deadline <= now:
                 return waiting.request_id, WAITED_TOO_LONG
-            if await self._abandoned(waiting.worker_id, waiting.request_id):
+            if await self.abandoned(waiting):
                 return waiting.request_id, INTERRUPTED
         return None
 
-    async def _abandoned(self, worker_id: str, request_id: str) -> bool:
-        """Whether no process works on a request any more."""
-        if worker_id == self.lease.worker_id:
-            return not self.begun_here[request_id]
-        return await self.peers.dead(worker_id)
+    async def abandoned(self, work: Running | Queued) -> bool:
+        """Whether no process works on a request any more; its own can write no more then."""
+        if work.worker_id == self.lease.worker_id:
+            return not self.begun_here[work.request_id]
+        return await self.peers.dead(work.worker_id)
 
     @contextmanager
     def beginning(self, partition: str, request_id: str) -> Iterator[None]:
