@@ -296,6 +296,41 @@ async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its
         assert (await here.ask("still", first.task_id)).session_id == first.session_id
 
 
+async def pruned(here: Process) -> tuple[list[bool], int]:
+    """What was erased of what is due, and how many tasks were spared."""
+    pruning = Pruning(here.records, here.eraser)
+    return [await due.erase() async for due in pruning.due()], pruning.spared
+
+
+async def test_an_expired_task_is_pruned_although_a_message_waits_its_turn_in_it() -> None:
+    """It is spared while a request runs, and what waits behind that can never start. covers: STATE-2"""
+    clock, gate = ShiftedClock(), asyncio.Event()
+    options: Any = {"clock": clock, "concurrency": "enqueue"}
+    async with process(None, Scripted(waits(gate)), **options) as here:
+        runs = await here.send("one", streamed=True)
+        waiting = await here.send("two", runs.request.task_id, streamed=True)
+        await expires(here, runs.request.task_id)
+        clock.shift = timedelta(hours=2)
+        assert await pruned(here) == ([], 1)
+        gate.set()
+        assert (await here.service.outcome(runs)).status == "Completed"
+        with pytest.raises(NotFound):
+            await here.service.outcome(waiting)
+        assert await pruned(here) == ([True], 0)
+        assert [key for key in await remains(here) if not key.startswith("session")] == []
+
+
+async def test_an_expired_task_is_pruned_although_its_pause_has_not_expired() -> None:
+    """No one can find the pause to decide it. covers: STATE-2"""
+    clock, model = ShiftedClock(), Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True), clock=clock) as here:
+        paused = await here.ask()
+        await expires(here, paused.task_id)
+        clock.shift = timedelta(hours=2)
+        assert await pruned(here) == ([True], 0)
+        assert [key for key in await remains(here) if not key.startswith("session")] == []
+
+
 async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_refused() -> None:
     """Whatever the moment, what was acknowledged is there. covers: STATE-2"""
     at = 1
