@@ -387,7 +387,7 @@ class Tasks:
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
-            return await self._renewing_key(partition, waiting)
+            return await self.renewing_key(partition, waiting)
         produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
@@ -405,15 +405,22 @@ class Tasks:
         if head.pending is not None:
             closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
             transition = replace(transition, put={**transition.put, **closed})
-        return await self._renewing_key(partition, transition)
+        return await self.renewing_key(partition, transition)
 
-    async def _renewing_key(self, partition: str, transition: Transition) -> Transition:
-        """The transition without the request's key where that has become another request's meanwhile."""
+    async def renewing_key(self, partition: str, transition: Transition) -> Transition:
+        """The transition without the request's key where that is another request's.
+
+        It has become so once the key had lapsed, or was so when the request was imported.
+        """
         request = transition.request
         if request is None or request.idempotency is None:
             return transition
         name = keys.idempotency(request.idempotency[0])
-        used = await self.records.get(partition, name, IdempotencyRecord)
+        try:
+            used = await self.records.get(partition, name, IdempotencyRecord)
+        except CorruptState:
+            log.error("the record %r is damaged; it is written anew", name)
+            return transition
         if used is not None and used.value.request_id != request.request_id:
             return replace(transition, request=replace(request, idempotency=None))
         return replace(transition, expect={**transition.expect, name: used.version if used else None})
