@@ -296,6 +296,25 @@ async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its
         assert (await here.ask("still", first.task_id)).session_id == first.session_id
 
 
+@pytest.mark.parametrize("kind", ["session", "task"])
+async def test_an_id_whose_locator_is_damaged_is_free_again_as_well(kind: str) -> None:
+    """It keeps up neither the deletion nor who asks for the id after it. covers: SESSION-1, STATE-4"""
+    name = random_id()
+    taking: Any = {"session_id": name} if kind == "session" else {"new_task_id": name}
+    async with process() as here:
+        request = await here.ask(**taking)
+        await damage(here.store, keys.locators("Tester", name), keys.locator(name))
+        if kind == "session":
+            await here.eraser.delete_session(here.partition(), name)
+        else:
+            await here.eraser.delete_task(here.partition(), name)
+        assert [key for key in await remains(here) if request.task_id in key] == []
+        assert await names(here.store, keys.erasing("Tester")) == []
+        with pytest.raises(NotFound):
+            await here.tasks.directory.locate(EVE, keys.session if kind == "session" else keys.task, name)
+        assert (await here.ask(**taking, caller=EVE)).status == "Completed"
+
+
 async def pruned(here: Process) -> tuple[list[bool], int]:
     """What was erased of what is due, and how many tasks were spared."""
     pruning = Pruning(here.records, here.eraser)
