@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from engine_setup import Process, Scripted, calls, names, noting, process, says
+from engine_setup import ADA, Process, Scripted, calls, names, noting, process, says
 
 from tealagents.domain.models import ToolCall
+from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.dump import Exporter, Importer
 from tealagents.state.new_message import Key
@@ -13,6 +14,7 @@ from tealagents.state.new_message import Key
 #: bytes of a record that is stored out of line: in chunks that fit into one commit, and that do not
 LARGE, LARGER = 80_000, 800_000
 KEY = Key("a" * 64, "b" * 64)
+DELETE = ToolCall("c1", "Shell-delete", "{}")
 
 
 async def exported(here: Process) -> list[bytes]:
@@ -36,6 +38,36 @@ async def test_the_idempotency_key_of_a_large_request_is_moved(size: int) -> Non
         assert await there.request(request.request_id) == request
         replayed = await there.ask("hello", key=KEY)
         assert (replayed.request_id, there.model.calls) == (request.request_id, [])
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+async def test_an_import_leaves_the_idempotency_key_of_a_newer_request_alone(size: int) -> None:
+    """Its retry is answered with its own outcome, and all records of the import are there. covers: STATE-4"""
+    async with process(None, Scripted(says("z" * size))) as here:
+        older = await here.ask("hello", key=KEY)
+        lines = await exported(here)
+    async with process() as there:
+        newer = await there.ask("hello", key=KEY)
+        dry = Importer(there.records, key_seconds=1000)
+        await dry.compare(lines)
+        for written in (dry.written, 0):
+            assert (await imported(lines, there)).written == written
+            assert await there.request(older.request_id) == older
+            assert (await there.ask("hello", key=KEY)).request_id == newer.request_id
+        assert set(lines[1:-1]) <= {*await exported(there)}
+
+
+async def test_an_imported_request_that_is_approved_leaves_the_key_of_a_newer_one_alone() -> None:
+    """Though it had come with the same key, which a request renews while it runs. covers: STATE-4"""
+    async with process(None, Scripted(calls(DELETE)), noting([], governed=True)) as here:
+        paused = await here.ask(key=KEY)
+        lines = await exported(here)
+    async with process(None, Scripted(says("new"), says("done")), noting([], governed=True)) as there:
+        newer = await there.ask(key=KEY)
+        await imported(lines, there)
+        sent = await there.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=False)
+        assert (await there.service.outcome(sent)).status == "Completed"
+        assert (await there.ask(key=KEY)).request_id == newer.request_id
 
 
 @pytest.mark.parametrize("size", [LARGE, LARGER])

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain.errors import AlreadyExists, NotFound, PersistenceUnavailable
+from tealagents.domain.errors import AlreadyExists, NotFound, PersistenceUnavailable, TaskBusy
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.models import Head, Item, Json, RequestRecord, Session, ToolCall
@@ -44,6 +45,7 @@ from tealagents.state.removal import MAKING_SECONDS
 from tealagents.state.submission import Submission
 from tealagents.stores.memory import MemoryStore
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
+from tealagents.testing.clock import ShiftedClock
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
 #: seconds after which all that was in the making is given up
@@ -53,6 +55,12 @@ GIVEN_UP = -MAKING_SECONDS - 1
 async def remains(here: Process) -> list[str]:
     """What is left of tasks and sessions in the user's partition."""
     return [key for key in await names(here.store, here.partition()) if key.startswith(TASK_DATA)]
+
+
+async def expires(here: Process, task_id: str) -> None:
+    """The task is one that expires in an hour."""
+    at = here.records.clock.now() + timedelta(hours=1)
+    await here.changes.patch(here.partition(), task_id, ADA.user, expires_at=at)
 
 
 class Breaking(Faulty):
@@ -122,6 +130,37 @@ async def test_a_task_that_begins_to_run_meanwhile_goes_with_its_session() -> No
         await here.eraser.erase_session(here.partition(), stored)
         assert await remains(here) == []
         gate.set()
+
+
+async def test_a_session_is_deleted_although_a_task_of_it_expired_while_its_process_died() -> None:
+    """No one could wait for that request, or cancel it. covers: STATE-2"""
+    store, clock, session = MemoryStore(), ShiftedClock(), random_id()
+    async with process(store, Scripted(waits(asyncio.Event()))) as dying:
+        sent = await dying.send(session_id=session, streamed=True)
+        await expires(dying, sent.request.task_id)
+    clock.shift = timedelta(hours=2)
+    async with process(store, clock=clock) as here:
+        with pytest.raises(NotFound):
+            await here.request(sent.request.request_id)
+        await here.eraser.delete_session(here.partition(), session)
+        assert await remains(here) == []
+
+
+async def test_a_session_stays_while_a_task_of_it_runs_that_has_expired() -> None:
+    """It is not hidden for a moment before its deletion is refused. covers: STATE-2"""
+    store, clock, gate = Faulty(MemoryStore()), ShiftedClock(), asyncio.Event()
+    async with process(store, Scripted(waits(gate)), clock=clock) as here:
+        sent = await here.send(streamed=True)
+        await expires(here, sent.request.task_id)
+        clock.shift = timedelta(hours=2)
+        before = len(store.commits)
+        with pytest.raises(TaskBusy):
+            await here.eraser.delete_session(here.partition(), sent.request.session_id)
+        assert [commit for _, commit in store.commits[before:] if keys.DELETING in commit.put] == []
+        gate.set()
+        assert (await here.service.outcome(sent)).status == "Completed"
+        await here.eraser.delete_session(here.partition(), sent.request.session_id)
+        assert await remains(here) == []
 
 
 class Overtaken(MemoryStore):
@@ -255,6 +294,60 @@ async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its
             erased.append(await due.erase())
         assert erased == [False, False]
         assert (await here.ask("still", first.task_id)).session_id == first.session_id
+
+
+@pytest.mark.parametrize("kind", ["session", "task"])
+async def test_an_id_whose_locator_is_damaged_is_free_again_as_well(kind: str) -> None:
+    """It keeps up neither the deletion nor who asks for the id after it. covers: SESSION-1, STATE-4"""
+    name = random_id()
+    taking: Any = {"session_id": name} if kind == "session" else {"new_task_id": name}
+    async with process() as here:
+        request = await here.ask(**taking)
+        await damage(here.store, keys.locators("Tester", name), keys.locator(name))
+        if kind == "session":
+            await here.eraser.delete_session(here.partition(), name)
+        else:
+            await here.eraser.delete_task(here.partition(), name)
+        assert [key for key in await remains(here) if request.task_id in key] == []
+        assert await names(here.store, keys.erasing("Tester")) == []
+        with pytest.raises(NotFound):
+            await here.tasks.directory.locate(EVE, keys.session if kind == "session" else keys.task, name)
+        assert (await here.ask(**taking, caller=EVE)).status == "Completed"
+
+
+async def pruned(here: Process) -> tuple[list[bool], int]:
+    """What was erased of what is due, and how many tasks were spared."""
+    pruning = Pruning(here.records, here.eraser)
+    return [await due.erase() async for due in pruning.due()], pruning.spared
+
+
+async def test_an_expired_task_is_pruned_although_a_message_waits_its_turn_in_it() -> None:
+    """It is spared while a request runs, and what waits behind that can never start. covers: STATE-2"""
+    clock, gate = ShiftedClock(), asyncio.Event()
+    options: Any = {"clock": clock, "concurrency": "enqueue"}
+    async with process(None, Scripted(waits(gate)), **options) as here:
+        runs = await here.send("one", streamed=True)
+        waiting = await here.send("two", runs.request.task_id, streamed=True)
+        await expires(here, runs.request.task_id)
+        clock.shift = timedelta(hours=2)
+        assert await pruned(here) == ([], 1)
+        gate.set()
+        assert (await here.service.outcome(runs)).status == "Completed"
+        with pytest.raises(NotFound):
+            await here.service.outcome(waiting)
+        assert await pruned(here) == ([True], 0)
+        assert [key for key in await remains(here) if not key.startswith("session")] == []
+
+
+async def test_an_expired_task_is_pruned_although_its_pause_has_not_expired() -> None:
+    """No one can find the pause to decide it. covers: STATE-2"""
+    clock, model = ShiftedClock(), Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True), clock=clock) as here:
+        paused = await here.ask()
+        await expires(here, paused.task_id)
+        clock.shift = timedelta(hours=2)
+        assert await pruned(here) == ([True], 0)
+        assert [key for key in await remains(here) if not key.startswith("session")] == []
 
 
 async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_refused() -> None:

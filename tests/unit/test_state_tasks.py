@@ -6,15 +6,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from engine_setup import ADA, EVE, Faulty, Process, Scripted, damage, process, says, waits
+from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, damage, noting, process, says, waits
 
 from tealagents.domain.errors import CorruptState, NotFound, NotOwner
 from tealagents.domain.ids import operation_id, owner_tag
-from tealagents.domain.models import Head
+from tealagents.domain.models import Head, ToolCall
 from tealagents.domain.ports import Commit, Put
+from tealagents.engine.approvals import Command
 from tealagents.state import keys, records
 from tealagents.state.catalog import Damaged
 from tealagents.state.forking import fork
+from tealagents.state.new_message import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
@@ -124,6 +126,25 @@ async def test_a_task_is_never_changed_before_it_was_made() -> None:
         await here.changes.rollback(partition, first.task_id, ADA.user, first.request_id)
         await check()
         await check((await fork(here.tasks, partition, first.task_id, ADA.user)).task_id)
+
+
+@pytest.mark.parametrize("action", ["approve", "cancel"])
+async def test_a_damaged_idempotency_key_keeps_no_pause_from_its_end(action: str) -> None:
+    """The request ends as decided, and a retry is answered with its outcome. covers: STATE-4"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
+    key = Key("a" * 64, "b" * 64)
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask(key=key)
+        await damage(here.store, here.partition(), keys.idempotency(key.name))
+        if action == "approve":
+            command = Command(action="approve")
+            sent = await here.approvals.resume(ADA, paused.request_id, command, streamed=False)
+            ended = await here.service.outcome(sent)
+        else:
+            await here.tasks.cancel(here.partition(), paused.request_id, "mock.ada")
+            ended = await here.request(paused.request_id)
+        assert ended.status == ("Completed" if action == "approve" else "Canceled")
+        assert await here.ask(key=key) == ended
 
 
 async def test_a_damaged_index_of_owners_locks_no_one_out() -> None:

@@ -175,7 +175,8 @@ async def resume(
         request = replace(record.value, source=tasks.source)
         transition = resumed(found.value, request, setup, entries, tasks.lease.worker_id, now)
         kept = replace(decided, setup=record.value.setup)
-        return replace(transition, put={key: kept}, expect={key: approval.version})
+        transition = replace(transition, put={key: kept}, expect={key: approval.version})
+        return await tasks.renewing_key(partition, transition)
 
     written = await tasks.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
     return TaskWriter(tasks, written, None) if written is not None else None

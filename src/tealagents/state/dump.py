@@ -329,20 +329,22 @@ class Importer:
 
     async def _commit(self, waiting: list[tuple[Row, dict[str, Put]]]) -> None:
         """Writes records of one partition together, or one by one where some are there already."""
-        put = {row.key: Put(row.stored) for row, _ in waiting}
+        row, derived = waiting[0]
+        put = {each.key: Put(each.stored) for each, _ in waiting}
         expect: dict[str, str | None] = dict.fromkeys(put)
-        for _, derived in waiting:
-            put |= derived
-        commit = Commit(operation=ids.operation_id(), expect=expect, put=put)
+        for _, more in waiting:
+            put |= more
+            expect |= {key: None for key in more if key.startswith(keys.idempotency(""))}
         try:
-            await self._send(waiting[0][0].partition, commit)
-        except Conflict:
-            if len(waiting) == 1:
-                if not await self._compare(waiting[0][0]):
-                    raise Refused(f"the record {waiting[0][0].key!r} comes and goes; is it in use?") from None
-                return
-            for each in waiting:
-                await self._commit([each])
+            await self._send(row.partition, Commit(operation=ids.operation_id(), expect=expect, put=put))
+        except Conflict as conflict:
+            if len(waiting) > 1:
+                for each in waiting:
+                    await self._commit([each])
+            elif derived.keys() & {*conflict.keys}:  # its idempotency key is a newer request's by now
+                await self._commit([(row, {})])
+            elif not await self._compare(row):
+                raise Refused(f"the record {row.key!r} comes and goes; is it in use?") from None
         else:
             self.written += len(waiting)
 

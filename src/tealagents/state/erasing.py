@@ -20,7 +20,7 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
     TaskBusy,
 )
-from tealagents.domain.models import Deleting, Head, Session, User
+from tealagents.domain.models import Deleting, Head, Running, Session, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore, Stored
@@ -142,7 +142,7 @@ class Eraser:
         for task_id in await self._tasks_of(partition, session_id):
             key = keys.task(task_id)
             while (found := await self._records.get(partition, key, Head)) and not found.value.erased:
-                running = found.value.running
+                running = await self._running(found.value)
                 if running is not None and await self._restored(partition, session):
                     raise _busy(session_id, task_id, running.request_id)
                 expect = {key: found.version, keys.session(session_id): session.version}
@@ -199,12 +199,18 @@ class Eraser:
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
         for task_id in await self._tasks_of(partition, session_id):
-            try:
-                head = (await self._tasks.head(partition, task_id)).value
-            except NotFound:
-                continue
-            if head.running is not None:
-                raise _busy(session_id, task_id, head.running.request_id)
+            found = await self._records.get(partition, keys.task(task_id), Head)
+            running = await self._running(found.value) if found else None
+            if running is not None:
+                raise _busy(session_id, task_id, running.request_id)
+
+    async def _running(self, head: Head) -> Running | None:
+        """What a process works on. A request whose process died goes with its task.
+
+        It may be there yet: a task past its `expires_at` is found by no reader who would end it.
+        """
+        running = head.running
+        return None if running is None or await self._tasks.abandoned(running) else running
 
     async def erase_session(self, partition: str, session: Stored[Session]) -> bool:
         """Removes the tasks of a session that is marked as erased, then the session.

@@ -109,15 +109,24 @@ class Directory:
         """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
 
         `unless` is asked once it has been read whose the id is: whether it may name something else by now.
+        A damaged locator goes as well: it was the user's, who had something under the id, and no one else can
+        claim the id while it is there.
         """
         if ids.tag_of(identifier) == ids.owner_tag(user.key):
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
-        found = await self._records.get(partition, key, Locator)
-        if found is None or found.value.owner != user or await unless():
+        expect: dict[str, str] = {}
+        try:
+            found = await self._records.get(partition, key, Locator)
+            if found is None or found.value.owner != user:
+                return
+            expect = {key: found.version}
+        except CorruptState:
+            log.error("the record %r is damaged; it is deleted with what it named", key)
+        if await unless():
             return
         with suppress(Conflict):
-            await self._records.delete(partition, [key], expect={key: found.version})
+            await self._records.delete(partition, [key], expect=expect)
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:

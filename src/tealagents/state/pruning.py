@@ -64,15 +64,19 @@ class Pruning:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
 
     def _is_old(self, head: Head) -> bool:
-        expired = head.expires_at is not None and head.expires_at <= self._records.clock.now()
-        return expired or (self._before is not None and head.updated_at < self._before)
+        return self._is_expired(head) or (self._before is not None and head.updated_at < self._before)
+
+    def _is_expired(self, head: Head) -> bool:
+        return head.expires_at is not None and head.expires_at <= self._records.clock.now()
 
     async def _in_use(self, head: Head) -> bool:
         """Whether a process works on the task, or its pause may still be decided."""
-        workers = [head.running.worker_id] if head.running else []
-        workers += [waiting.worker_id for waiting in head.queue]
-        for worker_id in workers:
-            if await self._lives(worker_id):
+        if head.running is not None and await self._lives(head.running.worker_id):
+            return True
+        if self._is_expired(head):  # no message that waits can start, and no one can decide a pause
+            return False
+        for waiting in head.queue:
+            if await self._lives(waiting.worker_id):
                 return True
         return head.pending is not None and head.pending.expires_at > self._records.clock.now()
 

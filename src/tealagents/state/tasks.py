@@ -30,7 +30,9 @@ from tealagents.domain.models import (
     Head,
     IdempotencyRecord,
     Outcome,
+    Queued,
     RequestRecord,
+    Running,
     Status,
 )
 from tealagents.state import keys
@@ -197,7 +199,7 @@ class Tasks:
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:
         running = head.running
-        if running is not None and await self._abandoned(running.worker_id, running.request_id):
+        if running is not None and await self.abandoned(running):
             return running.request_id, INTERRUPTED
         now = self.records.clock.now()
         if head.pending is not None and head.pending.expires_at <= now:
@@ -205,15 +207,15 @@ class Tasks:
         for waiting in head.queue:
             if waiting.deadline <= now:
                 return waiting.request_id, WAITED_TOO_LONG
-            if await self._abandoned(waiting.worker_id, waiting.request_id):
+            if await self.abandoned(waiting):
                 return waiting.request_id, INTERRUPTED
         return None
 
-    async def _abandoned(self, worker_id: str, request_id: str) -> bool:
-        """Whether no process works on a request any more."""
-        if worker_id == self.lease.worker_id:
-            return not self.begun_here[request_id]
-        return await self.peers.dead(worker_id)
+    async def abandoned(self, work: Running | Queued) -> bool:
+        """Whether no process works on a request any more; its own can write no more then."""
+        if work.worker_id == self.lease.worker_id:
+            return not self.begun_here[work.request_id]
+        return await self.peers.dead(work.worker_id)
 
     @contextmanager
     def beginning(self, partition: str, request_id: str) -> Iterator[None]:
@@ -385,7 +387,7 @@ class Tasks:
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
-            return await self._renewing_key(partition, waiting)
+            return await self.renewing_key(partition, waiting)
         produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
@@ -403,15 +405,22 @@ class Tasks:
         if head.pending is not None:
             closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
             transition = replace(transition, put={**transition.put, **closed})
-        return await self._renewing_key(partition, transition)
+        return await self.renewing_key(partition, transition)
 
-    async def _renewing_key(self, partition: str, transition: Transition) -> Transition:
-        """The transition without the request's key where that has become another request's meanwhile."""
+    async def renewing_key(self, partition: str, transition: Transition) -> Transition:
+        """The transition without the request's key where that is another request's.
+
+        It has become so once the key had lapsed, or was so when the request was imported.
+        """
         request = transition.request
         if request is None or request.idempotency is None:
             return transition
         name = keys.idempotency(request.idempotency[0])
-        used = await self.records.get(partition, name, IdempotencyRecord)
+        try:
+            used = await self.records.get(partition, name, IdempotencyRecord)
+        except CorruptState:
+            log.error("the record %r is damaged; it is written anew", name)
+            return transition
         if used is not None and used.value.request_id != request.request_id:
             return replace(transition, request=replace(request, idempotency=None))
         return replace(transition, expect={**transition.expect, name: used.version if used else None})
