@@ -85,6 +85,27 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     expect(ada.page.locator(".ended")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 404, "content_type": "text/html", "body": "<h1>default backend - 404</h1>"},
+        {"status": 302, "headers": {"location": "/login"}},
+        {"status": 200, "content_type": "text/html", "body": "<h1>Maintenance</h1>"},
+    ],
+    ids=["404", "302", "200"],
+)
+def test_an_answer_is_followed_although_a_gateway_answered_in_the_place_of_the_service(
+    ada: Tab, answer: dict[str, Any]
+) -> None:
+    """Its pause is shown once the service can be reached again."""
+    ada.expected = {404}
+    _once(ada, "**/events", **answer)
+    ada.say('call Files-delete {"path": "notes.txt"}')
+    expect(ada.text("The connection was lost")).to_be_visible()
+    expect(ada.button("Approve")).to_be_visible()
+    expect(ada.page.locator(".ended")).to_have_count(0)
+
+
 #: what a browser does when another tab is looked at, and when this one is again
 _HIDE = """Object.defineProperty(document, "hidden", {value: true, configurable: true});
 Object.defineProperty(document, "visibilityState", {value: "hidden", configurable: true});

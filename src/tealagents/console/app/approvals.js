@@ -200,9 +200,9 @@ const MOST_FOLLOWED = 3;
 let followed = 0;
 
 /**
- * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then follows the request to
- * its outcome as long as it is looked at, if it `follows` it. `onTaken` is called once the service has the decision, `onDelay` whenever it
- * has to be sent again.
+ * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then, if it `follows` the
+ * request, follows it to its outcome as long as it is looked at. `onTaken` is called once the service has the decision,
+ * `onDelay` whenever it has to be sent again.
  */
 async function outcomeOf(client, pause, decision, {left, ended, follows, onTaken, onDelay}) {
   const reading = new AbortController();

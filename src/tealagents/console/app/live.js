@@ -56,7 +56,10 @@ function useHidden() {
   return hidden;
 }
 
-/** Reads events to the end of the request, which refusals to be read do not end; a decision may take days. */
+/**
+ * Reads events to the end of the request, which refusals to be read do not end; a decision may take days. What has no
+ * code was not said by the service: a gateway answered in its place, or no token could be renewed. It passes.
+ */
 async function follow(client, requestId, view, signal) {
   let last = null;
   let attempt = 0;
@@ -72,9 +75,10 @@ async function follow(client, requestId, view, signal) {
         attempt = 0;
       }
     } catch (error) {
-      if (error.status !== 429 && !(error.status >= 500 && attempt < 5)) throw error;
+      const passes = !error.code || error.status === 429 || (error.status >= 500 && attempt < 5);
+      if (signal.aborted || !passes) throw error;
       view.put({lost: {attempt: (attempt += 1)}});
-      await sleep(Math.max(2, error.retryAfter) * 1000, signal);
+      await sleep(Math.max(2, error.retryAfter ?? 0) * 1000, signal);
     }
   } while ((attempt || last === "approval-required") && !signal.aborted);
 }

@@ -87,6 +87,8 @@ function watched(token, onLapsed) {
     }
   };
   const call = async (url, how) => {
+    // without a token for now, a call is like one that was lost: the client makes it again
+    if (renewable && !how.headers.has("authorization")) throw new TypeError("the token could not be renewed");
     const answer = await fetch(url, how);
     const {status, headers, ok} = answer;
     setTime(headers);
