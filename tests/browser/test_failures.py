@@ -11,6 +11,11 @@ from tabs import Tab, Tabs
 from tealagents.testing.service import ServiceThread
 
 
+@pytest.fixture
+def closed(gate: Path) -> None:
+    gate.unlink(missing_ok=True)
+
+
 def _once(tab: Tab, url: str, **answer: Any) -> None:
     """The next call of that address is answered with this."""
     tab.page.route(url, lambda route: route.fulfill(**answer), times=1)
@@ -85,6 +90,42 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     expect(ada.page.locator(".ended")).to_have_count(0)
 
 
+@pytest.mark.usefixtures("closed")
+def test_what_could_not_be_read_when_it_was_due_is_shown_once_the_service_answers_again(
+    ada: Tab, service: ServiceThread, gate: Path
+) -> None:
+    """The answer that has ended, why a request failed, and the tree after going back."""
+    ada.expected = {503}
+    away = {"code": "persistence_unavailable", "detail": "The store cannot be reached."}
+
+    def until_given_up(url: str, readings: int = 1) -> Any:
+        """Each of them tries three times."""
+        calls = 3 * readings
+        ada.page.route(url, lambda route: route.fulfill(status=503, json=away), times=calls)
+        seen = iter(range(1, calls + 1))
+        return ada.page.expect_response(lambda answer: answer.status == 503 and next(seen) == calls)
+
+    ada.say("Please wait at the gate.")
+    expect(ada.text("Let me see first.")).to_be_visible()
+    # the end of a request is reason enough for up to three
+    with until_given_up("**/messages?**", readings=4):
+        gate.touch()
+    expect(ada.text("The gate is open now.")).to_be_visible()
+
+    with service.client("ada") as client:
+        items = [{"content_type": "text", "content": "refuse this"}]
+        refused = client.post("", json={"items": items}).json()
+    with until_given_up("**/requests/*"):
+        ada.open("tasks", refused["task_id"])
+    expect(ada.page.locator(".ended")).to_be_visible()
+
+    *_, last = talk(service, "hello", "My name is Ada.")
+    ada.open("tasks", last["task_id"], "travel")
+    with until_given_up("**/checkpoints?**"):
+        ada.button("Roll back").click()
+    expect(ada.page.locator(".node", has_text="hello")).to_contain_text("Current")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -112,11 +153,6 @@ Object.defineProperty(document, "visibilityState", {value: "hidden", configurabl
 document.dispatchEvent(new Event("visibilitychange"))"""
 _SHOW = """delete document.hidden; delete document.visibilityState;
 document.dispatchEvent(new Event("visibilitychange"))"""
-
-
-@pytest.fixture
-def closed(gate: Path) -> None:
-    gate.unlink(missing_ok=True)
 
 
 @pytest.mark.usefixtures("closed")

@@ -111,10 +111,13 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   };
   const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
   const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.edited));
-  /** the calls with the schemas of their arguments, as the tools were when shown; read once they are needed */
-  const {data: shown, error: unread} = useRead(async (signal) => editing && client.approval(pause, {signal}), [client, editing]);
-  // without them the form follows the values; what is wrong with the pause is said when it is decided
-  const schemas = (shown || unread) && new Map(shown?.tool_calls?.map(({id, parameters}) => [id, parameters]));
+  /**
+   * The calls with the schemas of their arguments, as the tools were when shown; read once they are needed. Without them
+   * the form follows the values, and stays so while one writes; what is wrong with the pause is said when it is decided.
+   */
+  const look = async (signal) => editing && client.approval(pause, {signal}).catch(() => ({}));
+  const {data: shown} = useRead(look, [client, editing]);
+  const schemas = shown && new Map(shown.tool_calls?.map(({id, parameters}) => [id, parameters]));
 
   const decide = async (action) => {
     const sent = {decisions: new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)]))};
