@@ -333,6 +333,21 @@ def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
     assert kept == {"file": "invoice_\u202efdp.exe", "tag": "\U000e0041", "more": "\u200b"}
 
 
+def test_of_nested_metadata_only_what_was_edited_changes(ada: Tab, service: ServiceThread) -> None:
+    """A number that a browser rounds keeps its value beside it, and what was left out is gone."""
+    order = {"id": 9007199254740993, "note": "draft", "old": True}
+    (answer,) = talk(service, "hello", metadata={"order": order})
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    expect(field).to_have_value(re.compile("draft"))
+    text = field.input_value().replace("draft", "final")
+    field.fill(re.sub(r',\s+"old": true', "", text))
+    ada.button("Save").click()
+    expect(ada.text("The metadata is saved.")).to_be_visible()
+    with service.client("ada") as client:
+        kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
+    assert kept == {"order": {"id": 9007199254740993, "note": "final"}}
+
+
 def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:
     """One that a browser would round is decided on as it stands, and kept when another one is edited."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 9007199254740993}')
