@@ -246,6 +246,27 @@ def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: Servi
     expect(ada.text("The other one says the same.")).to_have_count(2)
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_branches_with_long_messages_are_drawn_within_their_columns(
+    ada: Tab, service: ServiceThread, width: int
+) -> None:
+    """What each of them ends with is quoted in its heading, and cut off there."""
+    (answer,) = talk(
+        service, "Please tell me in a few words what is in the quarterly report, and who wrote it."
+    )
+    with service.client("ada") as client:
+        fork = client.post(f"/tasks/{answer['task_id']}/fork", json={}).raise_for_status().json()
+    ada.page.set_viewport_size({"width": width, "height": 740})
+    ada.open("compare", answer["task_id"], "current", fork["task_id"], "current")
+    branches = ada.page.locator(".branch")
+    expect(branches).to_have_count(2)
+    for branch in branches.all():
+        assert branch.evaluate("branch => branch.scrollWidth <= branch.clientWidth")
+    columns = ada.page.locator(".branches")
+    assert columns.evaluate("columns => columns.scrollWidth <= columns.clientWidth")
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, service: ServiceThread) -> None:
     """The end of the conversation stays in view when it grows."""
     (answer,) = talk(service, "\n".join(["a long story", *"abcdefghijklmnopqrstuvwxyz"]))
@@ -310,6 +331,21 @@ def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
     with service.client("ada") as client:
         kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
     assert kept == {"file": "invoice_\u202efdp.exe", "tag": "\U000e0041", "more": "\u200b"}
+
+
+def test_of_nested_metadata_only_what_was_edited_changes(ada: Tab, service: ServiceThread) -> None:
+    """A number that a browser rounds keeps its value beside it, and what was left out is gone."""
+    order = {"id": 9007199254740993, "note": "draft", "old": True}
+    (answer,) = talk(service, "hello", metadata={"order": order})
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    expect(field).to_have_value(re.compile("draft"))
+    text = field.input_value().replace("draft", "final")
+    field.fill(re.sub(r',\s+"old": true', "", text))
+    ada.button("Save").click()
+    expect(ada.text("The metadata is saved.")).to_be_visible()
+    with service.client("ada") as client:
+        kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
+    assert kept == {"order": {"id": 9007199254740993, "note": "final"}}
 
 
 def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:

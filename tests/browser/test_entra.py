@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from agents import ENVIRONMENT, agent
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.llm.offline import OfflineModel
@@ -127,3 +127,29 @@ def test_a_refresh_token_that_is_refused_leads_to_the_sign_in(
     tab.page.unroute(tokens)
     tab.button("Sign in with Microsoft").click()
     expect(field).to_have_value("Half a thought")
+
+
+def test_an_answer_is_followed_and_a_decision_sent_although_the_token_ran_out_without_a_network(
+    tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess
+) -> None:
+    """Once the network is back, as when a laptop wakes up."""
+    authority.lifetime = 30
+    tab = _signed_in(tabs, protected)
+    tab.may_be_cut = True
+    tokens = "**/oauth2/v2.0/token*"
+
+    def offline(route: Route) -> None:
+        tab.page.route(tokens, lambda renewal: renewal.abort("internetdisconnected"))
+        route.abort("internetdisconnected")
+
+    tab.page.route("**/events", offline, times=1)
+    tab.say('call Files-delete {"path": "notes.txt"}')
+    expect(tab.text("The connection was lost")).to_be_visible()
+    tab.page.unroute(tokens)
+    expect(tab.button("Approve")).to_be_visible()
+    tab.page.route(tokens, lambda renewal: renewal.abort("internetdisconnected"))
+    tab.button("Approve").click()
+    expect(tab.page.get_by_text("The decision has not arrived. Trying again")).to_be_visible()
+    authority.lifetime = 3600
+    tab.page.unroute(tokens)
+    expect(tab.text("Files-delete said: notes.txt is deleted")).to_be_visible()

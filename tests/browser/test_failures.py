@@ -11,6 +11,11 @@ from tabs import Tab, Tabs
 from tealagents.testing.service import ServiceThread
 
 
+@pytest.fixture
+def closed(gate: Path) -> None:
+    gate.unlink(missing_ok=True)
+
+
 def _once(tab: Tab, url: str, **answer: Any) -> None:
     """The next call of that address is answered with this."""
     tab.page.route(url, lambda route: route.fulfill(**answer), times=1)
@@ -85,9 +90,77 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     expect(ada.page.locator(".ended")).to_have_count(0)
 
 
-def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, service: ServiceThread) -> None:
-    """Although it brings nothing for as long as no one decides."""
-    (pause,) = talk(service, 'call Files-delete {"path": "back.txt"}')
+@pytest.mark.usefixtures("closed")
+def test_what_could_not_be_read_when_it_was_due_is_shown_once_the_service_answers_again(
+    ada: Tab, service: ServiceThread, gate: Path
+) -> None:
+    """The answer that has ended, why a request failed, and the tree after going back."""
+    ada.expected = {503}
+    away = {"code": "persistence_unavailable", "detail": "The store cannot be reached."}
+
+    def until_given_up(url: str, readings: int = 1) -> Any:
+        """Each of them tries three times."""
+        calls = 3 * readings
+        ada.page.route(url, lambda route: route.fulfill(status=503, json=away), times=calls)
+        seen = iter(range(1, calls + 1))
+        return ada.page.expect_response(lambda answer: answer.status == 503 and next(seen) == calls)
+
+    ada.say("Please wait at the gate.")
+    expect(ada.text("Let me see first.")).to_be_visible()
+    # the end of a request is reason enough for up to three
+    with until_given_up("**/messages?**", readings=4):
+        gate.touch()
+    expect(ada.text("The gate is open now.")).to_be_visible()
+
+    with service.client("ada") as client:
+        items = [{"content_type": "text", "content": "refuse this"}]
+        refused = client.post("", json={"items": items}).json()
+    with until_given_up("**/requests/*"):
+        ada.open("tasks", refused["task_id"])
+    expect(ada.page.locator(".ended")).to_be_visible()
+
+    *_, last = talk(service, "hello", "My name is Ada.")
+    ada.open("tasks", last["task_id"], "travel")
+    with until_given_up("**/checkpoints?**"):
+        ada.button("Roll back").click()
+    expect(ada.page.locator(".node", has_text="hello")).to_contain_text("Current")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 404, "content_type": "text/html", "body": "<h1>default backend - 404</h1>"},
+        {"status": 302, "headers": {"location": "/login"}},
+        {"status": 200, "content_type": "text/html", "body": "<h1>Maintenance</h1>"},
+    ],
+    ids=["404", "302", "200"],
+)
+def test_an_answer_is_followed_although_a_gateway_answered_in_the_place_of_the_service(
+    ada: Tab, answer: dict[str, Any]
+) -> None:
+    """Its pause is shown once the service can be reached again."""
+    ada.expected = {404}
+    _once(ada, "**/events", **answer)
+    ada.say('call Files-delete {"path": "notes.txt"}')
+    expect(ada.text("The connection was lost")).to_be_visible()
+    expect(ada.button("Approve")).to_be_visible()
+    expect(ada.page.locator(".ended")).to_have_count(0)
+
+
+#: what a browser does when another tab is looked at, and when this one is again
+_HIDE = """Object.defineProperty(document, "hidden", {value: true, configurable: true});
+Object.defineProperty(document, "visibilityState", {value: "hidden", configurable: true});
+document.dispatchEvent(new Event("visibilitychange"))"""
+_SHOW = """delete document.hidden; delete document.visibilityState;
+document.dispatchEvent(new Event("visibilitychange"))"""
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> None:
+    """Although it brings nothing for as long as the agent waits."""
+    ada.say("Please wait at the gate.")
+    expect(ada.text("Let me see first.")).to_be_visible()
+    ada.page.evaluate(_HIDE)
     ada.may_be_cut = True
     behind: list[Route] = []
     is_back: list[bool] = []
@@ -99,14 +172,62 @@ def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, service: Service
         return route.abort() if len(behind) == 1 else None
 
     ada.page.route("**/events", first_lost)
-    ada.open("tasks", pause["task_id"])
+    ada.page.evaluate(_SHOW)
     expect(ada.text("The connection was lost")).to_be_visible()
     is_back.append(True)
     for route in behind[1:]:
         route.continue_()
     expect(ada.text("The connection was lost")).to_have_count(0)
-    ada.button("Approve").click()
-    expect(ada.text("Files-delete said: back.txt is deleted")).to_be_visible()
+    gate.touch()
+    expect(ada.text("The gate is open now.")).to_be_visible()
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_hidden_tab_follows_nothing_and_shows_the_answer_once_it_is_looked_at(
+    ada: Tab, service: ServiceThread, gate: Path
+) -> None:
+    """A browser has six connections to a host, for all its tabs."""
+    ada.may_be_cut = True
+    ada.say("Please wait at the gate.")
+    expect(ada.text("Let me see first.")).to_be_visible()
+    with ada.page.expect_event("requestfailed", lambda seen: seen.url.endswith("/events")):
+        ada.page.evaluate(_HIDE)
+    gate.touch()
+    task = ada.page.url.rpartition("/")[2]
+    with service.client("ada") as client:
+        request = client.get(f"/tasks/{task}").raise_for_status().json()["request_id"]
+        if request:
+            client.get(f"/requests/{request}/events").raise_for_status()
+    expect(ada.text("The gate is open now.")).to_have_count(0)
+    ada.page.evaluate(_SHOW)
+    expect(ada.text("The gate is open now.")).to_be_visible()
+
+
+def test_seven_tabs_of_one_browser_that_look_at_pauses_can_each_decide(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """A pause brings nothing until it is decided: it takes none of the six connections to a host."""
+    wes = tabs.signed_in(f"{service.url}/console/", "wes")
+    several = [wes, *(Tab(wes.context, wes.console).sign_in("wes") for _ in range(6))]
+    for number, tab in enumerate(several):
+        (pause,) = talk(service, f'call Files-delete {{"path": "{number}.txt"}}', user="wes")
+        expect(tab.open("tasks", pause["task_id"]).button("Approve")).to_be_visible()
+    for number, tab in enumerate(several):
+        tab.button("Approve").click()
+        expect(tab.text(f"Files-delete said: {number}.txt is deleted")).to_be_visible()
+
+
+def test_the_answer_after_a_decision_that_was_made_elsewhere_is_shown(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """Nothing is followed while a request waits: its task says when it no longer does."""
+    (pause,) = talk(service, "rotate the log")
+    ada.open("tasks", pause["task_id"])
+    expect(ada.button("Approve")).to_be_visible()
+    with service.client("ada") as client:
+        client.post(f"/requests/{pause['request_id']}/resume", json={"action": "approve"}).raise_for_status()
+    expect(ada.button("Approve")).to_have_count(0)
+    expect(ada.page.get_by_text("Files-rotate said")).to_be_visible()
 
 
 def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:

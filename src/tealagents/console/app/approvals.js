@@ -13,7 +13,11 @@ import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Tim
 /** what was sent and not refused, by the id of the pause: a card may come back before its pause is gone */
 const sending = new Shared();
 
-export function Pause({pause, foreign = false, open, onDecided}) {
+/**
+ * A pause to decide, or what was decided of it. `onTaken` is given where the outcome is shown by another, and called
+ * with the pause's id once the service has the decision; `onDecided` is called once the outcome is known.
+ */
+export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
   const [known, setOutcome] = useState(null);
   const sent = sending.use(pause.approval_id);
@@ -30,7 +34,7 @@ export function Pause({pause, foreign = false, open, onDecided}) {
       ${!outcome && html`<${Authorizations} of=${pause.authorizations} />`}
       ${foreign
         ? pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)
-        : html`<${Decision} pause=${pause} outcome=${outcome} setOutcome=${setOutcome} onDecided=${onDecided} />`}
+        : html`<${Decision} pause=${pause} outcome=${outcome} setOutcome=${setOutcome} onTaken=${onTaken} onDecided=${onDecided} />`}
     </section>
   `;
 }
@@ -89,7 +93,7 @@ function ShownCall({call, decision, sent}) {
 const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
-function Decision({pause, outcome, setOutcome, onDecided}) {
+function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const {client, patient, drafts, ended, notify} = useApp();
   const {reload: readInbox} = useInbox();
   const draft = `pause:${pause.approval_id}`;
@@ -107,10 +111,13 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
   };
   const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
   const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.edited));
-  /** the calls with the schemas of their arguments, as the tools were when shown; read once they are needed */
-  const {data: shown, error: unread} = useRead(async (signal) => editing && client.approval(pause, {signal}), [client, editing]);
-  // without them the form follows the values; what is wrong with the pause is said when it is decided
-  const schemas = (shown || unread) && new Map(shown?.tool_calls?.map(({id, parameters}) => [id, parameters]));
+  /**
+   * The calls with the schemas of their arguments, as the tools were when shown; read once they are needed. Without them
+   * the form follows the values, and stays so while one writes; what is wrong with the pause is said when it is decided.
+   */
+  const look = async (signal) => editing && client.approval(pause, {signal}).catch(() => ({}));
+  const {data: shown} = useRead(look, [client, editing]);
+  const schemas = shown && new Map(shown.tool_calls?.map(({id, parameters}) => [id, parameters]));
 
   const decide = async (action) => {
     const sent = {decisions: new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)]))};
@@ -118,8 +125,9 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
     const show = (known) => setOutcome({...sent, ...known});
     const share = (known) => sending.set(pause.approval_id, known && {...sent, ...known});
     let taken = false;
-    const onTaken = () => {
+    const arrived = () => {
       taken = true;
+      onTaken?.(pause.approval_id);
       drafts.set(draft);
       show({status: "Running"});
       share({status: "Running", unfollowed: true});
@@ -130,7 +138,8 @@ function Decision({pause, outcome, setOutcome, onDecided}) {
     share({status: "Sending"});
     const decision = {action, reason: reason || undefined, decisions: decisions(choices, action)};
     try {
-      show(await outcomeOf(patient, pause, decision, {left: signal, ended, onTaken, onDelay}));
+      show(await outcomeOf(patient, pause, decision, {left: signal, ended, follows: !onTaken, onTaken: arrived, onDelay}));
+      if (onTaken) return;
     } catch (failure) {
       if (!taken) share();
       if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
@@ -194,11 +203,11 @@ const MOST_FOLLOWED = 3;
 let followed = 0;
 
 /**
- * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then follows the request to
- * its outcome as long as it is looked at. `onTaken` is called once the service has the decision, `onDelay` whenever it
- * has to be sent again.
+ * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then, if it `follows` the
+ * request, follows it to its outcome as long as it is looked at. `onTaken` is called once the service has the decision,
+ * `onDelay` whenever it has to be sent again.
  */
-async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay}) {
+async function outcomeOf(client, pause, decision, {left, ended, follows, onTaken, onDelay}) {
   const reading = new AbortController();
   const stop = () => reading.abort();
   ended.addEventListener("abort", stop);
@@ -210,6 +219,7 @@ async function outcomeOf(client, pause, decision, {left, ended, onTaken, onDelay
         last = {status: "Running"};
         onTaken();
         followed += 1;
+        if (!follows) return last;
         if (left.aborted || followed > MOST_FOLLOWED) return {...last, unfollowed: true};
         left.addEventListener("abort", stop);
       }

@@ -57,7 +57,9 @@ export function Conversation({task, foreign, reload}) {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
   };
-  const live = useLive(patient, running, refresh);
+  /** the pause that was decided here, which the task is still read to wait at for a moment */
+  const [decided, setDecided] = useState(null);
+  const live = useLive(patient, running, task.approval_id === decided ? null : task.approval_id, refresh);
   useEffect(() => void (live.status && reload()), [live.status]);
 
   const send = async (content, idempotencyKey) => {
@@ -88,7 +90,7 @@ export function Conversation({task, foreign, reload}) {
   return html`
     <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts}>
-      ${running && html`<${Running} live=${live} said=${said} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
+      ${running && html`<${Running} live=${live} said=${said} user=${shownUser} foreign=${foreign} onTaken=${setDecided} reload=${refresh} />`}
       ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => cancel(requestId)} />`)}
       ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
     <//>
@@ -128,7 +130,7 @@ const withSaid = (parts, stored) =>
   }, parts);
 
 /** The answer that is on its way. */
-function Running({live, said, user, task, foreign, reload}) {
+function Running({live, said, user, foreign, onTaken, reload}) {
   const {lost, pause, problem, status, parts} = live;
   const waiting = parts.length === 0 && !pause && !problem && !live.answer;
   return html`
@@ -137,7 +139,7 @@ function Running({live, said, user, task, foreign, reload}) {
       <div class="answer">
         <${Guard}><${Parts} parts=${withSaid(parts, said)} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
-        ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
+        ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onTaken=${onTaken} onDecided=${reload} key=${pause.approval_id} />`}
         <${Cut} content=${live.answer} />
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
         ${lost &&

@@ -3,9 +3,15 @@ import {createContext, html, useCallback, useContext, useEffect, useMemo, useRef
 import {useApp, useAttempt} from "./context.js";
 import {inView} from "./ui.js";
 
+/** how long until what could not be read is read again */
+const AGAIN_MS = 5000;
+
+/** Whether an error may be over at the next attempt; what has no code was not said by the service. */
+const passes = ({code, status}) => !code || status === 429 || status >= 500;
+
 /**
- * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` while
- * the page is looked at. What was read stays until there is something newer.
+ * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs`, or after an
+ * error that may pass, while the page is looked at. What was read stays until there is something newer.
  */
 export function useRead(read, keys, everyMs) {
   const [state, setState] = useState({data: null, error: null});
@@ -14,19 +20,26 @@ export function useRead(read, keys, everyMs) {
   useEffect(() => {
     const leaving = new AbortController();
     let under = null;
+    let failed = false;
     // what is asked for anew does not get what was under way before
     run.current = (anew = false) => {
       if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
-        .then((data) => leaving.signal.aborted || data === undefined || setState({data, error: null}))
-        .catch((error) => leaving.signal.aborted || setState((known) => ({...known, error})))
+        .then((data) => {
+          failed = false;
+          if (!leaving.signal.aborted && data !== undefined) setState({data, error: null});
+        })
+        .catch((error) => {
+          failed = passes(error);
+          if (!leaving.signal.aborted) setState((known) => ({...known, error}));
+        })
         .finally(() => (under = null));
       return under;
     };
     run.current();
-    const looked = () => document.visibilityState === "visible" && run.current?.();
-    const timer = everyMs && setInterval(looked, everyMs);
-    if (everyMs) document.addEventListener("visibilitychange", looked);
+    const looked = () => (everyMs || failed) && document.visibilityState === "visible" && run.current?.();
+    const timer = setInterval(looked, everyMs ?? AGAIN_MS);
+    document.addEventListener("visibilitychange", looked);
     return () => {
       leaving.abort();
       run.current = null;

@@ -46,9 +46,9 @@ export async function restoredFromEntra(settings) {
       });
       return accessToken;
     } catch (error) {
-      // all else, such as a lost connection, may be over at the next attempt
-      const final = error.name === "InteractionRequiredAuthError" || error.errorCode === "invalid_grant";
-      throw final ? SIGNED_OUT : error;
+      if (error.name === "InteractionRequiredAuthError" || error.errorCode === "invalid_grant") throw SIGNED_OUT;
+      if (error.name === "ServerError") throw error;
+      return null; // the authority has not answered: that may be over at the next attempt
     }
   };
   return {me: {tid: account.tenantId, oid: account.localAccountId}, label: account.username || account.name, token};

@@ -5,58 +5,90 @@
 import {useEffect, useRef, useState} from "./html.js";
 import {sleep} from "../vendor/client.js";
 
-const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: null};
+const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: null, over: false};
 
 /**
  * What a request has said so far, as parts: `{type: "text", text}` and
  * `{type: "call", id, tool, arguments, result}`.
+ *
+ * A browser has six connections to a service of HTTP/1.1, for all its tabs, and a stream holds one of them. So there is
+ * none while the page is hidden, or while the request is known to wait at the pause `waitsAt` that is shown.
  */
-export function useLive(client, requestId, onEnd) {
-  const [live, setLive] = useState(NOTHING);
+export function useLive(client, requestId, waitsAt, onEnd) {
+  const [shown, setShown] = useState(NOTHING);
+  const live = shown.requestId === requestId ? shown : {...NOTHING, requestId};
   const ended = useRef(onEnd);
   ended.current = onEnd;
+  const gathered = useRef(null);
   useEffect(() => {
-    setLive({...NOTHING, requestId});
-    if (!requestId) return;
+    setShown({...NOTHING, requestId});
     const leaving = new AbortController();
-    const view = new Gathered(requestId, leaving.signal, setLive);
-    follow(client, requestId, view, leaving.signal).then(
-      (finished) => finished && ended.current?.(),
-      (error) => leaving.signal.aborted || (view.put({problem: error, lost: null}), ended.current?.()),
-    );
+    gathered.current = new Gathered(requestId, leaving.signal, setShown);
     return () => leaving.abort();
   }, [client, requestId]);
-  return live.requestId === requestId ? live : {...NOTHING, requestId};
+  const hidden = useHidden();
+  const rests = hidden || live.over || (live.pause !== null && live.pause.approval_id === waitsAt);
+  useEffect(() => {
+    if (!requestId || rests) return;
+    const view = gathered.current;
+    const resting = new AbortController();
+    const end = (how) => {
+      if (resting.signal.aborted) return;
+      view.put({...how, lost: null, over: true});
+      ended.current?.();
+    };
+    follow(client, requestId, view, resting.signal).then(end, (problem) => end({problem}));
+    return () => {
+      resting.abort();
+      view.put({lost: null});
+    };
+  }, [client, requestId, rests]);
+  return live;
 }
 
-/** Reads events to the end of the request, which refusals to be read do not end; a decision may take days. */
+function useHidden() {
+  const [hidden, setHidden] = useState(document.hidden);
+  useEffect(() => {
+    const look = () => setHidden(document.hidden);
+    document.addEventListener("visibilitychange", look);
+    return () => document.removeEventListener("visibilitychange", look);
+  }, []);
+  return hidden;
+}
+
+/**
+ * Reads events to the end of the request, which refusals to be read do not end; a decision may take days. What has no
+ * code was not said by the service: a gateway answered in its place, or no token could be renewed. It passes.
+ */
 async function follow(client, requestId, view, signal) {
-  let after = 0;
   let last = null;
   let attempt = 0;
+  const onReconnect = (lost) => view.put({lost});
+  const onOpen = () => view.put({lost: null});
   do {
     last = null;
     try {
-      for await (const event of client.follow(requestId, {after, signal, onReconnect: (lost) => view.put({lost}), onOpen: () => view.put({lost: null})})) {
-        if (signal.aborted) return false;
+      for await (const event of client.follow(requestId, {after: view.after, signal, onReconnect, onOpen})) {
+        if (signal.aborted) return;
         view.take(event);
         last = event.event;
-        after = event.id ?? after;
         attempt = 0;
       }
     } catch (error) {
-      if (error.status !== 429 && !(error.status >= 500 && attempt < 5)) throw error;
+      const passes = !error.code || error.status === 429 || (error.status >= 500 && attempt < 5);
+      if (signal.aborted || !passes) throw error;
       view.put({lost: {attempt: (attempt += 1)}});
-      await sleep(Math.max(2, error.retryAfter) * 1000, signal);
+      await sleep(Math.max(2, error.retryAfter ?? 0) * 1000, signal);
     }
   } while ((attempt || last === "approval-required") && !signal.aborted);
-  return !signal.aborted;
 }
 
 /** Takes events as they come and shows them once a frame, however many there are. */
 class Gathered {
   #state;
   #frame = 0;
+  /** the last event of the request's log that was taken */
+  after = 0;
 
   constructor(requestId, signal, show) {
     this.#state = {...NOTHING, requestId, parts: []};
@@ -64,8 +96,9 @@ class Gathered {
     this.show = show;
   }
 
-  take({event, data}) {
+  take({event, id, data}) {
     const state = this.#state;
+    this.after = id ?? this.after;
     state.lost = null;
     if (event === "request") Object.assign(state, {status: data.status, pause: null});
     else if (event === "partial-response") this.#text(data.output_partial);
@@ -107,11 +140,8 @@ class Gathered {
     return this.#state.parts.find((part) => part.type === "call" && part.id === id);
   }
 
-  /** A hidden page has no frames: then it is shown a little later. */
   #soon() {
-    if (this.#frame) return;
-    const next = document.hidden ? (show) => setTimeout(show, 100) : requestAnimationFrame;
-    this.#frame = next(() => {
+    this.#frame ||= requestAnimationFrame(() => {
       this.#frame = 0;
       if (this.signal.aborted) return;
       this.show({...this.#state, parts: this.#state.parts.map((part) => ({...part}))});

@@ -15,9 +15,6 @@ import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
 import {Back, Empty, Guard, Problem} from "./ui.js";
 
-/** how long until the service is asked again who the user is, where it could not say */
-const ASK_AGAIN_MS = 5000;
-
 function Console({config, session, onSignOut, onLapsed}) {
   const route = useRoute();
   const [notice, setNotice] = useState("");
@@ -30,12 +27,7 @@ function Console({config, session, onSignOut, onLapsed}) {
     const made = (retry) => new Client(location.origin + config.url, {...access, retry});
     return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), ended, config, me: session.me, notify: setNotice};
   }, [config, session]);
-  const {data: who, error: unknown, reload: askAgain} = useRead((signal) => app.client.me({signal}), [app.client]);
-  useEffect(() => {
-    if (!unknown) return;
-    const timer = setTimeout(askAgain, ASK_AGAIN_MS);
-    return () => clearTimeout(timer);
-  }, [unknown]);
+  const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
   const me = app.me ?? who?.user ?? null;
   const written = useRef(null);
   const known = useMemo(() => {
@@ -87,6 +79,8 @@ function watched(token, onLapsed) {
     }
   };
   const call = async (url, how) => {
+    // without a token for now, a call is like one that was lost: the client makes it again
+    if (renewable && !how.headers.has("authorization")) throw new TypeError("the token could not be renewed");
     const answer = await fetch(url, how);
     const {status, headers, ok} = answer;
     setTime(headers);

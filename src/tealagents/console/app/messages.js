@@ -1,5 +1,6 @@
 /** The messages of a task, read once and kept up to date, and turns made of them. */
-import {useCallback, useEffect, useRef, useState} from "./html.js";
+import {useMemo} from "./html.js";
+import {useRead} from "./data.js";
 
 const LIMIT = 200;
 
@@ -8,37 +9,14 @@ const LIMIT = 200;
  * as it still begins with the same message: after a rollback it does not, and all of them are.
  */
 export function useMessages(client, task, checkpointId) {
-  const [state, setState] = useState({items: null, error: null});
-  const pages = useRef([]);
-  const version = `${task.checkpoint_id} ${task.status} ${task.request_id}`;
-  const under = useRef(Promise.resolve());
-
-  const load = useCallback(
-    async (signal) => {
-      try {
-        const read = await pagesFrom(client, task.task_id, checkpointId, pages.current, signal);
-        if (signal.aborted) return;
-        pages.current = read;
-        setState({items: read.flatMap((page) => page.items), error: null});
-      } catch (error) {
-        if (!signal.aborted) setState((known) => ({...known, error}));
-      }
-    },
-    [client, task.task_id, checkpointId],
-  );
-  const leaving = useRef(null);
-  useEffect(() => {
-    leaving.current = new AbortController();
-    pages.current = [];
-    setState({items: null, error: null});
-    return () => leaving.current.abort();
-  }, [load]);
-  const reload = useCallback(() => {
-    under.current = under.current.then(() => load(leaving.current.signal));
-    return under.current;
-  }, [load]);
-  useEffect(() => void reload(), [reload, version]);
-  return {...state, reload};
+  const path = [client, task.task_id, checkpointId];
+  const known = useMemo(() => ({pages: []}), path);
+  const read = async (signal) => {
+    known.pages = await pagesFrom(client, task.task_id, checkpointId, known.pages, signal);
+    return known.pages.flatMap((page) => page.items);
+  };
+  const {data: items, ...state} = useRead(read, [...path, task.checkpoint_id, task.status, task.request_id]);
+  return {items, ...state};
 }
 
 async function pagesFrom(client, taskId, checkpointId, known, signal) {

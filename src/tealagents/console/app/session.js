@@ -2,7 +2,8 @@
  * Who is signed in. What proves it stays in this tab: in memory and in its session storage, never in an address;
  * and so does what they have written and not sent.
  *
- * A session is `{me, label, token}`; `token` is what the client is given.
+ * A session is `{me, label, token}`; `token` is what the client is given, or a function that gives it, null where none
+ * can be had for now.
  */
 const KEPT = "tealagents.console.session";
 

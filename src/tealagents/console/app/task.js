@@ -210,13 +210,18 @@ function Metadata({task, reload}) {
 
 const lines = (metadata) => escapedJson(JSON.stringify(metadata, null, 2) ?? "");
 
-/** New values, and null for what is gone. */
+/** New values, and null for what is gone; of an object that stays one, in the same way, what is in it. */
 const changes = (before, wanted) =>
   Object.fromEntries(
     Object.keys({...before, ...wanted})
       .filter((name) => lines(before[name]) !== lines(wanted[name]))
-      .map((name) => [name, wanted[name] ?? null]),
+      .map((name) => [name, change(before[name], wanted[name])]),
   );
+
+const change = (before, wanted) => (isObject(before) && isObject(wanted) ? changes(before, wanted) : (wanted ?? null));
+
+const isObject = (value) =>
+  value !== null && typeof value === "object" && !Array.isArray(value) && !JSON.isRawJSON?.(value);
 
 function Expiry({task, reload}) {
   const {client, notify} = useApp();
