@@ -929,6 +929,19 @@ def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) ->
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_on_a_phone_held_sideways_the_audit_has_its_whole_height(ada: Tab, service: ServiceThread) -> None:
+    """The page scrolls, and not a table of which no row is seen."""
+    (answer, *_) = talk(service, "hello", "hi again", "and again")
+    ada.page.set_viewport_size({"width": 640, "height": 300})
+    ada.open("tasks", answer["task_id"], "audit")
+    expect(ada.page.get_by_text(re.compile("^Verified"))).to_be_visible()
+    table = ada.page.locator(".table")
+    assert table.evaluate("table => table.clientHeight === table.scrollHeight")
+    table.get_by_role("row").last.scroll_into_view_if_needed()
+    expect(table.get_by_role("row").last).to_be_in_viewport(ratio=1)
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_the_theme_is_kept(ada: Tab) -> None:
     """The system's colours, until the switch; the choice outlives a reload."""
     background = "getComputedStyle(document.body).backgroundColor"
