@@ -256,7 +256,8 @@ def _run_reloading(
 ) -> None:
     """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`."""
     from uvicorn import Config, Server
-    from uvicorn.supervisors import ChangeReload
+
+    from tealagents.cli.supervisor import Reloader
 
     config = Config(
         _WORKER_APP,
@@ -266,7 +267,7 @@ def _run_reloading(
         reload_includes=["*.yaml", "*.yml", "*.py"],
         **options,
     )
-    reloader = ChangeReload(config, target=Server(config).run, sockets=[listener])
+    reloader = Reloader(config, target=Server(config).run, sockets=[listener])
     for number in _STOPPING:  # the reloader itself listens a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:

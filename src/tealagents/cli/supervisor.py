@@ -1,13 +1,16 @@
-"""The parent process of several workers."""
+"""The parent process of several workers, or of one that is replaced when files change."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import time
+from types import FrameType
 
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
+from uvicorn.supervisors.watchfilesreload import WatchFilesReload
 
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
@@ -78,3 +81,24 @@ class Supervisor(Multiprocess):
         for worker in self.processes:
             if worker.exitcode is None and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGTERM)
+
+
+class Reloader(WatchFilesReload):
+    """Uvicorn's, but a second signal to stop is passed on."""
+
+    #: whether one came before the first was passed on
+    hurried = False
+
+    def signal_handler(self, sig: int, frame: FrameType | None) -> None:
+        """The first is looked at soon; on another the process that serves does not wait."""
+        if self.should_exit.is_set():
+            self.hurried = True
+            for process in multiprocessing.active_children():
+                process.terminate()
+        super().signal_handler(sig, frame)
+
+    def shutdown(self) -> None:
+        """Passes the first signal on, and waits for the process."""
+        if self.hurried:
+            time.sleep(APART_SECONDS)
+        super().shutdown()
