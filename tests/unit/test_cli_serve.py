@@ -1,5 +1,6 @@
 """`tealagents serve`: a start that fails is a sentence, and no service."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from tealagents.config import load
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import until
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 #: as it is installed; where its start is not in question, the forked one stands for it
@@ -259,3 +261,47 @@ def test_the_address_is_shown_when_it_is_served(
     assert ready.status_code == 200
     assert f"127.0.0.1:{port}" in url
     assert "Paste a first message" in rest
+
+
+@contextlib.contextmanager
+def served_from(nursery: Nursery, folder: Path, *options: str, **env: str) -> Iterator[str]:
+    """The address of `tealagents serve` of the config in a folder, while it runs."""
+    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}", **env}
+    with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            yield service.stdout.readline().split()[-1]
+        finally:
+            service.send_signal(signal.SIGTERM)
+
+
+def console(url: str) -> int | None:
+    """The status with which the console is answered; None while the process that serves is replaced."""
+    try:
+        return httpx.get(f"{url}/console/", timeout=30, trust_env=False).status_code
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.parametrize("options", [("--workers", "2"), ("--reload",)])
+@pytest.mark.parametrize(("said", "status"), [("", 200), ("  console: {enabled: false}\n", 404)])
+def test_the_processes_that_serve_have_the_console_as_the_command_has(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...], said: str, status: int
+) -> None:
+    """By default on a loopback address, and as the file says."""
+    shutil.copy(DEMO / "custom_plugins.py", tmp_path)
+    (tmp_path / "config.yaml").write_text(f"{(DEMO / 'config.yaml').read_text()}\n{said}")
+    with served_from(nursery, tmp_path, *options) as url:
+        assert console(url) == status
+
+
+def test_a_console_that_the_file_turns_off_is_gone_after_a_reload(nursery: Nursery, tmp_path: Path) -> None:
+    """What the command found in the file, or by default, is not said again to the next process."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    with served_from(nursery, tmp_path, "--reload") as url:
+        assert console(url) == 200
+        with (tmp_path / "config.yaml").open("a") as file:
+            file.write("\n  console: {enabled: false}\n")
+        until(lambda: console(url) == 404)

@@ -41,6 +41,8 @@ _LOOK_SECONDS = 0.02
 log = logging.getLogger(__name__)
 
 _WORKER_APP = "tealagents.cli.serve:worker_app"
+#: the variable that names the address to the processes that serve
+_HOST = "TEALAGENTS_HOST"
 _OFFLINE_KEY = "offline"
 _BEARER = "-H 'Authorization: Bearer ada'"
 
@@ -68,7 +70,7 @@ def serve_command(
             _follow(model, checked.offline_script)
         _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
-        os.environ.update(overrides)
+        os.environ.update(overrides, **{_HOST: host})
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
         with bound(host, port) as listener:
@@ -153,13 +155,12 @@ def _unknown_address(config: ServiceConfig, host: str) -> str | None:
 
 
 def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
-    """The config with the console decided: where nothing is said of it, by the address; for workers, too."""
+    """The config with the console decided: where nothing is said of it, by the address."""
     from tealagents.outbound.addresses import is_loopback_host
 
     if config.console.enabled is None:
         console = config.console.model_copy(update={"enabled": is_loopback_host(host)})
         config = dataclasses.replace(config, console=console)
-    os.environ["TA_CONSOLE__ENABLED"] = str(config.console.enabled).lower()
     return config
 
 
@@ -309,7 +310,7 @@ def worker_app() -> "ASGIApp":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
     try:
-        return _application(load_or_exit(None))
+        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST]))
     except typer.Exit:  # the reason is printed
         pass
     except START_ERRORS as error:
