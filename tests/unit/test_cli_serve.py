@@ -305,3 +305,31 @@ def test_a_console_that_the_file_turns_off_is_gone_after_a_reload(nursery: Nurse
         with (tmp_path / "config.yaml").open("a") as file:
             file.write("\n  console: {enabled: false}\n")
         until(lambda: console(url) == 404)
+
+
+def test_an_offline_model_follows_the_script_that_is_edited(nursery: Nursery, tmp_path: Path) -> None:
+    """With `--reload`. While there is a mistake in the script, it answers as before."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    script = tmp_path / "script.yaml"
+
+    def answers() -> tuple[str, bool] | None:
+        """What the model says, and whether the service that asks it has started with the new file."""
+        with contextlib.suppress(httpx.TransportError), httpx.Client(timeout=30, trust_env=False) as client:
+            body = {"items": [{"content_type": "text", "content": "hello"}]}
+            headers = {"authorization": "Bearer ada"}
+            answer = client.post(url, json=body, headers=headers)
+            if answer.status_code == 200:  # else it drains
+                started_twice = "twice" in client.get(f"{url}/openapi.json").text
+                return answer.json()["content"]["output"], started_twice
+        return None
+
+    script.write_text("otherwise: the old answer\n")
+    with served_from(nursery, tmp_path, "--reload", TA_OFFLINE_SCRIPT=str(script)) as url:
+        assert answers() == ("the old answer", False)
+        script.write_text("otherwise: the new answer\n")
+        until(lambda: answers() == ("the new answer", False))
+        script.write_text("otherwize: nothing\n")
+        config = tmp_path / "config.yaml"
+        config.write_text(config.read_text().replace("Looks", "Started twice, it looks"))
+        until(lambda: answers() == ("the new answer", True))

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ def serve_command(
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
         with bound(host, port) as listener:
             _when_ready(listener, lambda: _say_where(checked, host, port, offline=offline))
-            _run(checked, listener, workers, reload=reload)
+            _run(checked, listener, workers, model, reload=reload)
 
 
 @contextlib.contextmanager
@@ -129,6 +130,13 @@ def _follow(model: "OfflineModel", script: Path | None) -> None:
         raise fail(f"TA_OFFLINE_SCRIPT: {error}") from None
     except OSError as error:
         raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
+
+
+def _follow_again(model: "OfflineModel | None", script: Path | None) -> None:
+    """Has it follow the script as it is now. A mistake is printed, and the model answers as before."""
+    if model is not None:
+        with contextlib.suppress(typer.Exit):
+            _follow(model, script)
 
 
 def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> None:
@@ -201,7 +209,14 @@ def _newest_task(url: str) -> str:
     return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_BEARER} | {found})"
 
 
-def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload: bool) -> None:
+def _run(
+    config: ServiceConfig,
+    listener: socket.socket,
+    workers: int,
+    model: "OfflineModel | None",
+    *,
+    reload: bool,
+) -> None:
     from uvicorn import Config, Server
     from uvicorn.config import STARTUP_FAILURE
 
@@ -220,7 +235,8 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     if reload or workers > 1:  # else the service does it
         configure_logs(config.telemetry.log_level, content=config.telemetry.log_content)
     if reload:
-        _run_reloading(config.source.parent, listener, options, stopped)
+        follow = partial(_follow_again, model, config.offline_script)
+        _run_reloading(config.source.parent, listener, options, stopped, follow)
     elif workers > 1:
         with _metrics_of_workers(config, workers):
             _run_workers(workers, listener, options, stopped)
@@ -253,9 +269,16 @@ def _metrics_of_workers(config: ServiceConfig, workers: int) -> Iterator[None]:
 
 
 def _run_reloading(
-    folder: Path, listener: socket.socket, options: dict[str, Any], stopped: Sequence[int]
+    folder: Path,
+    listener: socket.socket,
+    options: dict[str, Any],
+    stopped: Sequence[int],
+    follow: Callable[[], None] = lambda: None,
 ) -> None:
-    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`."""
+    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`.
+
+    Before, this one may `follow` the change.
+    """
     from uvicorn import Config, Server
 
     from tealagents.cli.supervisor import Reloader
@@ -269,6 +292,7 @@ def _run_reloading(
         **options,
     )
     reloader = Reloader(config, target=Server(config).run, sockets=[listener])
+    reloader.follow = follow
     for number in _STOPPING:  # the reloader itself listens a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:

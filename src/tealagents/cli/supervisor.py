@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from uvicorn.config import STARTUP_FAILURE
@@ -84,10 +85,16 @@ class Supervisor(Multiprocess):
 
 
 class Reloader(WatchFilesReload):
-    """Uvicorn's, but a second signal to stop is passed on."""
+    """Uvicorn's, but a second signal to stop is passed on, and this process follows changes, too."""
 
     #: whether one came before the first was passed on
     hurried = False
+    #: called before the process that serves is replaced
+    follow: Callable[[], None]
+
+    def restart(self) -> None:
+        self.follow()
+        super().restart()
 
     def signal_handler(self, sig: int, frame: FrameType | None) -> None:
         """The first is looked at soon; on another the process that serves does not wait."""
