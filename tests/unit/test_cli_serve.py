@@ -238,6 +238,21 @@ def test_a_used_port_is_a_sentence(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("command", [SERVE, ("offline-model",)])
+def test_a_host_that_can_be_no_name_is_refused(nursery: Nursery, command: tuple[str, ...]) -> None:
+    """By the option, with exit status 2."""
+    ended = subprocess.run(
+        [nursery.program, *command, "--host", "é..x", "--port", str(free_port())],
+        env={**os.environ, "TA_AUTH": "mock"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 2, ended
+    assert "'--host': 'é..x' can be no name of a host" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
 def test_the_address_is_shown_when_it_is_served(
     nursery: Nursery, tmp_path: Path, options: tuple[str, ...]

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, load_or_exit, unusable, warn
+from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -52,7 +52,7 @@ def serve_command(
     config: Annotated[
         Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(callback=host_name, help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
