@@ -135,6 +135,14 @@ def test_metrics_on_the_port_of_the_service_are_refused(nursery: Nursery, tmp_pa
     assert "TA_METRICS_PORT: 9464 is the port of the service" in served.stderr
 
 
+def test_reload_and_workers_exclude_each_other(nursery: Nursery, tmp_path: Path) -> None:
+    """The one is for development, the other is not: neither is left out in silence."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    served = serve(nursery, tmp_path, "--reload", "--workers", "2")
+    assert (served.returncode, served.stdout) == (2, ""), served
+    assert "leave out --reload or --workers" in served.stderr
+
+
 def test_workers_that_cannot_start_are_a_start_that_fails(nursery: Nursery, tmp_path: Path) -> None:
     """The parent of several processes exits with 3 as a single one does, for its supervisor to see."""
     for name in ("config.yaml", "custom_plugins.py"):

@@ -64,6 +64,8 @@ def serve_command(
 
     SIGTERM drains: new messages are refused, running ones get `limits.drain_seconds`, the exit status is 0.
     """
+    if reload and workers > 1:
+        raise fail("--reload serves with one process; leave out --reload or --workers")
     with _unhurried_collector(), _offline_model(offline) as model:
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
