@@ -102,6 +102,37 @@ def test_a_signal_while_the_service_is_built_ends_it(
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
+WAITING = """
+import asyncio, multiprocessing, os
+from tealagents.plugins import Plugin, tool
+
+class Files(Plugin):
+    async def __aenter__(self):
+        parent = multiprocessing.parent_process()
+        os.kill(parent.pid if parent else os.getpid(), {number})
+        await asyncio.Event().wait()
+
+    async def __aexit__(self, *exc): ...
+
+    @tool
+    def list(self) -> str:
+        "Lists."
+        return ""
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_start_waits_ends_it(
+    nursery: Nursery, tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    """For a plugin, a tool server or a store: it serves nothing, and exits with 0."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    (tmp_path / "custom_plugins.py").write_text(WAITING.format(number=int(number)))
+    served = serve(nursery, tmp_path, *options, TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
+    assert (served.returncode, served.stdout) == (0, ""), served
+
+
 @pytest.fixture
 def signals() -> Iterator[None]:
     """What is done on signals is afterwards what it was."""

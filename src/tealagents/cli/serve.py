@@ -1,5 +1,6 @@
 """`tealagents serve`."""
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
@@ -12,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -219,9 +221,6 @@ def _run(
     *,
     reload: bool,
 ) -> None:
-    from uvicorn import Config, Server
-    from uvicorn.config import STARTUP_FAILURE
-
     from tealagents.cli.protocol import server_options
     from tealagents.telemetry.logs import configure_logs
 
@@ -243,14 +242,30 @@ def _run(
         with _metrics_of_workers(config, workers):
             _run_workers(workers, listener, options, stopped)
     else:
-        server = Server(Config(build_or_exit(config), **options))
-        for number in _STOPPING:  # the server itself listens a moment later
-            signal.signal(number, server.handle_exit)
-        if stopped:
-            return
+        _run_here(config, listener, options, stopped)
+
+
+def _run_here(
+    config: ServiceConfig, listener: socket.socket, options: dict[str, Any], stopped: list[int]
+) -> None:
+    """Serves in this process, unless it is `stopped` before. A start that fails exits with 3."""
+    from uvicorn import Config, Server
+    from uvicorn.config import STARTUP_FAILURE
+
+    class Noting(Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            stopped.append(sig)
+            super().handle_exit(sig, frame)
+
+    server = Noting(Config(build_or_exit(config), **options))
+    for number in _STOPPING:  # the server itself listens a moment later
+        signal.signal(number, server.handle_exit)
+    if stopped:
+        return
+    with contextlib.suppress(SystemExit):  # of a start that fails, or that a signal has ended
         server.run(sockets=[listener])
-        if not server.started:
-            raise SystemExit(STARTUP_FAILURE)
+    if not server.started and not stopped:
+        raise SystemExit(STARTUP_FAILURE)
 
 
 @contextlib.contextmanager
@@ -317,7 +332,9 @@ def _run_workers(
     if stopped:  # before the supervisor listened to signals
         return
     supervisor.run()
-    if not supervisor.served and any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
+    if supervisor.served or supervisor.stopped:
+        return
+    if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
 
 
@@ -381,6 +398,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:
             if message["type"] == "lifespan.startup.complete":
+                started.set()
                 _settled()
             if message["type"] == "lifespan.shutdown.complete":
                 _end_soon()
@@ -388,7 +406,12 @@ def _application(config: ServiceConfig) -> "ASGIApp":
                 await send(message)
 
         try:
-            await app(scope, receive, passed_on)
+            with _ended_by_signals() as started:
+                await app(scope, receive, passed_on)
+        except asyncio.CancelledError:
+            if started.is_set():
+                raise
+            await send({"type": "lifespan.startup.failed", "message": "a signal ended the start"})
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         except (Exception, SystemExit) as error:
@@ -399,6 +422,32 @@ def _application(config: ServiceConfig) -> "ASGIApp":
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return plainly
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """Until what it yields is set, a signal to stop cancels the task: a start may wait for a tool server.
+
+    The server notes the signal, and looks at it only once all is started.
+    """
+    started = threading.Event()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    servers = {number: signal.getsignal(number) for number in _STOPPING}
+
+    def signaled(number: int, frame: FrameType | None) -> None:
+        if callable(server := servers[signal.Signals(number)]):
+            server(number, frame)
+        if task is not None and not started.is_set():
+            loop.call_soon_threadsafe(task.cancel)
+
+    heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, signaled)
+    try:
+        yield started
+    finally:
+        for number in heard:
+            signal.signal(number, servers[number])
 
 
 def _end_soon() -> None:

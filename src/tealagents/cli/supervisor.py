@@ -28,7 +28,9 @@ class Supervisor(Multiprocess):
 
     #: whether any worker has been in service
     served = False
-    #: whether a second signal to stop came before the first was looked at
+    #: whether a signal to stop has come
+    stopped = False
+    #: whether a second one came before the first was looked at
     hurried = False
     #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
@@ -62,7 +64,8 @@ class Supervisor(Multiprocess):
 
     def handle_signals(self) -> None:
         """Also those that start workers, of which the machine may not let any begin just now."""
-        self.hurried = sum(number in _STOPPING for number in self.signal_queue) > 1
+        stops = sum(number in _STOPPING for number in self.signal_queue)
+        self.stopped, self.hurried = self.stopped or stops > 0, stops > 1
         try:
             super().handle_signals()
         except OSError as error:
