@@ -317,6 +317,25 @@ def test_the_address_is_shown_when_it_is_served(
     assert "Paste a first message" in rest
 
 
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+def test_a_service_whose_standard_error_is_closed_serves_all_the_same(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """Without a log."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    command = [PROGRAM, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(free_port())]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command, *options]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"}
+    with subprocess.Popen(closed, env=env, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline().startswith("Janitor 0.1")
+        finally:
+            service.send_signal(signal.SIGTERM)
+    assert service.returncode == 0
+
+
 @contextlib.contextmanager
 def served_from(nursery: Nursery, folder: Path, *options: str, **env: str) -> Iterator[str]:
     """The address of `tealagents serve` of the config in a folder, while it runs."""
