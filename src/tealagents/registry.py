@@ -58,6 +58,16 @@ class Registry(Struct, frozen=True, kw_only=True):
                 f"The {self.word} {name!r} does not exist: {module} has no {attribute!r}."
             ) from None
 
+    def make(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel, *more: Any) -> Any:
+        """The adapter, which is called with its options."""
+        options = self.options(name, found, given)
+        try:
+            return found(options, *more)
+        except TypeError as wrong:
+            if wrong.__traceback__ is None or wrong.__traceback__.tb_next is not None:  # not of this call
+                raise
+            raise self.error(f"The {self.word} {name!r} cannot be made with its options: {wrong}.") from None
+
     def options(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel) -> Any:
         """The adapter's `Options`, a pydantic model, or without one a dictionary.
 

@@ -260,6 +260,13 @@ class TwoWorkers(ServiceProcess):
         return super()._launch([*arguments, "--workers", "2"], env)
 
 
+class Reloading(ServiceProcess):
+    """`tealagents serve --reload`."""
+
+    def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
+        return super()._launch([*arguments, "--reload"], env)
+
+
 def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None:
     """On a signal the parent lets both finish: what runs ends or is interrupted; exit 0."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
@@ -284,14 +291,17 @@ def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None
             client.close()
 
 
+@pytest.mark.parametrize("processes", [TwoWorkers, Reloading])
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_second_signal_reaches_two_workers(model: OfflineModel, tmp_path: Path, apart: bool) -> None:
-    """On a second signal the parent does not wait either: what runs in both is stored as interrupted.
+def test_a_second_signal_reaches_the_processes_that_serve(
+    model: OfflineModel, tmp_path: Path, processes: type[ServiceProcess], apart: bool
+) -> None:
+    """On a second signal the parent does not wait either: what runs in them is stored as interrupted.
 
     Also where it comes before the parent has looked at the first, as twice Ctrl-C.
     """
     spec = {"limits": {"drain_seconds": 600}}
-    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
+    with processes(config(**spec), env(model, tmp_path / "state.db")) as service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]
         hanging = [Following(client, "/sse", text("hang")) for client in clients]
         for following in hanging:

@@ -228,9 +228,11 @@ def test_a_process_has_the_time_to_drain() -> None:
     from tealagents.cli.serve import GRACE_SECONDS
     from tealagents.engine.service import LAST_WRITES_SECONDS
     from tealagents.limits import Limits
+    from tealagents.state.workers import LAST_BEAT_SECONDS
     from tealagents.telemetry.exporting import LAST_EXPORTS_SECONDS
 
-    stopping = Limits().drain_seconds + LAST_WRITES_SECONDS + GRACE_SECONDS + LAST_EXPORTS_SECONDS
+    last = LAST_WRITES_SECONDS + GRACE_SECONDS + LAST_BEAT_SECONDS + LAST_EXPORTS_SECONDS
+    stopping = Limits().drain_seconds + last
     grace = base("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     pause = float(service()["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pause + stopping < grace

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from tealagents.llm.offline import OfflineModel
 from tealagents.telemetry import scraping
 from tealagents.testing.forking import Nursery
+from tealagents.testing.servers import free_port
 from tealagents.testing.waits import until
 
 USER, WORDS, MADE_UP = "canary-user", "canary words", "Work-canary_tool"
@@ -198,6 +200,21 @@ def log_of_failed_start(service: MonitoredService) -> str:
         return service.log()
     finally:
         service.__exit__()
+
+
+def test_a_folder_too_long_for_sockets_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several workers: none is started, and the text names the variable."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with (
+        pytest.raises(OSError, match="set TMPDIR to a folder with a short path"),
+        scraping.gathered("127.0.0.1", free_port(), 2),
+    ):
+        pass
+    assert not list(folder.iterdir())
 
 
 def test_without_a_port_there_is_nothing_to_read(nursery: Nursery, tmp_path: Path) -> None:

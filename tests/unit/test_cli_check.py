@@ -95,6 +95,53 @@ def test_what_the_config_names_may_lie_beside_it(folder: Path, monkeypatch: pyte
     assert "drawer_tools:Drawer" in found.output
 
 
+BARE = """
+from tealagents.threads import ContextProvider
+
+class Bare:
+    def __init__(self): ...
+
+class BareProvider(ContextProvider):
+    def __init__(self): ...
+
+class BareAuth:
+    def __init__(self): ...
+    def authenticate(self): ...
+    def resource_metadata(self): ...
+    def __aenter__(self): ...
+    def __aexit__(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "named", "below"),
+    [
+        ("spec.agent.client", "bare:Bare", "    client: 'bare:Bare'\n"),
+        ("spec.agent.toolsets[0]", "bare:Bare", "    toolsets: ['bare:Bare']\n"),
+        ("spec.thread.reducers[0]", "bare:Bare", "  thread: {reducers: ['bare:Bare']}\n"),
+        (
+            "spec.thread.context_providers[0]",
+            "bare:BareProvider",
+            "  thread: {context_providers: ['bare:BareProvider']}\n",
+        ),
+        ("spec.auth.provider", "bare:BareAuth", "  auth: 'bare:BareAuth'\n"),
+    ],
+)
+def test_a_class_that_takes_no_options_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, named: str, below: str
+) -> None:
+    """With the key that names it; each is called with its options."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "bare", raising=False)
+    (folder / "bare.py").write_text(BARE)
+    config = folder / "config.yaml"
+    config.write_text(f"{config.read_text()}\n{below}")
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert f"{key}: " in checked.output
+    assert f"{named!r} cannot be made with its options" in checked.output
+
+
 def test_documents_that_are_files_are_read(folder: Path) -> None:
     """A document's operations are named, or what is wrong with it is reported; a server's is left alone."""
     config, remote, document = folder / "config.yaml", folder / "remote.yaml", folder / "shop.json"

@@ -1,5 +1,6 @@
 """`tealagents serve`: a start that fails is a sentence, and no service."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from tealagents.config import load
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import until
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 #: as it is installed; where its start is not in question, the forked one stands for it
@@ -100,6 +102,37 @@ def test_a_signal_while_the_service_is_built_ends_it(
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
+WAITING = """
+import asyncio, multiprocessing, os
+from tealagents.plugins import Plugin, tool
+
+class Files(Plugin):
+    async def __aenter__(self):
+        parent = multiprocessing.parent_process()
+        os.kill(parent.pid if parent else os.getpid(), {number})
+        await asyncio.Event().wait()
+
+    async def __aexit__(self, *exc): ...
+
+    @tool
+    def list(self) -> str:
+        "Lists."
+        return ""
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_start_waits_ends_it(
+    nursery: Nursery, tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    """For a plugin, a tool server or a store: it serves nothing, and exits with 0."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    (tmp_path / "custom_plugins.py").write_text(WAITING.format(number=int(number)))
+    served = serve(nursery, tmp_path, *options, TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
+    assert (served.returncode, served.stdout) == (0, ""), served
+
+
 @pytest.fixture
 def signals() -> Iterator[None]:
     """What is done on signals is afterwards what it was."""
@@ -131,6 +164,14 @@ def test_metrics_on_the_port_of_the_service_are_refused(nursery: Nursery, tmp_pa
     served = serve(nursery, tmp_path, "--port", "9464", TA_METRICS_PORT="9464")
     assert (served.returncode, served.stdout) == (2, ""), served
     assert "TA_METRICS_PORT: 9464 is the port of the service" in served.stderr
+
+
+def test_reload_and_workers_exclude_each_other(nursery: Nursery, tmp_path: Path) -> None:
+    """The one is for development, the other is not: neither is left out in silence."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    served = serve(nursery, tmp_path, "--reload", "--workers", "2")
+    assert (served.returncode, served.stdout) == (2, ""), served
+    assert "leave out --reload or --workers" in served.stderr
 
 
 def test_workers_that_cannot_start_are_a_start_that_fails(nursery: Nursery, tmp_path: Path) -> None:
@@ -236,6 +277,21 @@ def test_a_used_port_is_a_sentence(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("command", [SERVE, ("offline-model",)])
+def test_a_host_that_can_be_no_name_is_refused(nursery: Nursery, command: tuple[str, ...]) -> None:
+    """By the option, with exit status 2."""
+    ended = subprocess.run(
+        [nursery.program, *command, "--host", "é..x", "--port", str(free_port())],
+        env={**os.environ, "TA_AUTH": "mock"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 2, ended
+    assert "'--host': 'é..x' can be no name of a host" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
 def test_the_address_is_shown_when_it_is_served(
     nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
@@ -259,3 +315,94 @@ def test_the_address_is_shown_when_it_is_served(
     assert ready.status_code == 200
     assert f"127.0.0.1:{port}" in url
     assert "Paste a first message" in rest
+
+
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+def test_a_service_whose_standard_error_is_closed_serves_all_the_same(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """Without a log."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    command = [PROGRAM, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(free_port())]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command, *options]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"}
+    with subprocess.Popen(closed, env=env, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline().startswith("Janitor 0.1")
+        finally:
+            service.send_signal(signal.SIGTERM)
+    assert service.returncode == 0
+
+
+@contextlib.contextmanager
+def served_from(nursery: Nursery, folder: Path, *options: str, **env: str) -> Iterator[str]:
+    """The address of `tealagents serve` of the config in a folder, while it runs."""
+    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}", **env}
+    with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            yield service.stdout.readline().split()[-1]
+        finally:
+            service.send_signal(signal.SIGTERM)
+
+
+def console(url: str) -> int | None:
+    """The status with which the console is answered; None while the process that serves is replaced."""
+    try:
+        return httpx.get(f"{url}/console/", timeout=30, trust_env=False).status_code
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.parametrize("options", [("--workers", "2"), ("--reload",)])
+@pytest.mark.parametrize(("said", "status"), [("", 200), ("  console: {enabled: false}\n", 404)])
+def test_the_processes_that_serve_have_the_console_as_the_command_has(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...], said: str, status: int
+) -> None:
+    """By default on a loopback address, and as the file says."""
+    shutil.copy(DEMO / "custom_plugins.py", tmp_path)
+    (tmp_path / "config.yaml").write_text(f"{(DEMO / 'config.yaml').read_text()}\n{said}")
+    with served_from(nursery, tmp_path, *options) as url:
+        assert console(url) == status
+
+
+def test_a_console_that_the_file_turns_off_is_gone_after_a_reload(nursery: Nursery, tmp_path: Path) -> None:
+    """What the command found in the file, or by default, is not said again to the next process."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    with served_from(nursery, tmp_path, "--reload") as url:
+        assert console(url) == 200
+        with (tmp_path / "config.yaml").open("a") as file:
+            file.write("\n  console: {enabled: false}\n")
+        until(lambda: console(url) == 404)
+
+
+def test_an_offline_model_follows_the_script_that_is_edited(nursery: Nursery, tmp_path: Path) -> None:
+    """With `--reload`. While there is a mistake in the script, it answers as before."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    script = tmp_path / "script.yaml"
+
+    def answers() -> tuple[str, bool] | None:
+        """What the model says, and whether the service that asks it has started with the new file."""
+        with contextlib.suppress(httpx.TransportError), httpx.Client(timeout=30, trust_env=False) as client:
+            body = {"items": [{"content_type": "text", "content": "hello"}]}
+            headers = {"authorization": "Bearer ada"}
+            answer = client.post(url, json=body, headers=headers)
+            if answer.status_code == 200:  # else it drains
+                started_twice = "twice" in client.get(f"{url}/openapi.json").text
+                return answer.json()["content"]["output"], started_twice
+        return None
+
+    script.write_text("otherwise: the old answer\n")
+    with served_from(nursery, tmp_path, "--reload", TA_OFFLINE_SCRIPT=str(script)) as url:
+        assert answers() == ("the old answer", False)
+        script.write_text("otherwise: the new answer\n")
+        until(lambda: answers() == ("the new answer", False))
+        script.write_text("otherwize: nothing\n")
+        config = tmp_path / "config.yaml"
+        config.write_text(config.read_text().replace("Looks", "Started twice, it looks"))
+        until(lambda: answers() == ("the new answer", True))

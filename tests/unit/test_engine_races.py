@@ -426,6 +426,19 @@ async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
         assert [each.error and each.error.code for each in ended] == ["interrupted"] * 2
 
 
+async def test_a_drain_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service ends after it: a store that hangs would hold up the process twice."""
+    monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 0)
+    store = Held(MemoryStore())
+    async with process(store, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+        await two_queues(here)
+        store.may.clear()
+        await here.service.drain(0)
+        monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 3600)
+        await asyncio.wait_for(here.service.drain(0), 30)
+        store.may.set()
+
+
 # --- idempotency ----------------------------------------------------------------------------------------
 
 

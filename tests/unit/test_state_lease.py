@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tealagents.domain.ports import Commit
+from tealagents.state import workers
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.workers import RETRY_SECONDS, Lease
 from tealagents.stores.memory import MemoryStore
@@ -103,6 +104,20 @@ async def test_a_longer_outage_loses_the_lease_once() -> None:
     assert lease.worker_id != worker_id
     assert lease.losses == 1
     await lease.stop()
+
+
+async def test_a_process_that_ends_does_not_wait_for_a_store_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lease lapses instead of being given back."""
+    monkeypatch.setattr(workers, "LAST_BEAT_SECONDS", 0.01)
+    store = Mute()
+    lease = Lease(RecordStore(store, "Agent", FakeClock()), SECONDS)
+    await lease.start()
+    store.mute = True
+    await asyncio.wait_for(lease.stop(), 30)
+    assert store.asked.is_set()
+    assert "the lease could not be given back" in caplog.text
 
 
 async def test_a_long_lease_survives_any_number_of_beats_that_fail() -> None:

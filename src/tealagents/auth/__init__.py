@@ -53,5 +53,5 @@ def open_auth(provider: str, options: Mapping[str, Any] | BaseModel, clock: Cloc
         raise AuthConfigError(f"The auth provider {provider!r} is not a class.")
     if lacking := [name for name in _PORT if not callable(getattr(found, name, None))]:
         raise AuthConfigError(f"The auth provider {provider!r} has no {', '.join(lacking)}.")
-    opened: Authenticator = found(PROVIDERS.options(provider, found, options), clock)
+    opened: Authenticator = PROVIDERS.make(provider, found, options, clock)
     return opened

@@ -57,6 +57,15 @@ def absent(store: "BaseStore") -> str:
     return f"There is no store at {store.where}: check TA_PERSISTENCE."
 
 
+def host_name(host: str) -> str:
+    """The callback of a `--host`: what can be no name is refused here, as a socket raises a TypeError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise typer.BadParameter(f"{host!r} can be no name of a host") from None
+    return host
+
+
 def unusable(host: str, port: int, error: OSError) -> str:
     """Why an address cannot be listened on, and what to do."""
     if error.errno == errno.EADDRINUSE:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from tealagents.cli.loading import fail, unusable
+from tealagents.cli.loading import fail, host_name, unusable
 
 
 def offline_model_command(
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(callback=host_name, help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any free one.")
     ] = 8001,

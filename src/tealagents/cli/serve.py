@@ -1,5 +1,6 @@
 """`tealagents serve`."""
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
@@ -10,14 +11,16 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, load_or_exit, unusable, warn
+from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -41,6 +44,8 @@ _LOOK_SECONDS = 0.02
 log = logging.getLogger(__name__)
 
 _WORKER_APP = "tealagents.cli.serve:worker_app"
+#: the variable that names the address to the processes that serve
+_HOST = "TEALAGENTS_HOST"
 _OFFLINE_KEY = "offline"
 _BEARER = "-H 'Authorization: Bearer ada'"
 
@@ -49,7 +54,7 @@ def serve_command(
     config: Annotated[
         Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(callback=host_name, help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
@@ -61,6 +66,8 @@ def serve_command(
 
     SIGTERM drains: new messages are refused, running ones get `limits.drain_seconds`, the exit status is 0.
     """
+    if reload and workers > 1:
+        raise fail("--reload serves with one process; leave out --reload or --workers")
     with _unhurried_collector(), _offline_model(offline) as model:
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
@@ -68,12 +75,12 @@ def serve_command(
             _follow(model, checked.offline_script)
         _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
-        os.environ.update(overrides)
+        os.environ.update(overrides, **{_HOST: host})
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
         with bound(host, port) as listener:
             _when_ready(listener, lambda: _say_where(checked, host, port, offline=offline))
-            _run(checked, listener, workers, reload=reload)
+            _run(checked, listener, workers, model, reload=reload)
 
 
 @contextlib.contextmanager
@@ -129,6 +136,13 @@ def _follow(model: "OfflineModel", script: Path | None) -> None:
         raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
 
 
+def _follow_again(model: "OfflineModel | None", script: Path | None) -> None:
+    """Has it follow the script as it is now. A mistake is printed, and the model answers as before."""
+    if model is not None:
+        with contextlib.suppress(typer.Exit):
+            _follow(model, script)
+
+
 def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> None:
     from tealagents.app import wiring
 
@@ -153,13 +167,12 @@ def _unknown_address(config: ServiceConfig, host: str) -> str | None:
 
 
 def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
-    """The config with the console decided: where nothing is said of it, by the address; for workers, too."""
+    """The config with the console decided: where nothing is said of it, by the address."""
     from tealagents.outbound.addresses import is_loopback_host
 
     if config.console.enabled is None:
         console = config.console.model_copy(update={"enabled": is_loopback_host(host)})
         config = dataclasses.replace(config, console=console)
-    os.environ["TA_CONSOLE__ENABLED"] = str(config.console.enabled).lower()
     return config
 
 
@@ -200,10 +213,14 @@ def _newest_task(url: str) -> str:
     return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_BEARER} | {found})"
 
 
-def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload: bool) -> None:
-    from uvicorn import Config, Server
-    from uvicorn.config import STARTUP_FAILURE
-
+def _run(
+    config: ServiceConfig,
+    listener: socket.socket,
+    workers: int,
+    model: "OfflineModel | None",
+    *,
+    reload: bool,
+) -> None:
     from tealagents.cli.protocol import server_options
     from tealagents.telemetry.logs import configure_logs
 
@@ -219,19 +236,36 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     if reload or workers > 1:  # else the service does it
         configure_logs(config.telemetry.log_level, content=config.telemetry.log_content)
     if reload:
-        _run_reloading(config.source.parent, listener, options, stopped)
+        follow = partial(_follow_again, model, config.offline_script)
+        _run_reloading(config.source.parent, listener, options, stopped, follow)
     elif workers > 1:
         with _metrics_of_workers(config, workers):
             _run_workers(workers, listener, options, stopped)
     else:
-        server = Server(Config(build_or_exit(config), **options))
-        for number in _STOPPING:  # the server itself listens a moment later
-            signal.signal(number, server.handle_exit)
-        if stopped:
-            return
+        _run_here(config, listener, options, stopped)
+
+
+def _run_here(
+    config: ServiceConfig, listener: socket.socket, options: dict[str, Any], stopped: list[int]
+) -> None:
+    """Serves in this process, unless it is `stopped` before. A start that fails exits with 3."""
+    from uvicorn import Config, Server
+    from uvicorn.config import STARTUP_FAILURE
+
+    class Noting(Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            stopped.append(sig)
+            super().handle_exit(sig, frame)
+
+    server = Noting(Config(build_or_exit(config), **options))
+    for number in _STOPPING:  # the server itself listens a moment later
+        signal.signal(number, server.handle_exit)
+    if stopped:
+        return
+    with contextlib.suppress(SystemExit):  # of a start that fails, or that a signal has ended
         server.run(sockets=[listener])
-        if not server.started:
-            raise SystemExit(STARTUP_FAILURE)
+    if not server.started and not stopped:
+        raise SystemExit(STARTUP_FAILURE)
 
 
 @contextlib.contextmanager
@@ -252,11 +286,19 @@ def _metrics_of_workers(config: ServiceConfig, workers: int) -> Iterator[None]:
 
 
 def _run_reloading(
-    folder: Path, listener: socket.socket, options: dict[str, Any], stopped: Sequence[int]
+    folder: Path,
+    listener: socket.socket,
+    options: dict[str, Any],
+    stopped: Sequence[int],
+    follow: Callable[[], None] = lambda: None,
 ) -> None:
-    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`."""
+    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`.
+
+    Before, this one may `follow` the change.
+    """
     from uvicorn import Config, Server
-    from uvicorn.supervisors import ChangeReload
+
+    from tealagents.cli.supervisor import Reloader
 
     config = Config(
         _WORKER_APP,
@@ -266,7 +308,8 @@ def _run_reloading(
         reload_includes=["*.yaml", "*.yml", "*.py"],
         **options,
     )
-    reloader = ChangeReload(config, target=Server(config).run, sockets=[listener])
+    reloader = Reloader(config, target=Server(config).run, sockets=[listener])
+    reloader.follow = follow
     for number in _STOPPING:  # the reloader itself listens a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:
@@ -289,7 +332,9 @@ def _run_workers(
     if stopped:  # before the supervisor listened to signals
         return
     supervisor.run()
-    if not supervisor.served and any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
+    if supervisor.served or supervisor.stopped:
+        return
+    if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
 
 
@@ -308,7 +353,7 @@ def worker_app() -> "ASGIApp":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
     try:
-        return _application(load_or_exit(None))
+        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST]))
     except typer.Exit:  # the reason is printed
         pass
     except START_ERRORS as error:
@@ -353,6 +398,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:
             if message["type"] == "lifespan.startup.complete":
+                started.set()
                 _settled()
             if message["type"] == "lifespan.shutdown.complete":
                 _end_soon()
@@ -360,7 +406,12 @@ def _application(config: ServiceConfig) -> "ASGIApp":
                 await send(message)
 
         try:
-            await app(scope, receive, passed_on)
+            with _ended_by_signals() as started:
+                await app(scope, receive, passed_on)
+        except asyncio.CancelledError:
+            if started.is_set():
+                raise
+            await send({"type": "lifespan.startup.failed", "message": "a signal ended the start"})
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         except (Exception, SystemExit) as error:
@@ -371,6 +422,32 @@ def _application(config: ServiceConfig) -> "ASGIApp":
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return plainly
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    """Until what it yields is set, a signal to stop cancels the task: a start may wait for a tool server.
+
+    The server notes the signal, and looks at it only once all is started.
+    """
+    started = threading.Event()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    servers = {number: signal.getsignal(number) for number in _STOPPING}
+
+    def signaled(number: int, frame: FrameType | None) -> None:
+        if callable(server := servers[signal.Signals(number)]):
+            server(number, frame)
+        if task is not None and not started.is_set():
+            loop.call_soon_threadsafe(task.cancel)
+
+    heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, signaled)
+    try:
+        yield started
+    finally:
+        for number in heard:
+            signal.signal(number, servers[number])
 
 
 def _end_soon() -> None:

@@ -1,13 +1,17 @@
-"""The parent process of several workers."""
+"""The parent process of several workers, or of one that is replaced when files change."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from types import FrameType
 
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
+from uvicorn.supervisors.watchfilesreload import WatchFilesReload
 
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
@@ -24,7 +28,9 @@ class Supervisor(Multiprocess):
 
     #: whether any worker has been in service
     served = False
-    #: whether a second signal to stop came before the first was looked at
+    #: whether a signal to stop has come
+    stopped = False
+    #: whether a second one came before the first was looked at
     hurried = False
     #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
@@ -58,7 +64,8 @@ class Supervisor(Multiprocess):
 
     def handle_signals(self) -> None:
         """Also those that start workers, of which the machine may not let any begin just now."""
-        self.hurried = sum(number in _STOPPING for number in self.signal_queue) > 1
+        stops = sum(number in _STOPPING for number in self.signal_queue)
+        self.stopped, self.hurried = self.stopped or stops > 0, stops > 1
         try:
             super().handle_signals()
         except OSError as error:
@@ -78,3 +85,30 @@ class Supervisor(Multiprocess):
         for worker in self.processes:
             if worker.exitcode is None and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGTERM)
+
+
+class Reloader(WatchFilesReload):
+    """Uvicorn's, but a second signal to stop is passed on, and this process follows changes, too."""
+
+    #: whether one came before the first was passed on
+    hurried = False
+    #: called before the process that serves is replaced
+    follow: Callable[[], None]
+
+    def restart(self) -> None:
+        self.follow()
+        super().restart()
+
+    def signal_handler(self, sig: int, frame: FrameType | None) -> None:
+        """The first is looked at soon; on another the process that serves does not wait."""
+        if self.should_exit.is_set():
+            self.hurried = True
+            for process in multiprocessing.active_children():
+                process.terminate()
+        super().signal_handler(sig, frame)
+
+    def shutdown(self) -> None:
+        """Passes the first signal on, and waits for the process."""
+        if self.hurried:
+            time.sleep(APART_SECONDS)
+        super().shutdown()

@@ -295,6 +295,8 @@ class Service:
 
     async def drain(self, seconds: float) -> None:
         """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""
+        if self.closed:  # the last writes had their time
+            return
         self.admission.draining = True
         log.info("draining: %d requests in flight", len(self._runs))
         clock = self.records.clock

@@ -57,5 +57,5 @@ def open_model(name: str, **options: Any) -> Model:
     """
     model = MODELS.find(name)
     given = {option: value for option, value in options.items() if value is not None}
-    opened: Model = model(MODELS.options(name, model, given))
+    opened: Model = MODELS.make(name, model, given)
     return opened

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.25
 #: seconds that a beat gets at least, however short the lease
 LEAST_BEAT_SECONDS = 1.0
+#: seconds that the process waits at its end for the lease to be given back
+LAST_BEAT_SECONDS = 2.0
 #: seconds for which what was read of another worker is believed
 GLANCE_SECONDS = 0.5
 #: the version of a lease that cannot be read
@@ -121,8 +123,9 @@ class Lease:
             self._task = None
         if self._version is not None:
             try:
-                await self._write(dead=True)
-            except (Conflict, TealError):
+                async with asyncio.timeout(LAST_BEAT_SECONDS):
+                    await self._write(dead=True)
+            except (Conflict, TealError, TimeoutError):
                 log.warning("the lease could not be given back; it lapses in %s seconds", self.seconds)
         self._version = None
         self._beaten_at = float("-inf")

@@ -152,7 +152,9 @@ def configure_logs(level: str, *, content: bool) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler.formatter, JsonLines | Readable) for handler in root.handlers):
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter((Readable if sys.stderr.isatty() else JsonLines)(content=content))
+        # None where it is closed: the handler writes nothing then
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        handler.setFormatter((Readable if on_terminal else JsonLines)(content=content))
         handler.addFilter(Ids())
         root.addHandler(handler)
     root.setLevel(level)

@@ -36,6 +36,8 @@ SOCKETS = "TEALAGENTS_METRICS_SOCKETS"
 MOST_READERS = 8
 #: seconds for which a reader may be silent, and a worker
 SILENCE_SECONDS = 2.0
+#: of a process of Linux
+HIGHEST_PID = 4_194_304
 #: seconds between two looks whether to stop
 LOOK_SECONDS = 0.1
 
@@ -129,6 +131,7 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
 def gathered(host: str, port: int, workers: int) -> Iterator[None]:
     """Offers at `host` and `port` what so many workers offer, which are started meanwhile."""
     with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
+        _try_socket(folder)
         os.environ[SOCKETS] = folder
         registry = CollectorRegistry()
         registry.register(_Workers(Path(folder), workers))
@@ -136,6 +139,18 @@ def gathered(host: str, port: int, workers: int) -> Iterator[None]:
             yield from _answering(server, registry)
         finally:
             del os.environ[SOCKETS]
+
+
+def _try_socket(folder: str) -> None:
+    """Fails where a worker could not bind its socket: the path of one may have about 100 bytes."""
+    try:
+        with socket.socket(socket.AF_UNIX) as longest:
+            longest.bind(f"{folder}/.{HIGHEST_PID}")
+    except OSError as error:
+        raise OSError(
+            f"the metrics of several workers need sockets in {folder}: {error}; set TMPDIR to a folder "
+            "with a short path"
+        ) from error
 
 
 def _http_server(host: str, port: int) -> _HttpServer:

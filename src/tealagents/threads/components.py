@@ -56,7 +56,7 @@ def open_reducer(name: str, options: Json) -> Reducer:
     """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`."""
     found = REDUCERS.find(name)
     if isinstance(found, type):
-        made: Reducer = found(REDUCERS.options(name, found, options))
+        made: Reducer = REDUCERS.make(name, found, options)
         return made
     if options:
         raise ThreadConfigError(f"The reducer {name!r} is a function and takes no options.")
@@ -78,4 +78,5 @@ def open_provider(name: str, options: Json) -> "ContextProvider":
     found = PROVIDERS.find(name)
     if not (isinstance(found, type) and issubclass(found, ContextProvider)):
         raise ThreadConfigError(f"{name!r} is not a context provider: it must extend ContextProvider.")
-    return found(PROVIDERS.options(name, found, options))
+    made: ContextProvider = PROVIDERS.make(name, found, options)
+    return made

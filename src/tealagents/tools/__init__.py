@@ -243,7 +243,7 @@ def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
     found = TOOLSETS.find(name)
     if not isinstance(found, type):
         raise ToolsetError(f"The toolset {name!r} is not a class.")
-    made: Toolset = found(TOOLSETS.options(name, found, options))
+    made: Toolset = TOOLSETS.make(name, found, options)
     return made
 
 
