@@ -22,6 +22,7 @@ from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
 from tealagents.config.models import AgentConfig
 from tealagents.config.problems import KeyPath
+from tealagents.config.summary import model_service
 from tealagents.domain.errors import CorruptState, TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
@@ -31,7 +32,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Govern, Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
-from tealagents.outbound.addresses import is_loopback_host, shown
+from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.inventory import Inventory
@@ -381,9 +382,10 @@ class ServiceWiring:
             )
         if config.auth.provider == "mock" and config.auth.chosen:
             log.warning("authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real")
-        service = shown(config.base_url) if config.base_url else "OpenAI"
+        service = model_service(config)
+        where = f"at {service}" if service else f"by {config.agent.client}"
         model, store = config.agent.model, self.store.name
-        log.info("serving %s: model %s at %s, state in %s", config.prefix, model, service, store)
+        log.info("serving %s: model %s %s, state in %s", config.prefix, model, where, store)
 
 
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:

@@ -369,10 +369,11 @@ def test_a_user_of_whom_nothing_is_stored_is_not_reported_as_erased(agent: Agent
     """Not where the id is mistyped, and not where another deletion was first; it can be repeated."""
     with agent.served() as service, service.client("ada") as ada:
         say(ada, "hello")
-    result = agent.run("state", "delete-user", user, "--yes")
-    assert result.exit_code == 0
-    assert f"nothing is stored for {user}" in result.output
-    assert "is erased" not in result.output
+    for option in ("--dry-run", "--yes"):
+        result = agent.run("state", "delete-user", user, option)
+        assert result.exit_code == 0
+        assert f"nothing is stored for {user}" in result.output
+        assert "erased" not in result.output
     assert "mock.ada is erased" in agent.run("state", "delete-user", "mock.ada", "--yes").output
     assert "nothing is stored for mock.ada" in agent.run("state", "delete-user", "mock.ada", "--yes").output
 

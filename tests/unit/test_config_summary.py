@@ -61,6 +61,14 @@ def test_summary_says_what_differs(tmp_path: Path) -> None:
     assert "canary" not in str(shown)
 
 
+def test_a_client_of_the_configs_own_is_not_said_to_call_openai(tmp_path: Path) -> None:
+    """Only it knows what it calls, unless the config says where."""
+    text = with_agent("client: parrot:Parrot")
+    assert "model service" not in dict(summary(read(tmp_path, text)))
+    lines = dict(summary(read(tmp_path, text, TA_BASE_URL="https://parrots.example")))
+    assert lines["model service"] == "https://parrots.example"
+
+
 def mistakes(text: str) -> list[str]:
     """Where an editor would show a red line."""
     data = yaml.safe_load(text)

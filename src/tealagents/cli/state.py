@@ -344,16 +344,17 @@ def delete_user_command(
             return await _departure(opened, whom).erase(lambda done: report(done, done))
 
     records = _run(config, count)
-    print(f"{records} records of {whom.key}" + (" would be erased" if dry_run else ""))
-    if dry_run:
-        return
-    if not yes:
-        typer.confirm("Erase them? This cannot be undone.", abort=True)
-    _run(config, erase)
     if records:
-        print(f"{whom.key} is erased")
+        print(f"{records} records of {whom.key}" + (" would be erased" if dry_run else ""))
     else:
         print(f"nothing is stored for {whom.key}: ids are compared exactly, and Entra's are in lower case")
+    if dry_run:
+        return
+    if records and not yes:
+        typer.confirm("Erase them? This cannot be undone.", abort=True)
+    _run(config, erase)  # in any case: what has expired is not counted
+    if records:
+        print(f"{whom.key} is erased")
 
 
 def _departure(opened: OpenedState, whom: User) -> Departure:

@@ -14,6 +14,13 @@ def summary(config: ServiceConfig) -> list[tuple[str, str]]:
     return list(_lines(config))
 
 
+def model_service(config: ServiceConfig) -> str | None:
+    """The service that the model is called at; None where only a client of the config's own knows it."""
+    if config.base_url:
+        return shown(config.base_url)
+    return None if ":" in (config.agent.client or "") else "OpenAI"
+
+
 def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     # a sequence of the earlier platform has several
     agents: Sequence[AgentConfig] = getattr(config, "agents", (config.agent,))
@@ -22,7 +29,8 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     for agent in agents:
         client = agent.client or _CLIENTS[config.thread.kind]
         yield "model", f"{_whose(agent, agents)}{agent.model}, by {client}{_options(agent)}"
-    yield "model service", shown(config.base_url) if config.base_url else "OpenAI"
+    if service := model_service(config):
+        yield "model service", service
     yield "API key", "set" if config.api_key else "not set"
     for agent in agents:
         for label, tools in _tools(config, agent):
