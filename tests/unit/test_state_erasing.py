@@ -315,6 +315,26 @@ async def test_an_id_whose_locator_is_damaged_is_free_again_as_well(kind: str) -
         assert (await here.ask(**taking, caller=EVE)).status == "Completed"
 
 
+async def test_a_release_of_a_damaged_locator_leaves_that_of_the_next_owner_alone() -> None:
+    """Another replica may be quicker, and the id another user's by then. covers: SESSION-1"""
+    name = random_id()
+    async with process() as here:
+        directory = here.tasks.directory
+        await directory.claim(keys.session, name, ADA.user)
+        await damage(here.store, keys.locators("Tester", name), keys.locator(name))
+
+        async def is_not_there() -> bool:
+            return False
+
+        async def is_eves_meanwhile() -> bool:
+            await directory.release(name, ADA.user, unless=is_not_there)
+            await directory.claim(keys.session, name, EVE.user)
+            return False
+
+        await directory.release(name, ADA.user, unless=is_eves_meanwhile)
+        assert len(await names(here.store, keys.locators("Tester", name))) == 1
+
+
 async def pruned(here: Process) -> tuple[list[bool], int]:
     """What was erased of what is due, and how many tasks were spared."""
     pruning = Pruning(here.records, here.eraser)

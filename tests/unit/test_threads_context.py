@@ -371,13 +371,17 @@ async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedS
     model = ScriptedModel()
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         await engine.say("I prefer tea.")
-        for asked in ("Please don't", "Don’t ever", "dont", "Do not", "Never"):
+        plainly = ("Please don't", "Don’t ever", "dont", "Do not", "Never", "You cannot")
+        for asked in (*plainly, "Don't you", "Do not ", "Don't, please,", "You should never just"):
             await engine.say(f"{asked} forget my preferences!")
         await engine.say("hello")
         assert last_sent(model)[1].endswith("\n- tea")
         await engine.say("I do not like tea any more, forget all my preferences.")
         await engine.say("hello")
-    assert last_sent(model) == ["Be brief.", "hello"]
+        assert last_sent(model) == ["Be brief.", "hello"]
+        await engine.say("I prefer milk. However forget my preferences later on.")
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith("\n- milk")
 
 
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:

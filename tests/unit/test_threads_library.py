@@ -183,6 +183,18 @@ async def test_what_fails_to_close_does_not_take_the_answer_away(
     assert "the pool is gone" in caplog.text
 
 
+async def test_what_fails_to_close_takes_the_place_of_no_error(
+    make: MakeAgent, service: OfflineModel
+) -> None:
+    """What the request failed with says what to do; a stream that is left early ends without one."""
+    agent = make(agent={"plugins": ["Fragile"]})
+    async with agent.run_stream("pieces-5") as stream:
+        await anext(stream)
+    service.script({"rules": [{"reply": {"error": {"status": 400, "message": "no"}}}]})
+    with pytest.raises(ModelFailed):
+        await agent.run("hello")
+
+
 async def test_a_failed_request_leaves_the_thread_as_it_was(make: MakeAgent, service: OfflineModel) -> None:
     """Nothing is added, nothing is lost. covers: THREAD-6"""
     async with make() as agent:
@@ -1211,6 +1223,13 @@ async def test_half_a_character_is_refused(make: MakeAgent, message: Any) -> Non
     """No encoding has it, so neither the model nor a store can be sent it."""
     with pytest.raises(InvalidRequest, match="message: holds a lone surrogate"):
         await make().run(message)
+
+
+async def test_a_context_may_hold_numbers(make: MakeAgent, service: OfflineModel) -> None:
+    """They are sent as they are written."""
+    async with make() as agent:
+        await agent.run("hello", user_context={"seats": 3})  # type: ignore[dict-item]
+    assert "seats: 3" in str(service.requests[-1]["body"]["messages"])
 
 
 async def test_an_edit_and_a_context_with_half_a_character_are_refused(make: MakeAgent) -> None:

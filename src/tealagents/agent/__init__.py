@@ -16,6 +16,7 @@ The same loop, views, context providers and tools as in the service. What is kep
 what only a service does (authentication, leases, audit) is not done here.
 """
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hashlib import sha256
@@ -42,6 +43,8 @@ from tealagents.threads.remote import RemoteThread
 from tealagents.threads.views import Reducer, View
 from tealagents.threads.workflow import MAIN, WorkflowThread
 from tealagents.threads.workflow import opened as thread_of
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Agent", "AgentAnswer", "AnswerStream", "Update"]
 
@@ -139,8 +142,15 @@ class Agent:
         if self._open is not None:
             yield self._open
             return
-        async with self._working() as working:
+        stack = AsyncExitStack()
+        working = await stack.enter_async_context(self._working())
+        try:
             yield working
+        finally:
+            try:
+                await stack.aclose()
+            except Exception:  # what came of the request stands: a second try would run its tools again
+                log.exception("what the agent works with could not be closed")
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[Opened]:
@@ -314,7 +324,7 @@ class Agent:
         while isinstance(thread, WorkflowThread):
             thread = self._main(thread)
         for each in (user_context or {}).items():
-            check_encodable("".join(each), "user_context")
+            check_encodable("{}{}".format(*each), "user_context")
         kind = _kind(thread, store)
         self._take_on(thread)
         with thread.taken():

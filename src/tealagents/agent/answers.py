@@ -1,14 +1,11 @@
 """What an agent answers: whole, or as it is made."""
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Self
 
 from msgspec import Struct
 
 from tealagents.domain.models import Json, Message, Step, TokenUsage, ToolCall
-
-log = logging.getLogger(__name__)
 
 
 class AgentAnswer(Struct, frozen=True, kw_only=True):
@@ -53,10 +50,7 @@ class AnswerStream:
         update = await anext(self._updates)
         if isinstance(update, AgentAnswer):
             self._answer = update
-            try:
-                await self._updates.aclose()
-            except Exception:  # the thread has the answer: a second try would run the tools again
-                log.exception("what the agent has answered with could not be closed")
+            await self._updates.aclose()
             raise StopAsyncIteration
         return update
 

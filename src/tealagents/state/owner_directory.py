@@ -115,18 +115,21 @@ class Directory:
         if ids.tag_of(identifier) == ids.owner_tag(user.key):
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
-        expect: dict[str, str] = {}
         try:
             found = await self._records.get(partition, key, Locator)
             if found is None or found.value.owner != user:
                 return
-            expect = {key: found.version}
+            version = found.version
         except CorruptState:
             log.error("the record %r is damaged; it is deleted with what it named", key)
+            page = await self._records.store.scan(partition, key, limit=1)  # which damage does not fail
+            if not page:
+                return
+            version = page[0][1].version
         if await unless():
             return
         with suppress(Conflict):
-            await self._records.delete(partition, [key], expect=expect)
+            await self._records.delete(partition, [key], expect={key: version})
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:

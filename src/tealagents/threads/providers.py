@@ -31,8 +31,10 @@ _WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
 _PREFERS = re.compile(
     rf"\bI(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
 )
-#: unless the user asks not to
-_FORGET = re.compile(r"(?<!n['’]t )(?<!\bdont )(?<!\bnot )(?<!ever )\bforget (?:all )?my preferences\b", re.I)
+_FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
+#: ends a part of a sentence with a verb of its own, as far as that can be seen
+_CLAUSES = re.compile(r"[.!?;\n]|(?<!please),(?!\s*please)", re.I)
+_NEGATED = re.compile(r"n['’]t\b|\b(?:dont|not|cannot|never)\b", re.I)
 
 
 class UserPreferences(ContextProvider):
@@ -57,10 +59,16 @@ class UserPreferences(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        if _FORGET.search(invocation.text):
+        if _is_to_forget(invocation.text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
         for wish in _PREFERS.findall(invocation.text):
             await invocation.memory.remember(wish.strip())
+
+
+def _is_to_forget(text: str) -> bool:
+    """Whether the user asks somewhere to forget the preferences, and not to keep them."""
+    asked = map(_FORGET.match, _CLAUSES.split(text))
+    return any(each is not None and not _NEGATED.search(each[1]) for each in asked)
 
 
 # --- facts ----------------------------------------------------------------------------------------
