@@ -54,6 +54,8 @@ from tealagents.tools.options import MCPServerOptions
 #: seconds that something outside of this process is given to happen
 PATIENCE = 60.0
 TRUSTED: dict[str, Any] = {"trust_level": "trusted"}
+#: what gateways answer that gave up waiting
+GAVE_UP = (408, 502, 503, 504, 520, 522, 524)
 
 
 @asynccontextmanager
@@ -671,8 +673,9 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
         Response("data: {\n\n", media_type="text/event-stream"),
         Response('{"jsonrpc": "2.0"', media_type="application/json", status_code=403),
         Response(status_code=202),
+        *(Response("gave up", media_type="text/html", status_code=status) for status in GAVE_UP),
     ],
-    ids=["another type", "no JSON", "no event", "no error", "accepted"],
+    ids=["another type", "no JSON", "no event", "no error", "accepted", *map(str, GAVE_UP)],
 )
 async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(answer: Response) -> None:
     """Over HTTP: the server has carried the call out, and a gateway says something else."""

@@ -21,7 +21,7 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment, std
 from mcp.client.streamable_http import streamable_http_client
 
 from tealagents.outbound.reading import BoundedClient, Unacceptable
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
 
@@ -214,8 +214,7 @@ def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Respo
         return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
     if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
         return response
-    # these three also come when the call has reached the server and its answer has not come back
-    code = OUTCOME_UNKNOWN if response.status_code in (500, 502, 504) else REFUSED
+    code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
     return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
 
