@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -52,7 +53,24 @@ LAST_WORDS_SECONDS = 1.0
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
 #: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
 _PASSING = frozenset({401, 408, 409, 425, 429})
+#: half a character in JSON: the one half without the other
+_HALF = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _GUARD = Path(__file__).with_name("process_guard.py")
+
+
+def whole_characters(written: bytes) -> bytes:
+    """JSON, or a part of it that cuts no character, with U+FFFD in the place of half characters.
+
+    Servers that cut text by UTF-16 units write such halves, which the SDK's parser refuses.
+    """
+    if b"\\u" not in written or b"\0" in written:
+        return written
+    # what stands behind an escaped backslash is no escape; JSON holds no NUL
+    hidden = written.replace(b"\\\\", b"\0\0")
+    return _HALF.sub(rb"\\ufffd", hidden).replace(b"\0\0", b"\\\\")
 
 
 # --- HTTP ----------------------------------------------------------------------------------------
@@ -116,6 +134,7 @@ class ReportingClient(BoundedClient):
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
         try:
             response = await super().send(request, stream=True, **options)
+            response.stream = _WholeCharacters(response.stream)
             if _is_stream(response):
                 response.stream = _Sparse(response.stream, break_is_end=listens)
             else:
@@ -168,6 +187,27 @@ def _marks(content: bytes) -> int:
 def _check_marks(marks: int) -> None:
     if marks > MAX_MARKS:
         raise httpx2.SSEError(f"the answer holds more than {MAX_MARKS:,} values")
+
+
+class _WholeCharacters(httpx2.AsyncByteStream):
+    """A body of JSON, or of events, without half characters. It comes in whole lines, which cut none."""
+
+    def __init__(self, body: Any) -> None:
+        self._body: httpx2.AsyncByteStream = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        line = bytearray()
+        async for chunk in self._body:
+            ended = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+            line += chunk[:ended] if ended else chunk
+            # a longer line is refused by what reads it
+            if ended or len(line) > MAX_ANSWER:
+                yield whole_characters(bytes(line))
+                line = bytearray(chunk[ended:] if ended else b"")
+        yield whole_characters(bytes(line))
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
 
 
 class _Sparse(httpx2.AsyncByteStream):
