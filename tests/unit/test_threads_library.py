@@ -944,6 +944,25 @@ async def test_a_rollback_leaves_nothing_behind_that_a_deletion_does_not_find(ma
                 await agent.list_messages(agent.get_remote_thread(gone))
 
 
+async def test_a_conversation_that_was_opened_by_its_id_is_rewound_to_there(make: MakeAgent) -> None:
+    """Also from JSON and as a copy: nothing else leads to it, for the next message and for a deletion.
+
+    covers: THREAD-6
+    """
+    async with make(thread={"kind": "remote"}) as agent:
+        first = agent.get_remote_thread()
+        await agent.run("My name is Ada.", first)
+        thread = agent.get_remote_thread(first.remote_id)
+        await agent.run("hello", thread)
+        for each in (thread, thread.copy(), agent.open_thread(thread.to_json())):
+            each.rewind()
+            assert (await agent.run("What is my name?", each)).text == "Your name is Ada."
+        thread.rewind()
+        await thread.delete()
+        with pytest.raises(RemoteThreadLost):
+            await agent.list_messages(agent.get_remote_thread(first.remote_id))
+
+
 @pytest.mark.parametrize("way", ["fork", "copy", "workflow"])
 async def test_a_branch_that_went_another_way_is_deleted_alone(make: MakeAgent, way: str) -> None:
     """Also when it was opened from JSON: the original goes on. covers: THREAD-6"""

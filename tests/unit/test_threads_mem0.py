@@ -17,7 +17,8 @@ import msgspec
 import pytest
 from threads_setup import CountedStore, Engine
 
-from tealagents.domain.models import Json
+from tealagents.domain.models import Caller, Item, Json, User
+from tealagents.state.new_message import NewMessage
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError, open_provider
@@ -137,6 +138,40 @@ async def test_what_was_said_is_found_in_a_new_session(
         await engine.say("What is my cat called?")
         assert len(model.calls[-1].messages) == 2
     assert loopback_only == []
+
+
+async def test_a_message_without_words_is_answered_without_memories(
+    store: CountedStore, embeddings: str, tmp_path: Path
+) -> None:
+    """An image alone, or blanks: Mem0 can search for neither, and nothing empty is remembered of them."""
+    provider: Any = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
+    model = ScriptedModel()
+    async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
+        for item in (Item("image", "data:image/png;base64,AAAA"), Item("text", " \n")):
+            sent = await engine.service.send(engine.caller, NewMessage(items=(item,)), None, streamed=False)
+            record = await engine.service.outcome(sent)
+            assert record.status == "Completed", record.error
+        kept = await provider._memory.get_all(filters={"user_id": "t.ada"})
+        assert all(each["memory"].strip() for each in kept["results"])
+
+
+async def test_users_whose_names_have_blanks_have_memories_of_their_own(
+    store: CountedStore, embeddings: str, tmp_path: Path
+) -> None:
+    """Within a name Mem0 refuses them, and at its ends it drops them."""
+    provider = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
+    model = ScriptedModel()
+    names = ("ada", "ada ", "ada%20", "Ada Lovelace")
+    async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
+        for number, name in enumerate(names):
+            engine.caller = Caller(user=User("t", name))
+            record = await engine.say(f"My cat is called Tom{number}")
+            assert record.status == "Completed", record.error
+        for number, name in enumerate(names):
+            engine.caller = Caller(user=User("t", name))
+            await engine.say("What is my cat called?")
+            known = str(model.calls[-1].messages[1]["content"])
+            assert [other for other in range(len(names)) if f"Tom{other}" in known] == [number]
 
 
 def test_nothing_is_asked_for_at_import(tmp_path: Path) -> None:

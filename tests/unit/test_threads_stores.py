@@ -15,9 +15,11 @@ from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
 from tealagents.domain.models import Message
+from tealagents.domain.ports import Commit, WrappedStore
 from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.stores.encrypted import Cipher
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.servers import RedisServer
 from tealagents.threads import (
@@ -565,6 +567,59 @@ async def test_the_last_of_two_savers_wins(url: str) -> None:
             assert texts(list(found.messages))[1:] in (["by 0"], ["by 1"])
         await threads.delete(found)
         assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
+class Interrupted(WrappedStore):
+    """Another process does something once, before or after the first commit that `meets` says."""
+
+    meets: Callable[[Commit], bool] | None = None
+    after = False
+
+    async def other(self) -> None:
+        raise NotImplementedError
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        now = self.meets is not None and self.meets(commit)
+        if now:
+            self.meets = None
+        if now and not self.after:
+            await self.other()
+        await self.store.commit(partition, commit)
+        if now and self.after:
+            await self.other()
+
+
+@pytest.mark.parametrize("make", [small, large])
+@pytest.mark.parametrize("written", ["thread/", "blob/"])
+async def test_a_save_that_meets_a_deletion_is_there_whole(
+    make: Callable[[], LocalThread], written: str
+) -> None:
+    """Whether its record was not yet written, or nothing of it: the last save wins."""
+    async with Interrupted(MemoryStore()) as store:
+        threads, others = ThreadStore(store, "Tester"), ThreadStore(store.store, "Tester")
+        thread = make()
+        await threads.save(thread)
+        copied = await others.load(thread.thread_id)
+        store.meets = lambda commit: any(key.startswith(written) for key in commit.put)
+        store.other = lambda: others.delete(copied)  # type: ignore[method-assign]
+        await threads.save(thread)
+        assert (await others.load(thread.thread_id)).to_json() == thread.to_json()
+        await threads.delete(thread)
+        assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
+@pytest.mark.parametrize("make", [small, large])
+async def test_a_save_in_the_middle_of_a_deletion_is_there_whole(make: Callable[[], LocalThread]) -> None:
+    """The deletion has erased the record, and goes on to what is out of line: not to what was saved since."""
+    async with Interrupted(MemoryStore()) as store:
+        threads, others = ThreadStore(store, "Tester"), ThreadStore(store.store, "Tester")
+        thread = make()
+        await threads.save(thread)
+        copied = await others.load(thread.thread_id)
+        store.meets, store.after = lambda commit: bool(commit.delete), True
+        store.other = lambda: others.save(copied)  # type: ignore[method-assign]
+        await threads.delete(thread)
+        assert (await others.load(copied.thread_id)).to_json() == copied.to_json()
 
 
 async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStoreFactory) -> None:

@@ -25,6 +25,7 @@ from mcp.shared._context_streams import create_context_streams
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
@@ -48,12 +49,15 @@ from tealagents.tools.mcp_transport import (
     UNAUTHORIZED,
     BearerToken,
     ReportingClient,
+    whole_characters,
 )
 from tealagents.tools.options import MCPServerOptions
 
 #: seconds that something outside of this process is given to happen
 PATIENCE = 60.0
 TRUSTED: dict[str, Any] = {"trust_level": "trusted"}
+#: what gateways answer that gave up waiting
+GAVE_UP = (408, 502, 503, 504, 520, 522, 524)
 
 
 @asynccontextmanager
@@ -88,6 +92,68 @@ def is_running(pid: int) -> bool:
 def lines(folder: Path, file: str) -> list[str]:
     path = folder / file
     return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+# --- half characters ---------------------------------------------------------------------------------
+
+
+async def test_half_a_character_of_a_child_process_is_the_replacement_character(tmp_path: Path) -> None:
+    """In a description and in an answer: servers in JavaScript cut texts within an emoji."""
+    async with opened(**odd(tmp_path, "halving"), **TRUSTED) as server:
+        assert by_name(server)["odd-echo"].spec.description == "The tool echo.\ufffd"
+        assert await call(server, "echo", text="😀") == '{"text": "\\ud83d\\ude00"}\ufffd'
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["JSON", "events"])
+async def test_half_a_character_over_http_is_the_replacement_character(streamed: bool) -> None:
+    """Wherever the answer is cut on its way."""
+    said = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "halving", "version": "1"},
+        },
+        "tools/list": {
+            "tools": [{"name": "read", "description": "\ud83d", "inputSchema": {"type": "object"}}]
+        },
+        "tools/call": {"content": [{"type": "text", "text": "😀 \ude00 \\ud83d \ud83d"}]},
+    }
+
+    async def answer(request: Request) -> Response:
+        message = await request.json()
+        if message["method"] not in said:
+            return Response(status_code=202)
+        text = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": said[message["method"]]})
+        if streamed:
+            text = f"event: message\ndata: {text}\n\n"
+
+        async def letters() -> AsyncIterator[str]:
+            for letter in text:
+                yield letter
+
+        kind = "text/event-stream" if streamed else "application/json"
+        return StreamingResponse(letters(), media_type=kind)
+
+    with served(Starlette(routes=[Route("/mcp", answer, methods=["POST"])])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            assert by_name(server)["web-read"].spec.description == "\ufffd"
+            assert await call(server, "read") == "😀 \ufffd \\ud83d \ufffd"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb"\ud83d\ude00", rb"\ud83d\ude00"),
+        (rb"\uD83D\ud83d\uDE00\ude00", rb"\ufffd\ud83d\uDE00\ufffd"),
+        (rb"\\ud83d", rb"\\ud83d"),
+        (rb"\\\ud83d", rb"\\\ufffd"),
+        (rb"\\ud83d\ude00", rb"\\ud83d\ufffd"),
+        (rb"\u00e4\ud83d\u00e4", rb"\u00e4\ufffd\u00e4"),
+    ],
+)
+def test_only_half_characters_are_replaced(written: bytes, read: bytes) -> None:
+    """A pair is a character, and behind an escaped backslash there is text."""
+    assert whole_characters(written) == read
 
 
 # --- the reference servers -----------------------------------------------------------------------
@@ -671,8 +737,9 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
         Response("data: {\n\n", media_type="text/event-stream"),
         Response('{"jsonrpc": "2.0"', media_type="application/json", status_code=403),
         Response(status_code=202),
+        *(Response("gave up", media_type="text/html", status_code=status) for status in GAVE_UP),
     ],
-    ids=["another type", "no JSON", "no event", "no error", "accepted"],
+    ids=["another type", "no JSON", "no event", "no error", "accepted", *map(str, GAVE_UP)],
 )
 async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(answer: Response) -> None:
     """Over HTTP: the server has carried the call out, and a gateway says something else."""

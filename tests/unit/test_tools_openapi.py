@@ -663,14 +663,21 @@ async def test_a_redirect_may_say_that_a_call_is_done(tmp_path: Path, server: st
         assert not raised.value.unknown
 
 
-@pytest.mark.parametrize(("status", "unknown"), [(500, True), (502, True), (504, True), (503, False)])
+@pytest.mark.parametrize(
+    ("status", "headers", "unknown"),
+    [
+        *((status, {}, True) for status in (408, 500, 502, 503, 504, 520, 522, 524)),
+        (501, {}, False),
+        (503, {"Retry-After": "5"}, False),
+    ],
+)
 async def test_a_call_that_broke_at_the_service_may_be_done(
-    tmp_path: Path, status: int, unknown: bool
+    tmp_path: Path, status: int, headers: dict[str, str], unknown: bool
 ) -> None:
     """A gateway gave up waiting, or the service failed half-way: only a GET has certainly changed nothing."""
 
     async def answer(request: Request) -> Response:
-        return Response("upstream timed out", status_code=status)
+        return Response("upstream timed out", status_code=status, headers=headers)
 
     item = {"get": {"operationId": "look"}, "post": {"operationId": "order"}}
     document = {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {"/x": item}}

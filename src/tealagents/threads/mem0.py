@@ -6,15 +6,20 @@ telemetry is switched off before it.
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 from pydantic import Field
 
 from tealagents.domain.models import Json, Message
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
+
+#: what is percent-encoded in Mem0's user ids
+_ENCODED = re.compile(r"[\s%]")
 
 
 class Mem0Options(ProviderOptions):
@@ -34,8 +39,8 @@ class Mem0Options(ProviderOptions):
 class Mem0Provider(ContextProvider):
     """Adds what Mem0 finds for the user's message, and passes each exchange to Mem0.
 
-    Its user id is the user's tenant and object id. Erasing a task does not erase the memories that Mem0 has
-    made of it; each has the `task_id` in its metadata.
+    Its user id is the user's tenant and object id, with blanks percent-encoded. Erasing a task does not erase
+    the memories that Mem0 has made of it; each has the `task_id` in its metadata.
     """
 
     Options: ClassVar = Mem0Options
@@ -69,8 +74,10 @@ class Mem0Provider(ContextProvider):
             await client.aclose()
 
     async def invoking(self, invocation: Invocation) -> Context | None:
+        if not invocation.text.strip():
+            return None  # Mem0 searches by words, and refuses a message that has none
         found = await self._memory.search(
-            invocation.text, filters={"user_id": invocation.user.key}, top_k=self.options.top_k
+            invocation.text, filters={"user_id": _user_id(invocation)}, top_k=self.options.top_k
         )
         known = [str(each["memory"]) for each in found["results"]]
         if not known:
@@ -83,16 +90,22 @@ class Mem0Provider(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        said = [{"role": "user", "content": invocation.text}]
-        said += [
-            {"role": "assistant", "content": m.text} for m in response if m.role == "assistant" and m.text
-        ]
+        texts = [("user", invocation.text), *((m.role, m.text) for m in response if m.role == "assistant")]
+        said = [{"role": role, "content": text} for role, text in texts if text.strip()]
+        if not said:
+            return
         await self._memory.add(
             said,
-            user_id=invocation.user.key,
+            user_id=_user_id(invocation),
             metadata={"session_id": invocation.session_id, "task_id": invocation.task_id},
             infer=self.options.infer,
         )
+
+
+def _user_id(invocation: Invocation) -> str:
+    """The user's key as Mem0 takes it: it refuses blanks within an id, and drops those at its ends, so that
+    two users would share their memories."""
+    return _ENCODED.sub(lambda found: quote(found[0]), invocation.user.key)
 
 
 def _imported(directory: str | None) -> Any:

@@ -28,6 +28,7 @@ class RemoteParts(Struct, frozen=True):
     beginning: tuple[Message, ...]
     inherited: frozenset[str] = frozenset()
     abandoned: tuple[str, ...] = ()
+    origin_id: str | None = None
 
 
 class RemoteThread(AgentThread):
@@ -54,6 +55,8 @@ class RemoteThread(AgentThread):
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
         self.remote_id = remote_id
+        #: what `rewind` goes back to: without it, nothing would lead to the conversation any more
+        self.origin_id = remote_id
         self.beginning = tuple(beginning)
         self.service = service
         #: checkpoints of the thread that this one is a copy of, which may go on from them
@@ -101,7 +104,7 @@ class RemoteThread(AgentThread):
         """Each continues the same response on its own; copies of a conversation share it."""
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
-        copied.beginning = self.beginning
+        copied.origin_id, copied.beginning = self.origin_id, self.beginning
         copied._like(self)
         copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
@@ -147,7 +150,7 @@ class RemoteThread(AgentThread):
             raise NotForkable("The model service keeps no earlier states of a conversation.")
 
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
-        self.remote_id = checkpoint.remote_id
+        self.remote_id = checkpoint.remote_id if checkpoint.checkpoint_id else self.origin_id
 
     def _parts(self) -> Json:
         return {
@@ -155,6 +158,7 @@ class RemoteThread(AgentThread):
             "beginning": msgspec.to_builtins(self.beginning),
             "inherited": sorted(self.inherited),
             "abandoned": self.abandoned,
+            "origin_id": self.origin_id,
         }
 
     @classmethod
@@ -167,5 +171,5 @@ class RemoteThread(AgentThread):
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
         thread.beginning, thread.inherited = parts.beginning, parts.inherited
-        thread.abandoned = parts.abandoned
+        thread.abandoned, thread.origin_id = parts.abandoned, parts.origin_id
         return thread

@@ -52,17 +52,19 @@ class ThreadStore:
         """Keeps the thread as it is now, with what its providers keep in it."""
         await self._check_key()
         document = thread.document()
-        data = encode_json(document)
         name = keys.plain(thread.thread_id)
         key = THREADS + name
         kept = StoredThread(thread_id=thread.thread_id, document=document)
-        if len(data) > BLOB_BYTES:
-            # chunks are named by their digest: two saves of the same must not share, nor drop, each other's
-            data = encode_json({**document, "saved": ids.random_id()})
-            chunks = await self._records.put_blob(self._partition, name, data)
-            kept = StoredThread(thread_id=thread.thread_id, chunks=chunks)
+        is_large = len(encode_json(document)) > BLOB_BYTES
         while True:
+            # read before the chunks are written: a deletion, which erases them, is then a conflict
             before = await self._records.get(self._partition, key, StoredThread)
+            if is_large:
+                # chunks are named by their digest: two saves of the same must not share, nor drop, each
+                # other's, nor must a second try those that a deletion is erasing
+                data = encode_json({**document, "saved": ids.random_id()})
+                chunks = await self._records.put_blob(self._partition, name, data)
+                kept = StoredThread(thread_id=thread.thread_id, chunks=chunks)
             try:
                 await self._records.commit(
                     self._partition,
@@ -71,9 +73,10 @@ class ThreadStore:
                     put={key: kept},
                 )
             except Conflict:
+                await self._drop(name, kept.chunks)
                 continue
             break
-        if before is not None and before.value.chunks is not None:
+        if before is not None:
             await self._drop(name, before.value.chunks)
 
     async def _check_key(self) -> None:
@@ -121,14 +124,14 @@ class ThreadStore:
         key = THREADS + name
         with suppress(ThreadDeleted):  # by an earlier try that got no further
             await thread.delete()
+        # listed first: those of a save that begins once the thread is gone are not erased
+        chunks = self._records.every(self._partition, keys.blobs(name), page=ERASED_AT_ONCE)
+        erased = [chunk async for chunk, _ in chunks]
         await self._records.commit(self._partition, marker=key, delete=[key])
-        await self._drop(name, None)
+        await self._records.delete(self._partition, erased)
 
     async def _drop(self, name: str, old: BlobRef | None) -> None:
-        """Erases the chunks of a version that is no longer kept, or of all."""
-        prefix, after = keys.blobs(name) + (old.blob if old else ""), None
-        while found := await self._records.store.scan(
-            self._partition, prefix, after=after, limit=ERASED_AT_ONCE
-        ):
-            after = found[-1][0]
-            await self._records.delete(self._partition, [key for key, _ in found])
+        """Erases the chunks of a version that is not kept."""
+        if old is not None:
+            chunks = [keys.blob(name, old.blob, number) for number in range(old.pieces)]
+            await self._records.delete(self._partition, chunks)

@@ -268,7 +268,7 @@ class WorkflowThread(AgentThread):
         )
 
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
-        """Sub-threads that are younger than the checkpoint stay, and are empty."""
+        """Sub-threads that are younger than the checkpoint stay, and are rewound."""
         for key, thread in self.sub_threads.items():
             at = checkpoint.threads.get(key)
             if at is not None and at in _checkpoints(thread):

@@ -1,6 +1,12 @@
-"""The one error of opening tools."""
+"""The one error of opening tools, and the HTTP errors that leave open whether a call was carried out."""
+
+from collections.abc import Mapping
 
 from tealagents.domain.errors import ToolFailed
+
+#: statuses that also come when the call has reached the service and its answer has not come back: a gateway
+#: gave up waiting (those from 520 on are Cloudflare's and other proxies' own), or the service failed half-way
+_BROKEN = frozenset({408, 500, 502, 504, 520, 522, 524, 598, 599})
 
 
 class ToolsetError(ToolFailed):
@@ -8,3 +14,11 @@ class ToolsetError(ToolFailed):
 
     Raised at start only. The text names the file, the place in it, and what to do.
     """
+
+
+def may_be_done(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether a call with this answer may have been carried out nonetheless.
+
+    A service that turns calls away says when to come back; some gateways that gave up waiting say 503, too.
+    """
+    return status in _BROKEN or (status == 503 and "retry-after" not in headers)

@@ -24,7 +24,13 @@ from pydantic import ValidationError
 from tealagents import __version__
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.mcp_transport import SESSION_LOST, BearerToken, http_transport, stdio_transport
+from tealagents.tools.mcp_transport import (
+    SESSION_LOST,
+    BearerToken,
+    http_transport,
+    stdio_transport,
+    whole_characters,
+)
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -300,10 +306,11 @@ class _WatchedStream:
 
     async def __anext__(self) -> SessionMessage | Exception:
         try:
-            return await self._stream.__anext__()
+            message = await self._stream.__anext__()
         except BaseException:
             self._ended()
             raise
+        return _read_again(message) if isinstance(message, ValidationError) else message
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -313,6 +320,19 @@ class _WatchedStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._stream.__aexit__(kind, error, trace)
+
+
+def _read_again(error: ValidationError) -> SessionMessage | Exception:
+    """What a child process wrote that the SDK cannot read: half a character may be all that is wrong."""
+    first = error.errors()[0]
+    if first["type"] != "json_invalid":
+        return error
+    written = whole_characters(first["input"].encode())
+    try:
+        message = types.jsonrpc_message_adapter.validate_json(written, by_name=False)
+    except ValidationError:
+        return error
+    return SessionMessage(message)
 
 
 def _mode(version: str | None) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -21,7 +22,7 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment, std
 from mcp.client.streamable_http import streamable_http_client
 
 from tealagents.outbound.reading import BoundedClient, Unacceptable
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
 
@@ -52,7 +53,24 @@ LAST_WORDS_SECONDS = 1.0
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
 #: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
 _PASSING = frozenset({401, 408, 409, 425, 429})
+#: half a character in JSON: the one half without the other
+_HALF = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _GUARD = Path(__file__).with_name("process_guard.py")
+
+
+def whole_characters(written: bytes) -> bytes:
+    """JSON, or a part of it that cuts no character, with U+FFFD in the place of half characters.
+
+    Servers that cut text by UTF-16 units write such halves, which the SDK's parser refuses.
+    """
+    if b"\\u" not in written or b"\0" in written:
+        return written
+    # what stands behind an escaped backslash is no escape; JSON holds no NUL
+    hidden = written.replace(b"\\\\", b"\0\0")
+    return _HALF.sub(rb"\\ufffd", hidden).replace(b"\0\0", b"\\\\")
 
 
 # --- HTTP ----------------------------------------------------------------------------------------
@@ -116,6 +134,7 @@ class ReportingClient(BoundedClient):
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
         try:
             response = await super().send(request, stream=True, **options)
+            response.stream = _WholeCharacters(response.stream)
             if _is_stream(response):
                 response.stream = _Sparse(response.stream, break_is_end=listens)
             else:
@@ -170,6 +189,27 @@ def _check_marks(marks: int) -> None:
         raise httpx2.SSEError(f"the answer holds more than {MAX_MARKS:,} values")
 
 
+class _WholeCharacters(httpx2.AsyncByteStream):
+    """A body of JSON, or of events, without half characters. It comes in whole lines, which cut none."""
+
+    def __init__(self, body: Any) -> None:
+        self._body: httpx2.AsyncByteStream = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        line = bytearray()
+        async for chunk in self._body:
+            ended = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+            line += chunk[:ended] if ended else chunk
+            # a longer line is refused by what reads it
+            if ended or len(line) > MAX_ANSWER:
+                yield whole_characters(bytes(line))
+                line = bytearray(chunk[ended:] if ended else b"")
+        yield whole_characters(bytes(line))
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
 class _Sparse(httpx2.AsyncByteStream):
     """The body of a stream none of whose events holds too many values."""
 
@@ -214,8 +254,7 @@ def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Respo
         return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
     if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
         return response
-    # these three also come when the call has reached the server and its answer has not come back
-    code = OUTCOME_UNKNOWN if response.status_code in (500, 502, 504) else REFUSED
+    code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
     return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
 

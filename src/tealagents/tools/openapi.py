@@ -22,7 +22,7 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.oauth_context import AuthorizedContext
@@ -44,8 +44,6 @@ MAX_REDIRECTS = 5
 DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-#: statuses that also come when the call has reached the service and its answer has not come back
-_BROKEN = frozenset({500, 502, 504})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
@@ -254,7 +252,7 @@ def _answer_text(answer: Fetched, method: str, place: str) -> str:
     if answer.status >= 400:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
         said = f"{place} answered {status}: {reason}"
-        if answer.status in _BROKEN and method not in _SAFE:
+        if method not in _SAFE and may_be_done(answer.status, answer.headers):
             raise ToolFailed(f"{said}\n{_UNKNOWN}", unknown=True)
         if answer.status == 401:
             raise _Unauthorized(said)
