@@ -73,6 +73,17 @@ def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_pat
             assert one.post("/mcp", json=listing, headers=headers).status_code == afterwards
 
 
+def test_a_stop_while_a_host_is_connected_logs_no_error(nursery: Nursery, tmp_path: Path) -> None:
+    """The stream of its session is ended, not broken off."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
+    with replicas(nursery, tmp_path, 1, env=env, **SPEC) as alone, alone.first.client() as own:
+        headers = {"accept": ACCEPT, "mcp-session-id": opened(own), "mcp-protocol-version": "2025-11-25"}
+        with own.stream("GET", "/mcp", headers=headers) as stream:
+            assert alone.first.terminate() == 0
+            stream.read()
+        assert "ERROR" not in alone.first.log()
+
+
 async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path, era: Era) -> None:
     """After `kill -9` the host continues where it was; what ran has failed, and does not run again."""
     env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}  # a busy machine misses beats
