@@ -302,6 +302,25 @@ def test_a_decision_that_does_not_fit_is_refused_and_changes_nothing(
     assert lines(file) == []
 
 
+def test_a_call_of_the_clients_own_tool_is_said_to_be_answered_by_its_client_or_rejected() -> None:
+    """Its output cannot be sent in this protocol, so none is asked for. covers: HITL-1"""
+    tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+    asked = {"model": "Tester", "input": call("get_weather"), "tools": [tool]}
+    with working_service(protocols=["openai"]) as (service, _), service.client() as ada:
+        assert ada.post("/openai/v1/responses", json=asked).status_code == 200
+        (pause,) = items(ada, "/approvals", status="pending")
+        each = [{"id": pause["tool_calls"][0]["id"], "action": "approve"}]
+        for field, decision in (
+            ("decisions", {"action": "approve"}),
+            ("decisions.0.action", {"decisions": each}),
+        ):
+            refused = decide(ada, pause, **decision)
+            problem(refused, 422, "invalid_request", field)
+            assert "the client that declared the tool runs it and sends its output" in refused.text
+            assert "others can only reject the call" in refused.text
+        assert decide(ada, pause, action="reject").json()["status"] == "Completed"
+
+
 def test_what_is_not_there_to_be_decided_is_said(ada: httpx.Client, file: Path) -> None:
     """An unknown request is refused as when it is read; an unknown pause is 404, a malformed id 422, a
     request without a pause 404."""

@@ -134,13 +134,24 @@ def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     assert code == 2
     assert "its tasks are done by 2 agents" in said
     looping = write(tmp_path, ADDER.replace("Tell {{ _add }}.", '"{% for x in _add %}{% endfor %}"'))
-    assert "the instructions of tell decide or loop" in upgrade(looping)[1]
+    more = "the instructions of tell do more than name fields, in"
+    assert f"{more} {{% for x in _add %}}: write" in upgrade(looping)[1].replace("\n", " ")
     ours = write(tmp_path, UPGRADED)
     assert "is of tealagents/v1alpha1 already" in upgrade(ours)[1]
     (tmp_path / "config.v1alpha1.yaml").write_text("mine")
     assert "exists; name another" in upgrade(write(tmp_path, CHAT))[1]
     assert (tmp_path / "config.v1alpha1.yaml").read_text() == "mine"
     assert "file name too long" in upgrade(write(tmp_path, CHAT), "--output", "x" * 300)[1]
+
+
+def test_what_cannot_be_put_into_words_is_quoted(tmp_path: Path) -> None:
+    """As it is written; a comment is nothing that would have to be."""
+    indexed = '"{# once #} {{ two }}: {{ chat_history[0].content }}, {{ topic }}"'
+    said = upgrade(write(tmp_path, ADDER.replace("Tell {{ _add }}.", indexed)))[1].replace("\n", " ")
+    assert "do more than name fields, in {{ chat_history[0].content }}: write the system_prompt" in said
+    commented = ADDER.replace("Tell {{ _add }}.", '"Tell {{ _add }}{# {{ two }},\\n once #}."')
+    assert upgrade(write(tmp_path, commented))[0] == 0
+    assert "2. tell: Tell (the result of add).\n" in (tmp_path / "config.v1alpha1.yaml").read_text()
 
 
 def test_a_file_that_cannot_be_written_anew_stays_as_it_is(nursery: Nursery, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ class OpenCalls:
     ) -> Iterator[asyncio.Future[RequestView]]:
         """What a message or a decision begins, while the call waits for its end.
 
-        A call with a name is given up by its name alone; one without by ending the wait, which cancels the
-        request. What begins is stored to its end all the same: a commit that is left midway would end as a
-        failure.
+        A call with a name is given up by its name; one without, and any where leaving cancels, by ending the
+        wait, which cancels the request. What begins is stored to its end all the same: a commit that is left
+        midway would end as a failure.
         """
         sent = asyncio.ensure_future(beginning)
         if name is not None:
@@ -44,7 +44,8 @@ class OpenCalls:
         try:
             yield sent
         except asyncio.CancelledError:
-            self.exchange.in_background(self._given_up(sent) if name is None else asyncio.wait([sent]))
+            gives_up = name is None or self.exchange.agent.on_disconnect == "cancel"
+            self.exchange.in_background(self._given_up(sent) if gives_up else asyncio.wait([sent]))
             raise
         finally:
             if self._named.get(name) is sent:

@@ -260,21 +260,25 @@ async def patiently(
 ) -> None:
     """Serves a library's application; gives a client up that takes nothing of the response, or of its end.
 
-    A stream of events has a comment after `keepalive_seconds` of silence.
+    A stream of events has a comment after `keepalive_seconds` of silence, and an end: MCP's SDK leaves it out
+    when the process stops, which the server would log as an error.
     """
     sending = _Sending(send, scope.get(_TRANSPORT), math.inf, lambda: None)
     sending.watch()
+    is_stream = False
 
     async def write(message: Message) -> None:
+        nonlocal is_stream
         if message["type"] == "http.response.body":
             sending.ended = not message.get("more_body", False)
         await sending.write(message)
         if message["type"] == "http.response.start" and _is_stream(message):
+            is_stream = True
             sending.keep_alive(keepalive_seconds)
 
     try:
         await app(scope, receive, write)
-        await sending.taken()
+        await (sending.end() if is_stream and not sending.ended else sending.taken())
     finally:
         sending.stop()
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +29,9 @@ What changes for clients:
   events     request, partial-response, tool-call, tool-result, final-response or error, each with an id
   callers    Authorization: Bearer … on every call, as TA_AUTH wants it; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
-_PARTS = re.compile(r"\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*(?:\|[^}]*)?-?\}\}")
+_PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*(?:\|[^}]*)?-?\}\}")
 _BY_HAND = "write that part in another way first, or upgrade the file by hand"
-_CODE = re.compile(r"\{[{%#]")
+_CODE = re.compile(r"\{[{%#](?s:.*?)(?:[}%#]\}|$)")
 
 
 class NotUpgraded(ValueError):
@@ -213,15 +214,17 @@ def _steps(tasks: Sequence[tuple[str, str]]) -> str:
 
 
 def _plain(name: str, instructions: str) -> str:
-    """Instructions with words in place of what was filled in."""
+    """Instructions with words in place of what was filled in, without comments."""
 
     def said(part: re.Match[str]) -> str:
-        name = part["name"]
+        if (name := part["name"]) is None:
+            return ""
         return f"(the result of {name[1:]})" if name.startswith("_") else f"(the user's {name})"
 
     text = _PARTS.sub(said, instructions).strip()
-    if _CODE.search(text):
-        raise NotUpgraded(f"the instructions of {name} decide or loop: write the system_prompt by hand")
+    if code := _CODE.search(text):
+        more = f"do more than name fields, in {shorten(code[0], 80, placeholder=' …')}"
+        raise NotUpgraded(f"the instructions of {name} {more}: write the system_prompt by hand")
     return text
 
 

@@ -187,7 +187,9 @@ class Approvals:
         missing = shown.keys() - decisions.keys() if approval.status == "pending" else set()
         unanswered = sorted(name for name in missing if shown[name].by_client)
         if unanswered and command.action == "approve":
-            raise InvalidRequest("decisions", f"must have the output of {', '.join(unanswered)}: {_CLIENTS}")
+            raise InvalidRequest(
+                "decisions", f"cannot approve {', '.join(unanswered)} without output: {_CLIENTS}"
+            )
         if missing and command.action is None:
             raise InvalidRequest(
                 "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
@@ -211,8 +213,8 @@ class Approvals:
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 
-#: why a bare approval is not enough
-_CLIENTS = "the client that declared the tool runs it"
+#: why a bare approval is not enough; not every protocol takes an output
+_CLIENTS = "the client that declared the tool runs it and sends its output; others can only reject the call"
 
 
 def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCall) -> Decision:
@@ -222,7 +224,7 @@ def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCal
         return Decision(id=decision.id, action="approve", output=decision.output, is_error=decision.is_error)
     action = decision.action or default
     if call.by_client and action == "approve":
-        raise InvalidRequest(f"decisions.{n}.output", f"is needed: {_CLIENTS}")
+        raise InvalidRequest(f"decisions.{n}.action", f"cannot be approve without output: {_CLIENTS}")
     if action is None:
         raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
     if action not in ("approve", "reject"):

@@ -271,6 +271,35 @@ def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels(se
         until(lambda: own.get("/tasks?status=Canceled").json()["items"])
 
 
+@pytest.mark.parametrize("by", ["DELETE", "the SDK"])
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_the_end_of_a_session_cancels_an_older_call_where_leaving_cancels(
+    on_disconnect: str, by: str
+) -> None:
+    """And nothing where it does not, whether a host ends the session itself or closes the SDK's client."""
+    asked: dict[str, Any] = {"message": "slowly"}
+    params = {"name": "ask", "arguments": asked}
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    with serving(SLOW, on_disconnect=on_disconnect) as (service, model), service.client() as own:
+        if by == "DELETE":
+            headers = {**headers_of(body, "2025-11-25"), "mcp-session-id": opened(own)}
+            calling: asyncio.Future[Any] = asyncio.ensure_future(
+                asyncio.to_thread(own.post, "/mcp", json=body, headers=headers)
+            )
+            await eventually(lambda: model.requests)
+            assert own.delete("/mcp", headers=headers).status_code == 200
+        else:
+            async with host(service, "2025-11-25") as client:
+                calling = asyncio.ensure_future(client.call_tool("ask", asked))
+                await eventually(lambda: model.requests)
+        await asyncio.gather(calling, return_exceptions=True)
+        if on_disconnect == "continue":
+            model.release()
+        await eventually(lambda: own.get("/tasks").json()["items"][0]["status"] != "Running")
+        ended = "Canceled" if on_disconnect == "cancel" else "Completed"
+        assert own.get("/tasks").json()["items"][0]["status"] == ended
+
+
 def test_an_answer_is_plain_json_where_nothing_is_to_be_shown_before(service: ServiceThread) -> None:
     """Without a progress token a quick answer opens no stream."""
     with service.client() as client:

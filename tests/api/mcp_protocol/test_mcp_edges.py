@@ -43,6 +43,7 @@ def test_a_user_does_not_use_up_the_sessions_of_others(monkeypatch: pytest.Monke
         refused = _opening(ada)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "too many" in refused.json()["error"]["message"]
+        assert "wait 30 minutes" in refused.json()["error"]["message"]
         opened(eve)
         full = _opening(eve)
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")

@@ -46,7 +46,7 @@ async def test_a_conversation_continues_and_is_decided_elsewhere(
 
 
 def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_path: Path) -> None:
-    """Calls in it are answered anywhere; only what answers a question needs the process that asked."""
+    """Calls in it are answered anywhere; what answers a question, or ends the session, needs its process."""
     env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     with (
         replicas(nursery, tmp_path, env=env, **SPEC) as pair,
@@ -67,6 +67,21 @@ def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_pat
         response = {"jsonrpc": "2.0", "id": 3, "result": {"action": "accept", "content": {}}}
         assert two.post("/mcp", json=response, headers=headers).status_code == 404
         assert one.post("/mcp", json=response, headers=headers).status_code == 202
+        listing = {"jsonrpc": "2.0", "id": 4, "method": "tools/list"}
+        for client, ended, afterwards in ((two, 405, 200), (one, 200, 404)):
+            assert client.delete("/mcp", headers=headers).status_code == ended
+            assert one.post("/mcp", json=listing, headers=headers).status_code == afterwards
+
+
+def test_a_stop_while_a_host_is_connected_logs_no_error(nursery: Nursery, tmp_path: Path) -> None:
+    """The stream of its session is ended, not broken off."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
+    with replicas(nursery, tmp_path, 1, env=env, **SPEC) as alone, alone.first.client() as own:
+        headers = {"accept": ACCEPT, "mcp-session-id": opened(own), "mcp-protocol-version": "2025-11-25"}
+        with own.stream("GET", "/mcp", headers=headers) as stream:
+            assert alone.first.terminate() == 0
+            stream.read()
+        assert "ERROR" not in alone.first.log()
 
 
 async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path, era: Era) -> None:

@@ -65,7 +65,7 @@ class _Manager(StreamableHTTPSessionManager):
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport:
         if sum(owner == requestor for owner in self._session_owners.values()) >= MOST_PER_USER:
-            raise Overloaded("You have too many open sessions. End some (DELETE).", per_user=True)
+            raise Overloaded("You have too many open sessions: end some, or wait 30 minutes.", per_user=True)
         if (admitted := super()._admit_session(requestor)) is None:
             raise Overloaded("Too many sessions are open in this process. Try again shortly.")
         return admitted
@@ -75,7 +75,7 @@ class _Sessions:
     """Hands a request to the SDK's manager that has its session; the session's id shows the process.
 
     What comes for a session of another process, or of one that has ended, is served without: calls work on
-    every replica. Only what answers a question of a call, or cancels it, needs the process that runs it.
+    every replica. Only what answers a question of a call, cancels it, or ends a session needs its process.
     """
 
     def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:

@@ -44,6 +44,8 @@ _WALKING = frozenset(
         *("selectattr", "sort", "sum", "unique"),
     )
 )
+#: those that apply a filter or a test to each value, and which of their arguments names it
+_APPLYING: Mapping[str, int] = {"map": 0, "select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}
 #: those that compare what they are given without counting: what of each value, by their arguments
 _COMPARED: Mapping[Callable[..., Any], Callable[[Mapping[str, Any]], Callable[[Any], Any]]] = {
     FILTERS["dictsort"]: lambda given: itemgetter(0 if given.get("by", "key") == "key" else 1),
@@ -312,6 +314,20 @@ def _check_filter(node: nodes.Filter) -> None:
             taken.bind(*node.args, **{str(each.key): each.value for each in node.kwargs})
         except TypeError as error:
             raise TemplateRefused(f"line {node.lineno}: the filter {node.name}: {error}") from None
+    _check_applied(node)
+
+
+def _check_applied(node: nodes.Filter) -> None:
+    """Jinja looks for it only when there is a value to apply it to."""
+    given = node.args[_APPLYING[node.name] :] if node.name in _APPLYING else []
+    if not given or not isinstance(given[0], nodes.Const):
+        return
+    name = str(given[0].value)
+    if node.name == "map":
+        applied = (name, given[1:], node.kwargs, node.dyn_args, node.dyn_kwargs)
+        _check_filter(nodes.Filter(node.node, *applied, lineno=node.lineno))
+    elif name not in _environment.tests:
+        raise TemplateRefused(f"line {node.lineno}: the test {name} is not for templates here")
 
 
 def _can_be_done(node: nodes.BinExpr) -> bool:
