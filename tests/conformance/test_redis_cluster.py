@@ -12,8 +12,8 @@ from redis.crc import key_slot
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
+from tealagents.stores import StoreConfigError, redis_nodes
 from tealagents.stores import plain_store as store_of
-from tealagents.stores import redis_nodes
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
 from tealagents.testing.store_links import SILENCE
@@ -120,6 +120,21 @@ async def test_a_replica_of_a_cluster_will_do(field: str, monkeypatch: pytest.Mo
         async with store_of(replica.url) as store:
             for partition in map(str, range(6)):
                 await store.commit(partition, put("key", b""))
+
+
+async def test_what_is_wrong_with_one_node_is_said_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The advice is of no use at the node that the URL names."""
+    with running(lambda: RedisCluster(durable=True)) as cluster:
+        *others, node = cluster.nodes
+        node.expect_ok("CONFIG", "SET", "appendfsync", "everysec")
+        with caplog.at_level(logging.WARNING):
+            async with store_of(cluster.url):
+                pass
+        assert f"redis at {node.host}:{node.port} has appendfsync everysec" in caplog.text
+        assert not any(f":{other.port}" in caplog.text for other in others)
+        node.expect_ok("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreConfigError, match=f"redis at {node.host}:{node.port} has .* 'allkeys-lru'"):
+            await store_of(cluster.url).open()
 
 
 async def test_one_clock(redis_cluster: RedisCluster) -> None:

@@ -107,8 +107,8 @@ class Nodes:
                     raise self._unavailable(reason(error)) from None
         raise self._unavailable("its slot is on the move")
 
-    async def survey(self) -> list[dict[str, str]]:
-        """The INFO of the server, or of each node of a cluster that serves slots."""
+    async def survey(self) -> dict[Address, dict[str, str]]:
+        """The INFO of the server, or of each node of a cluster that serves slots, by its address."""
         try:
             try:
                 await self._learn(self._seed)
@@ -116,8 +116,8 @@ class Nodes:
                 info = await self._about(self._seed)
                 if _in_cluster(info):
                     raise
-                return [info]
-            return [await self._about(address) for address in sorted(set(self._owners.values()))]
+                return {self._seed: info}
+            return {node: await self._about(node) for node in sorted(set(self._owners.values()))}
         except (NodeUnreachable, Unknown, ResponseError) as error:
             raise self._unavailable(error) from None
 
