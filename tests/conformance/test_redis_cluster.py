@@ -1,14 +1,18 @@
 """A cluster of Redis: the contract of stores, and what is a cluster's own."""
 
 import asyncio
+import logging
 import re
+from collections.abc import Iterator
 
 import pytest
+from redis.asyncio.connection import Connection
 from redis.crc import key_slot
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
+from tealagents.stores import StoreConfigError, redis_nodes
 from tealagents.stores import plain_store as store_of
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
@@ -42,6 +46,95 @@ async def test_any_node_will_do(redis_cluster: RedisCluster, redis_cluster_url: 
                 await store.commit(partition, put("key", b"", expect={"key": expect and expect.version}))
     for node in redis_cluster.nodes:
         assert node.ask("DBSIZE") != ":0"
+
+
+@pytest.fixture
+def secretive() -> Iterator[RedisCluster]:
+    """A cluster that answers the user `ann` neither INFO nor CONFIG."""
+    with running(RedisCluster) as cluster:
+        for node in cluster.nodes:
+            node.expect_ok("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", "-info", "-config")
+        yield cluster
+
+
+def for_ann(url: str) -> str:
+    return url.replace("//", "//ann:pw@")
+
+
+async def test_a_cluster_that_forbids_questions_is_recognized(
+    secretive: RedisCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its nodes is asked for its policy, and a warning says of which it could not be checked."""
+    with caplog.at_level(logging.WARNING):
+        async with store_of(for_ann(secretive.url)):
+            pass
+    assert caplog.text.count("it must be noeviction") == len(secretive.nodes)
+
+
+async def test_a_watch_of_a_cluster_that_forbids_questions_is_woken(secretive: RedisCluster) -> None:
+    """One that was opened before anything was read or written, too."""
+    url = for_ann(secretive.url)
+    async with store_of(url) as store, store_of(url) as other:
+        for partition in map(str, range(6)):
+            async with store.watch(partition, "topic") as watch:
+                while await watch.wait(SILENCE):
+                    pass
+                await notify(other, partition, "topic")
+                assert await watch.wait(MISSING)
+
+
+async def test_a_watch_is_woken_where_the_cluster_shows_itself_late(secretive: RedisCluster) -> None:
+    """Where CLUSTER is forbidden, too, only a partition of another node shows that it is one."""
+    for node in secretive.nodes:
+        node.expect_ok("ACL", "SETUSER", "ann", "-cluster")
+    url = for_ann(secretive.url)
+    named, *_ = secretive.nodes
+    elsewhere = next(p for p in map(str, range(9)) if owner_and_another(secretive, p)[0] is not named)
+    async with store_of(url) as store, store_of(url) as other, store.watch(elsewhere, "topic") as watch:
+        while await watch.wait(SILENCE):
+            pass
+        assert await store.read(elsewhere, ["key"]) == [None]
+        await other.read(elsewhere, ["key"])
+        async with asyncio.timeout(MISSING):
+            while await watch.wait(SILENCE, found=False):  # woken when the link is lost, and once it is back
+                pass
+        await notify(other, elsewhere, "topic")
+        assert await watch.wait(MISSING)
+
+
+@pytest.mark.parametrize("field", ["redis_mode", "server_mode"])
+async def test_a_replica_of_a_cluster_will_do(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to the nodes that take writes. Valkey has another name for the mode."""
+    ask = redis_nodes._info
+
+    async def info(connection: Connection) -> dict[str, str]:
+        answer = await ask(connection)
+        return {field if name == "redis_mode" else name: value for name, value in answer.items()}
+
+    monkeypatch.setattr(redis_nodes, "_info", info)
+    with running(RedisCluster) as cluster, running(ClusterNode) as replica:
+        master = cluster.nodes[0]
+        replica.expect_ok("CLUSTER", "MEET", master.host, str(master.port), str(master.bus_port))
+        await eventually(lambda: replica.joined(4))
+        replica.expect_ok("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
+        async with store_of(replica.url) as store:
+            for partition in map(str, range(6)):
+                await store.commit(partition, put("key", b""))
+
+
+async def test_what_is_wrong_with_one_node_is_said_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The advice is of no use at the node that the URL names."""
+    with running(lambda: RedisCluster(durable=True)) as cluster:
+        *others, node = cluster.nodes
+        node.expect_ok("CONFIG", "SET", "appendfsync", "everysec")
+        with caplog.at_level(logging.WARNING):
+            async with store_of(cluster.url):
+                pass
+        assert f"redis at {node.host}:{node.port} has appendfsync everysec" in caplog.text
+        assert not any(f":{other.port}" in caplog.text for other in others)
+        node.expect_ok("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreConfigError, match=f"redis at {node.host}:{node.port} has .* 'allkeys-lru'"):
+            await store_of(cluster.url).open()
 
 
 async def test_one_clock(redis_cluster: RedisCluster) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.crc import key_slot
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
@@ -21,7 +22,8 @@ from tealagents.stores import open_store
 from tealagents.stores.encrypted import Cipher
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
-from tealagents.testing.servers import RedisServer
+from tealagents.testing.pytest_servers import running
+from tealagents.testing.servers import RedisCluster, RedisServer
 from tealagents.threads import (
     FileMessages,
     LocalThread,
@@ -469,6 +471,30 @@ async def test_a_lost_reply_adds_nothing_twice(redis_server: RedisServer) -> Non
             await added(cut)
         proxy.upcoming.clear()
         assert texts(await store.list_messages()) == sent
+
+
+async def test_each_node_of_a_cluster_keeps_messages_of_threads(redis_cluster: RedisCluster) -> None:
+    """Whichever node the URL names. covers: THREAD-9"""
+    one, another, _ = redis_cluster.nodes
+    for n in range(12):
+        await RedisMessages(one.url, f"thread-{n}").add_messages([said("user", f"q{n}")])
+        assert texts(await RedisMessages(another.url, f"thread-{n}").list_messages()) == [f"q{n}"]
+    assert all(node.ask("DBSIZE") != ":0" for node in redis_cluster.nodes)
+
+
+async def test_messages_can_be_read_while_a_cluster_moves_them() -> None:
+    """They are at the node that their slot moves to, which the other one names. covers: THREAD-9"""
+    with running(RedisCluster) as cluster:
+        source, target, _ = cluster.nodes
+        key = next(key for key in map(str, range(99)) if key_slot(key.encode()) < 5461)
+        store = RedisMessages(source.url, key)
+        await store.add_messages([said("user", "q")])
+        slot = str(key_slot(key.encode()))
+        target.expect_ok("CLUSTER", "SETSLOT", slot, "IMPORTING", source.ask("CLUSTER", "MYID"))
+        source.expect_ok("CLUSTER", "SETSLOT", slot, "MIGRATING", target.ask("CLUSTER", "MYID"))
+        for name in source.ask("CLUSTER", "GETKEYSINSLOT", slot, "9").splitlines():
+            source.expect_ok("MIGRATE", target.host, str(target.port), name, "0", "2000")
+        assert texts(await store.list_messages()) == ["q"]
 
 
 async def test_redis_away_is_a_clear_error(redis_server: RedisServer) -> None:

@@ -226,22 +226,13 @@ class RedisStore(BaseStore):
 
     async def open(self) -> None:
         try:
-            for info in await self._nodes.survey():
-                self._check_eviction(info.get("maxmemory_policy"))
-                _check_durability(self.where, info)
+            for (host, port), info in (await self._nodes.survey()).items():
+                where = f"{host}:{port}" if self._nodes.clustered else self.where
+                _check_eviction(where, info.get("maxmemory_policy"))
+                _check_durability(where, info)
         except BaseException:
             await self.close()
             raise
-
-    def _check_eviction(self, policy: str | None) -> None:
-        if policy is None:
-            log.warning("redis at %s does not report its maxmemory-policy: it must be noeviction", self.where)
-        elif policy != "noeviction":
-            raise StoreConfigError(
-                f"redis at {self.where} has the maxmemory-policy {policy!r}, under which it would throw "
-                "records away. Run `redis-cli CONFIG SET maxmemory-policy noeviction` and put it into its "
-                "configuration; with a managed service, set it in the parameter group."
-            )
 
     async def close(self) -> None:
         await self._watches.close()
@@ -273,6 +264,17 @@ class RedisStore(BaseStore):
             return await self._nodes.run(slot, ("EVALSHA", script.digest, *rest), settled=settled)
         except NoScriptError:
             return await self._nodes.run(slot, ("EVAL", script.text, *rest), settled=settled)
+
+
+def _check_eviction(where: str, policy: str | None) -> None:
+    if policy is None:
+        log.warning("redis at %s does not report its maxmemory-policy: it must be noeviction", where)
+    elif policy != "noeviction":
+        raise StoreConfigError(
+            f"redis at {where} has the maxmemory-policy {policy!r}, under which it would throw "
+            "records away. Run `redis-cli CONFIG SET maxmemory-policy noeviction` and put it into its "
+            "configuration; with a managed service, set it in the parameter group."
+        )
 
 
 def _check_durability(where: str, info: Mapping[str, str]) -> None:

@@ -74,6 +74,7 @@ class _SubscribedNodes:
     def __init__(self, nodes: Nodes, listener: Listener) -> None:
         self._nodes = nodes
         self._listener = listener
+        self._sharded = nodes.clustered
         self._subscribers: dict[Address, _Subscriber] = {}
 
     async def subscribe(self, channels: Collection[str]) -> None:
@@ -83,20 +84,22 @@ class _SubscribedNodes:
         await self._change("UNSUBSCRIBE", channels)
 
     async def heartbeat(self) -> None:
+        if self._nodes.clustered != self._sharded:  # commits are published by the other command now
+            raise LinkLost("the server is a node of a cluster")
         await asyncio.gather(*(each.ask(("PING",), 1) for each in self._subscribers.values()))
 
     async def close(self) -> None:
         await asyncio.gather(*(each.close() for each in self._subscribers.values()))
 
     async def _change(self, command: str, channels: Collection[str]) -> None:
-        sharded = "S" if self._nodes.clustered else ""
+        prefix = "S" if self._sharded else ""
         slots: dict[int, list[str]] = defaultdict(list)
         for channel in channels:
-            slots[key_slot(channel.encode()) if sharded else 0].append(channel)
+            slots[key_slot(channel.encode()) if self._sharded else 0].append(channel)
         for slot, names in slots.items():
             subscriber = await self._subscriber(self._nodes.owner(slot))
             for batch in _batches(names):
-                await subscriber.ask((sharded + command, *batch), len(batch))
+                await subscriber.ask((prefix + command, *batch), len(batch))
 
     async def _subscriber(self, address: Address) -> "_Subscriber":
         if address not in self._subscribers:

@@ -107,14 +107,17 @@ class Nodes:
                     raise self._unavailable(reason(error)) from None
         raise self._unavailable("its slot is on the move")
 
-    async def survey(self) -> list[dict[str, str]]:
-        """The INFO of the server, or of each node of a cluster that serves slots."""
+    async def survey(self) -> dict[Address, dict[str, str]]:
+        """The INFO of the server, or of each node of a cluster that serves slots, by its address."""
         try:
-            info = await self._about(self._seed)
-            if info.get("redis_mode") != "cluster":
-                return [info]
-            await self._learn(self._seed)
-            return [await self._about(address) for address in sorted(set(self._owners.values()))]
+            try:
+                await self._learn(self._seed)
+            except ResponseError:  # a server on its own, or one that forbids the question
+                info = await self._about(self._seed)
+                if _in_cluster(info):
+                    raise
+                return {self._seed: info}
+            return {node: await self._about(node) for node in sorted(set(self._owners.values()))}
         except (NodeUnreachable, Unknown, ResponseError) as error:
             raise self._unavailable(error) from None
 
@@ -195,7 +198,7 @@ class Nodes:
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             info = await _info(connection)
-            if info.get("role") == "slave" and info.get("redis_mode") != "cluster":
+            if info.get("role") == "slave" and not _in_cluster(info):
                 raise ReadOnlyError("the server is a replica")
         except BaseException:
             await _abort(connection)
@@ -306,6 +309,11 @@ async def _info(connection: Connection) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in pairs if colon}
+
+
+def _in_cluster(info: Mapping[str, str]) -> bool:
+    """Whether a server says that it is a node of a cluster: `redis_mode`, or `server_mode` since Valkey 8."""
+    return "cluster" in (info.get("redis_mode"), info.get("server_mode"))
 
 
 async def _setting(connection: Connection, name: str) -> str:

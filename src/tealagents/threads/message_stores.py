@@ -263,8 +263,8 @@ if tonumber(ARGV[2]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 class RedisMessages:
     """Keeps messages in a list in Redis, the last `max_messages` of them where that is set.
 
-    Adding is one script: atomic, idempotent, and never separating a tool call from its results. Extra:
-    `redis`.
+    Adding is one script: atomic, idempotent, and never separating a tool call from its results. Of a cluster
+    the URL names any node. Extra: `redis`.
     """
 
     def __init__(
@@ -313,22 +313,35 @@ class RedisMessages:
         await self._ask("DEL", self._list)
 
     async def _ask(self, *command: Any) -> Any:
-        """Sends a command, and again where the reply was lost: all are idempotent."""
+        """Sends a command, and again where the reply was lost: all are idempotent.
+
+        In a cluster it goes on to the node that serves the thread's slot.
+        """
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
+        from redis.exceptions import AskError, MovedError, RedisError
         from redis.exceptions import ConnectionError as Lost
-        from redis.exceptions import RedisError
         from redis.exceptions import TimeoutError as TooSlow
 
         failure: Exception | None = None
+        node: dict[str, Any] = {}
+        asking = False
         for attempt in range(3):
-            client = Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), socket_timeout=5)
+            client = Redis.from_url(
+                self._url, single_connection_client=True, retry=Retry(NoBackoff(), 0), socket_timeout=5
+            )
+            client.connection_pool.connection_kwargs.update(node)
             try:
+                if asking:  # of the connection's next command
+                    await client.execute_command("ASKING")  # type: ignore[no-untyped-call]
                 return await client.execute_command(*command)  # type: ignore[no-untyped-call]
             except (Lost, TooSlow, OSError) as error:
                 failure = error
                 await asyncio.sleep(0.1 * attempt)
+            except AskError as error:  # MovedError is one; an empty host is that of the node that was asked
+                failure, asking = error, not isinstance(error, MovedError)
+                node |= {"host": error.host, "port": error.port} if error.host else {"port": error.port}
             except RedisError as error:
                 raise PersistenceUnavailable(f"Redis refuses: {error}") from error
             finally:
