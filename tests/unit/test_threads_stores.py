@@ -620,6 +620,25 @@ async def test_threads_are_sealed_where_a_key_is_set(
             await threads.save(LocalThread(exchange("new", "thread")))
 
 
+async def test_a_thread_that_does_not_open_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
+    """Such as the one that sorts last, under an old key that is no longer given."""
+    url, first, second = f"sqlite:///{tmp_path}/threads.db", "correct-horse-battery", "another-staple"
+    lost, kept, new = small(), small(), small()
+    lost.thread_id, kept.thread_id = "last", "first"
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": first}) as store:
+        await ThreadStore(store, "Tester").save(lost)
+    rotating = {"TA_ENCRYPTION_KEY": second, "TA_ENCRYPTION_OLD_KEYS": first}
+    async with open_store(url, env=rotating) as store:
+        await ThreadStore(store, "Tester").save(kept)
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": second}) as store:
+        threads = ThreadStore(store, "Tester")
+        for thread in (new, kept):
+            await threads.save(thread)
+            assert (await threads.load(thread.thread_id)).to_json() == thread.to_json()
+        with pytest.raises(CorruptState, match="none of those given"):
+            await threads.load("last")
+
+
 async def test_old_keys_open_stored_threads(tmp_path: Path) -> None:
     """After a rotation what was saved before can be read. covers: THREAD-5"""
     url, first, second = f"sqlite:///{tmp_path}/threads.db", "correct-horse-battery", "another-staple"
