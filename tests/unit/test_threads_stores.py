@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
-from tealagents.domain.models import Message
+from tealagents.domain.models import Message, User
 from tealagents.state import keys
-from tealagents.stores import open_store
+from tealagents.state.inventory import Inventory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores import open_store, sealed
 from tealagents.stores.encrypted import Cipher
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.servers import RedisServer
 from tealagents.threads import (
@@ -618,6 +622,31 @@ async def test_threads_are_sealed_where_a_key_is_set(
             await threads.load(kept[0].thread_id)
         with pytest.raises(CorruptState, match="set TA_ENCRYPTION_KEY"):
             await threads.save(LocalThread(exchange("new", "thread")))
+
+
+async def test_a_store_of_sealed_threads_is_opened_with_their_key_alone() -> None:
+    """By a service and an operator's command, too; beside tasks of another key only that one counts.
+
+    covers: THREAD-5
+    """
+    plain, first, second = MemoryStore(), "correct-horse-battery", "another-staple"
+
+    async def check(key: str | None, agent: str = "Tester") -> None:
+        records = RecordStore(sealed(plain, key), agent, SystemClock())
+        await Inventory(records).check_key(keyed=key is not None)
+
+    await ThreadStore(sealed(plain, first), "Tester").save(small())
+    for key, advice in ((None, "set TA_ENCRYPTION_KEY"), (second, "none of those given")):
+        with pytest.raises(CorruptState, match=advice):
+            await check(key)
+    await check(first)
+    await check(None, "Other")
+    services = RecordStore(sealed(plain, second), "Tester", SystemClock())
+    await Directory(services).introduce(User("t", "ada"))
+    await check(second)
+    for key in (None, first):
+        with pytest.raises(CorruptState):
+            await check(key)
 
 
 async def test_a_thread_that_does_not_open_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
