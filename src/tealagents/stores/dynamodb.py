@@ -262,6 +262,8 @@ class DynamoStore(BaseStore):
             wanted = left + wanted[BATCH:]
             # a reply may leave keys out because it was large (they come next), or because of throttling
             idle = idle + 1 if left and not items else 0
+            if idle == ATTEMPTS:
+                raise self.unavailable(f"it left out all that it was asked for {ATTEMPTS} times")
             if idle:
                 await pause(idle)
         return found
