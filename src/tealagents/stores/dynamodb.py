@@ -40,6 +40,7 @@ from tealagents.stores.base import (
     check_key,
     check_keys,
     check_scan,
+    is_address,
     scan_bounds,
 )
 from tealagents.stores.dynamodb_service import (
@@ -79,6 +80,8 @@ def _table(name: str) -> str:
 def _endpoint(url: str) -> str:
     if not re.fullmatch(r"https?://[^@]+", url):
         raise ValueError("must be an http:// or https:// URL, without credentials")
+    if not is_address(url.split("/")[2]):
+        raise ValueError("its host or port cannot be read")
     return url
 
 
