@@ -592,6 +592,27 @@ async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStor
         LocalThread.from_json(one.to_json(), stores=stores)
 
 
+async def test_messages_that_were_never_sealed_can_be_moved_to_a_sealed_thread(
+    stores: MessageStoreFactory,
+) -> None:
+    """Where the key was set later, the error says so and what to do, which works. covers: THREAD-5"""
+
+    def sealing() -> SealedMessages:
+        return SealedMessages(stores(), Cipher("correct horse battery"))
+
+    thread = LocalThread(stores=stores)
+    await thread.on_new_messages(exchange("q", "a"))
+    with pytest.raises(CorruptState, match="open the thread without it, and add its messages to a new"):
+        await LocalThread.from_json(thread.to_json(), stores=sealing).create()
+    before = LocalThread.from_json(thread.to_json(), stores=stores)
+    await before.create()
+    moved = LocalThread(stores=sealing)
+    await moved.on_new_messages(before.messages)
+    again = LocalThread.from_json(moved.to_json(), stores=sealing)
+    await again.create()
+    assert texts(list(again.messages)) == ["q", "a"]
+
+
 @pytest.mark.parametrize("named", ["environment", "dotenv"])
 async def test_threads_are_sealed_where_a_key_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
