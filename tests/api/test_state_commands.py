@@ -567,6 +567,26 @@ def test_a_store_is_migrated(agent: Agent) -> None:
     assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
 
 
+def test_migrating_no_store_says_that_a_new_one_was_made(agent: Agent) -> None:
+    """A mistyped name is noticed: the store that was meant is not migrated."""
+    url = f"sqlite:///{agent.folder}/mistyped.db"
+    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made."
+    assert warning in " ".join(agent.run("migrate", TA_PERSISTENCE=url).output.split())
+    assert agent.run("migrate", TA_PERSISTENCE=url).output == "sqlite is up to date\n"
+
+
+def test_migrating_leaves_the_database_of_another_application_as_it_is(agent: Agent) -> None:
+    """No store is made in it, and it is named."""
+    file = agent.folder / "customers.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE customers (name)")
+    before = file.read_bytes()
+    result = agent.run("migrate", TA_PERSISTENCE=f"sqlite:///{file}")
+    assert result.exit_code == 2
+    assert f"{file} is the database of another application" in " ".join(result.output.split())
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("persistence", ["sqlite:///${PLACE}", "${PLACE}"])
 def test_migrating_needs_no_variable_but_that_of_the_store(agent: Agent, persistence: str) -> None:
     """A job that migrates has none of the secrets with which the service calls its tools."""

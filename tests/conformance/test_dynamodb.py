@@ -390,6 +390,22 @@ async def test_a_busy_service_is_asked_again(
 
 
 @pytest.mark.usefixtures("credentials")
+async def test_what_a_read_leaves_out_is_asked_for_eight_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that never has room for it does not hold the caller for ever."""
+    monkeypatch.setattr("tealagents.stores.dynamodb_service.PAUSE", 0.001)
+    key = {"p": {"S": "p"}, "k": {"S": "a"}}
+    answer: Answer = (200, "", {"Responses": {}, "UnprocessedKeys": {"table": {"Keys": [key]}}})
+    reading = ["BatchGetItem"]
+    async with answering(*[answer] * 7, to=reading) as (url, asked), store_of(url) as store:
+        assert await store.read("p", ["a"]) == [None]
+        assert asked.count("BatchGetItem") == 8
+    async with answering(*[answer] * 20, to=reading) as (url, asked), store_of(url) as store:
+        with pytest.raises(PersistenceUnavailable, match="left out all that it was asked for 8 times"):
+            await store.read("p", ["a"])
+        assert asked.count("BatchGetItem") == 8
+
+
+@pytest.mark.usefixtures("credentials")
 @pytest.mark.parametrize("commit", [ONE, TWO], ids=["item", "transaction"])
 @pytest.mark.parametrize(
     ("answer", "error"),

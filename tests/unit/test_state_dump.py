@@ -5,11 +5,16 @@ import json
 import pytest
 from engine_setup import ADA, Process, Scripted, calls, names, noting, process, says
 
+from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ToolCall
+from tealagents.domain.ports import Commit, Put
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.dump import Exporter, Importer
+from tealagents.state.inventory import Inventory
 from tealagents.state.new_message import Key
+from tealagents.stores import sealed
+from tealagents.stores.memory import MemoryStore
 
 #: bytes of a record that is stored out of line: in chunks that fit into one commit, and that do not
 LARGE, LARGER = 80_000, 800_000
@@ -99,3 +104,32 @@ async def test_a_large_record_that_lacks_a_chunk_is_moved_as_it_was_found() -> N
         (moved,) = await there.store.read(there.partition(), [keys.request(request.request_id)])
         assert moved is not None
         assert await exported(there) == lines
+
+
+@pytest.mark.parametrize("key", [None, "another-staple"])
+async def test_a_damaged_record_of_a_sealed_store_does_not_lock_the_one_it_is_moved_to(
+    key: str | None,
+) -> None:
+    """That opens with its own key, and the import can be repeated, there and where it came from.
+
+    covers: STATE-4
+    """
+    plain = MemoryStore()
+    async with process(sealed(plain, "correct-horse-battery")) as here:
+        await here.ask("hello")
+        ((partition, owner),) = [
+            (place, name)
+            for place in Inventory(here.records).index_partitions()
+            for name in await names(plain, place)
+        ]
+        ((_, record),) = await plain.scan(partition, owner)
+        bits = record.value[:-1] + bytes([record.value[-1] ^ 1])
+        await plain.commit(partition, Commit(operation=operation_id(), put={owner: Put(bits)}))
+        lines = await exported(here)
+        assert (await imported(lines, here)).written == 0
+    async with process(sealed(MemoryStore(), key)) as there:
+        for written in (len(lines) - 2, 0):
+            assert (await imported(lines, there)).written == written
+            assert await exported(there) == lines
+        await there.ask("hello")
+        await Inventory(there.records).check_key(keyed=key is not None)

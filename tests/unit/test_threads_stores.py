@@ -15,10 +15,17 @@ from redis.crc import key_slot
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
+<<<<<<< HEAD
 from tealagents.domain.models import Message
 from tealagents.domain.ports import Commit, WrappedStore
+=======
+from tealagents.domain.models import Message, User
+>>>>>>> fix-stores
 from tealagents.state import keys
-from tealagents.stores import open_store
+from tealagents.state.inventory import Inventory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores import open_store, sealed
 from tealagents.stores.encrypted import Cipher
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
@@ -669,6 +676,27 @@ async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStor
         LocalThread.from_json(one.to_json(), stores=stores)
 
 
+async def test_messages_that_were_never_sealed_can_be_moved_to_a_sealed_thread(
+    stores: MessageStoreFactory,
+) -> None:
+    """Where the key was set later, the error says so and what to do, which works. covers: THREAD-5"""
+
+    def sealing() -> SealedMessages:
+        return SealedMessages(stores(), Cipher("correct horse battery"))
+
+    thread = LocalThread(stores=stores)
+    await thread.on_new_messages(exchange("q", "a"))
+    with pytest.raises(CorruptState, match="open the thread without it, and add its messages to a new"):
+        await LocalThread.from_json(thread.to_json(), stores=sealing).create()
+    before = LocalThread.from_json(thread.to_json(), stores=stores)
+    await before.create()
+    moved = LocalThread(stores=sealing)
+    await moved.on_new_messages(before.messages)
+    again = LocalThread.from_json(moved.to_json(), stores=sealing)
+    await again.create()
+    assert texts(list(again.messages)) == ["q", "a"]
+
+
 @pytest.mark.parametrize("named", ["environment", "dotenv"])
 async def test_threads_are_sealed_where_a_key_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
@@ -699,6 +727,50 @@ async def test_threads_are_sealed_where_a_key_is_set(
             await threads.load(kept[0].thread_id)
         with pytest.raises(CorruptState, match="set TA_ENCRYPTION_KEY"):
             await threads.save(LocalThread(exchange("new", "thread")))
+
+
+async def test_a_store_of_sealed_threads_is_opened_with_their_key_alone() -> None:
+    """By a service and an operator's command, too; beside tasks of another key only that one counts.
+
+    covers: THREAD-5
+    """
+    plain, first, second = MemoryStore(), "correct-horse-battery", "another-staple"
+
+    async def check(key: str | None, agent: str = "Tester") -> None:
+        records = RecordStore(sealed(plain, key), agent, SystemClock())
+        await Inventory(records).check_key(keyed=key is not None)
+
+    await ThreadStore(sealed(plain, first), "Tester").save(small())
+    for key, advice in ((None, "set TA_ENCRYPTION_KEY"), (second, "none of those given")):
+        with pytest.raises(CorruptState, match=advice):
+            await check(key)
+    await check(first)
+    await check(None, "Other")
+    services = RecordStore(sealed(plain, second), "Tester", SystemClock())
+    await Directory(services).introduce(User("t", "ada"))
+    await check(second)
+    for key in (None, first):
+        with pytest.raises(CorruptState):
+            await check(key)
+
+
+async def test_a_thread_that_does_not_open_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
+    """Such as the one that sorts last, under an old key that is no longer given."""
+    url, first, second = f"sqlite:///{tmp_path}/threads.db", "correct-horse-battery", "another-staple"
+    lost, kept, new = small(), small(), small()
+    lost.thread_id, kept.thread_id = "last", "first"
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": first}) as store:
+        await ThreadStore(store, "Tester").save(lost)
+    rotating = {"TA_ENCRYPTION_KEY": second, "TA_ENCRYPTION_OLD_KEYS": first}
+    async with open_store(url, env=rotating) as store:
+        await ThreadStore(store, "Tester").save(kept)
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": second}) as store:
+        threads = ThreadStore(store, "Tester")
+        for thread in (new, kept):
+            await threads.save(thread)
+            assert (await threads.load(thread.thread_id)).to_json() == thread.to_json()
+        with pytest.raises(CorruptState, match="none of those given"):
+            await threads.load("last")
 
 
 async def test_old_keys_open_stored_threads(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store
+from tealagents.stores.base import BaseStore
 
 T = TypeVar("T")
 
@@ -437,6 +438,7 @@ def migrate_command(config: Config = None) -> None:
     """Update the store's tables to what this version needs.
 
     An empty store needs no migration. Stop the service, make a backup, migrate, and start the new version.
+    Where there is no store yet, one is made, with a warning.
     """
     url = load_or_exit(config, needed="spec.persistence").persistence
     try:
@@ -445,9 +447,16 @@ def migrate_command(config: Config = None) -> None:
         if migrate is None:
             print(f"{store.name} has no tables; there is nothing to migrate")
             return
-        applied: list[str] = asyncio.run(migrate())
+        existed, applied = asyncio.run(_migrated(store, migrate))
     except (PersistenceUnavailable, StoreConfigError, CorruptState, OSError) as error:
         raise fail(str(error)) from None
+    if not existed:
+        warn(f"There was no store at {store.where}: a new one was made. Check TA_PERSISTENCE.")
     for name in applied:
         print(f"applied {name}")
     print(f"{store.name} is up to date")
+
+
+async def _migrated(store: BaseStore, migrate: Callable[[], Awaitable[list[str]]]) -> tuple[bool, list[str]]:
+    """Whether there was a store, and what was applied."""
+    return await store.exists(), await migrate()

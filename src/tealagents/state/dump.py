@@ -40,7 +40,7 @@ from tealagents.domain.models import (
     Session,
     User,
 )
-from tealagents.domain.ports import Commit, Put, Record
+from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Found, Inventory, Progress
 from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore
@@ -51,6 +51,9 @@ T = TypeVar("T")
 FORMAT = "tealagents/state/v1"
 #: how the last line begins
 _LAST = b'{"records":'
+#: precedes a damaged value that is still sealed where it is imported: else the new store would pass for a
+#: sealed one, and be opened with its own key no more
+UNOPENED = b"damaged "
 #: how often a task is read again that changes while it is read
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
@@ -74,7 +77,7 @@ class Row(Struct, frozen=True):
         names = {"key": self.key, "partition": self.partition}
         begin = codec.encode_json(names)[:-1]
         if self.damaged:
-            return begin + b',"damaged":"' + base64.b64encode(self.stored) + b'"}\n'
+            return begin + b',"damaged":"' + base64.b64encode(self.stored.removeprefix(UNOPENED)) + b'"}\n'
         return begin + b"," + self.stored[1:] + b"\n"
 
     @property
@@ -285,7 +288,7 @@ class Importer:
     def _mine(self, row: Row) -> Row:
         if not row.partition.startswith(keys.plain(self._records.agent) + "/"):
             raise ValueError(f"the partition {row.partition!r} is not this agent's")
-        return row
+        return replace(row, stored=UNOPENED + row.stored) if row.stored.startswith(SEALED) else row
 
     async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
         """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
@@ -319,7 +322,7 @@ class Importer:
         if not found or found[0][0] != row.key:
             self.written += 1
             return False
-        if found[0][1].value != row.stored:
+        if found[0][1].value not in (row.stored, row.stored.removeprefix(UNOPENED)):
             raise Refused(
                 f"the record {row.key!r} of {row.partition} exists already, and is another. Nothing is "
                 "overwritten: import into an empty store."

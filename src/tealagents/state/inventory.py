@@ -71,10 +71,20 @@ class Inventory:
         """`CorruptState`, with what to do, where the store's key is not that of what it holds.
 
         `keyed`: it has one. Then it is enough that one of the records looked at opens, because a damaged one
-        means no other key; leases, which pass by themselves, do not count.
+        means no other key; leases, which pass by themselves, do not count, and threads only where there is
+        nothing else: a program may have saved them with a key of its own.
         """
-        leases = [] if keyed else [keys.workers(self._records.agent)]
-        places = [*leases, *self.index_partitions()]
+        index, threads = self.index_partitions(), keys.threads(self._records.agent)
+        groups = [index, [threads]] if keyed else [[*index, threads, keys.workers(self._records.agent)]]
+        for places in groups:
+            opened, refused = await self._looked_at(places)
+            if keyed and opened:
+                return
+            if refused is not None:
+                await self._records.get(*refused, object)
+
+    async def _looked_at(self, places: list[str]) -> tuple[bool, tuple[str, str] | None]:
+        """Whether a record of these partitions opens, and one that does not."""
         store, opened, refused = self._records.store, False, None
         pages = await asyncio.gather(*(store.scan(place, "", limit=LOOKED_AT) for place in places))
         for partition, page in zip(places, pages, strict=True):
@@ -83,8 +93,7 @@ class Inventory:
                     refused = partition, key
                 else:
                     opened = True
-        if refused is not None and not (keyed and opened):
-            await self._records.get(*refused, object)
+        return opened, refused
 
     async def owners(self) -> list[User]:
         """All users who have something here, in the order of their partitions."""

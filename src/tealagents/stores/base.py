@@ -35,6 +35,7 @@ __all__ = [
     "check_key",
     "check_keys",
     "check_scan",
+    "is_address",
     "scan_bounds",
 ]
 
@@ -116,6 +117,19 @@ def unreadable_host(scheme: str) -> StoreConfigError:
         f"{scheme}://…: its host or port cannot be read. Write the characters / # ? @ [ ] of a password as "
         "%2F %23 %3F %40 %5B %5D."
     )
+
+
+def is_address(netloc: str) -> bool:
+    """Whether `host:port`, with or without credentials before it, can be a server's.
+
+    Not every driver says so in an error of its own, and the port 0 passes for none.
+    """
+    try:
+        parts = urlsplit(f"//{netloc}")
+        (parts.hostname or "").encode("idna")
+        return parts.port != 0
+    except ValueError:  # also a UnicodeError, of `a..b`
+        return False
 
 
 class StoreOptions(BaseModel):

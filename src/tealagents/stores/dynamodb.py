@@ -40,6 +40,7 @@ from tealagents.stores.base import (
     check_key,
     check_keys,
     check_scan,
+    is_address,
     scan_bounds,
 )
 from tealagents.stores.dynamodb_service import (
@@ -79,6 +80,8 @@ def _table(name: str) -> str:
 def _endpoint(url: str) -> str:
     if not re.fullmatch(r"https?://[^@]+", url):
         raise ValueError("must be an http:// or https:// URL, without credentials")
+    if not is_address(url.split("/")[2]):
+        raise ValueError("its host or port cannot be read")
     return url
 
 
@@ -262,6 +265,8 @@ class DynamoStore(BaseStore):
             wanted = left + wanted[BATCH:]
             # a reply may leave keys out because it was large (they come next), or because of throttling
             idle = idle + 1 if left and not items else 0
+            if idle == ATTEMPTS:
+                raise self.unavailable(f"it left out all that it was asked for {ATTEMPTS} times")
             if idle:
                 await pause(idle)
         return found

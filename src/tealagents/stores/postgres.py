@@ -38,6 +38,7 @@ from tealagents.stores.base import (
     check_key,
     check_keys,
     check_scan,
+    is_address,
     scan_bounds,
 )
 from tealagents.stores.pool import Pool
@@ -86,7 +87,8 @@ class PostgresOptions(StoreOptions):
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
         hosts = url.netloc.rpartition("@")[2]
-        if "@" in url.path or url.netloc.count("@") > 1 or not all(map(_HOST.fullmatch, hosts.split(","))):
+        readable = all(_HOST.fullmatch(host) and is_address(host) for host in hosts.split(","))
+        if "@" in url.path or url.netloc.count("@") > 1 or not readable:
             raise StoreConfigError(
                 f"{url.scheme}://…: what stands between the slashes is not a host and a port. In a user name "
                 "or password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."

@@ -13,7 +13,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
 from redis.crc import key_slot
@@ -30,6 +29,7 @@ from tealagents.stores.base import (
     check_key,
     check_keys,
     check_scan,
+    is_address,
     scan_bounds,
     unreadable_host,
 )
@@ -77,12 +77,9 @@ class RedisOptions(StoreOptions):
                 f"{url.scheme}://…: it must be {url.scheme}://host:port/number. In a user name or password, "
                 "write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
             )
-        address = f"{url.scheme}://{url.netloc}{url.path}"
-        try:
-            _ = urlsplit(address).port
-        except ValueError:
-            raise unreadable_host(url.scheme) from None
-        return {"address": SecretStr(address)}
+        if not is_address(url.netloc):
+            raise unreadable_host(url.scheme)
+        return {"address": SecretStr(f"{url.scheme}://{url.netloc}{url.path}")}
 
 
 class RedisStore(BaseStore):

@@ -112,7 +112,7 @@ class SqliteStore(BaseStore):
         return str(self._path)
 
     async def exists(self) -> bool:
-        return await self._in_thread(self._is_made)
+        return await self._in_thread(lambda: self._at_rest("is_made"))
 
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
@@ -396,14 +396,17 @@ class SqliteStore(BaseStore):
                     raise
             time.sleep(0.005)
 
-    def _is_made(self) -> bool:
+    def _at_rest(self, question: str) -> bool:
+        """The answer to a question about the file, which is left as it is; False where there is none."""
         if not self._path.exists():
             return False
         place = f"{self._path.as_uri()}?mode=rw"  # opens what is there only; `ro` would leave a log beside it
         with closing(sqlite3.connect(place, uri=True, timeout=self.options.busy_seconds)) as connection:
-            return bool(connection.execute(self._sql["is_made"]).fetchone()[0])
+            return bool(connection.execute(self._sql[question]).fetchone()[0])
 
     def _migrate(self) -> list[str]:
+        if self._at_rest("is_foreign"):
+            raise StoreConfigError(f"{self._path} is the database of another application: no store is in it.")
         with closing(self._connect()) as connection, _transaction(connection):
             return self._apply_migrations(connection)
 

@@ -44,6 +44,10 @@ DELETE FROM records WHERE id IN (SELECT id FROM records WHERE expires <= ? ORDER
 -- name: is_made
 SELECT count(*) = 2 FROM sqlite_master WHERE type = 'table' AND name IN ('records', 'schema_version')
 
+-- name: is_foreign
+SELECT count(*) > 0 AND count(CASE WHEN name IN ('records', 'schema_version') THEN 1 END) < 2
+FROM sqlite_master WHERE type = 'table'
+
 -- name: create_schema_version
 CREATE TABLE IF NOT EXISTS schema_version (number INTEGER NOT NULL, name TEXT NOT NULL, applied TEXT NOT NULL)
 

@@ -20,6 +20,7 @@ from tealagents.disk import make_folders, private, sync
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message
+from tealagents.domain.ports import SEALED
 
 T = TypeVar("T")
 
@@ -241,6 +242,12 @@ class SealedMessages:
             sealed = b64decode(message.text, validate=True)
         except ValueError:
             sealed = b""
+        if not sealed.startswith(SEALED):
+            raise CorruptState(
+                message.message_id,
+                "is not encrypted, but TA_ENCRYPTION_KEY is set. If it was not set when the thread began, "
+                "open the thread without it, and add its messages to a new thread that has it",
+            )
         return _decode(self._cipher.open(self._partition, message.message_id, sealed))
 
 

@@ -12,6 +12,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
 from tealagents.state.codec import UNOPENED, decoder, encode_json, unseal
+from tealagents.state.inventory import LOOKED_AT
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
@@ -82,10 +83,10 @@ class ThreadStore:
     async def _check_key(self) -> None:
         """Among sealed threads nothing is saved in the clear."""
         if not self._key_checked:
-            found = await self._records.store.scan(self._partition, THREADS, limit=1, reverse=True)
-            for key, record in found:
-                if record.value.startswith(SEALED):
-                    raise CorruptState(key, UNOPENED)
+            found = await self._records.store.scan(self._partition, THREADS, limit=LOOKED_AT, reverse=True)
+            sealed = [key for key, record in found if record.value.startswith(SEALED)]
+            if sealed and len(sealed) == len(found):  # else it is damage, or an old key that is gone
+                raise CorruptState(sealed[0], UNOPENED)
             self._key_checked = True
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
