@@ -15,12 +15,8 @@ from redis.crc import key_slot
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
-<<<<<<< HEAD
-from tealagents.domain.models import Message
-from tealagents.domain.ports import Commit, WrappedStore
-=======
 from tealagents.domain.models import Message, User
->>>>>>> fix-stores
+from tealagents.domain.ports import Commit, WrappedStore
 from tealagents.state import keys
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
