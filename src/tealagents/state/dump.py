@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.models import (
-    ENDED,
     Approval,
     Batch,
     Head,
@@ -395,10 +394,11 @@ class Importer:
         """The idempotency key of a request, as long as it counts."""
         if request.idempotency is None:
             return {}
-        seconds = self._key_seconds
-        if request.status in ENDED and request.ended_at is not None:
-            passed = (self._records.clock.now() - request.ended_at).total_seconds()
-            seconds = KEPT_SECONDS - passed
+        # it was written with each change of the request's status, and counts from the last one
+        since = request.ended_at or (request.pause.created_at if request.pause else None)
+        since = since or request.resumed_at or request.started_at or request.created_at
+        seconds = self._key_seconds if request.ended_at is None else KEPT_SECONDS
+        seconds -= (self._records.clock.now() - since).total_seconds()
         if seconds <= 0:
             return {}
         name, digest = request.idempotency
