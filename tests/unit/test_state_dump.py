@@ -59,6 +59,21 @@ async def test_an_import_leaves_the_idempotency_key_of_a_newer_request_alone(siz
         assert set(lines[1:-1]) <= {*await exported(there)}
 
 
+async def test_a_key_that_two_requests_of_an_export_have_is_the_newer_ones() -> None:
+    """Whichever of them is read first. The store had imported the older one. covers: STATE-4"""
+    async with process(None, Scripted(says("old"))) as first:
+        await first.ask(key=KEY)
+        lines = await exported(first)
+    async with process(None, Scripted(says("new"))) as here:
+        newer = await here.ask(key=KEY)
+        await imported(lines, here)
+        head, *records, last = await exported(here)
+    for either_way in (records, records[::-1]):
+        async with process() as there:
+            await imported([head, *either_way, last], there)
+            assert (await there.ask(key=KEY)).request_id == newer.request_id
+
+
 @pytest.mark.parametrize(("passed", "status"), [(500, "Paused"), (2000, "Completed")])
 async def test_the_idempotency_key_of_a_pause_lapses_at_the_new_store_as_at_the_old_one(
     passed: int, status: str
