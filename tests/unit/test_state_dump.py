@@ -1,6 +1,7 @@
 """Export and import of all state: what is large comes back with all that leads to it."""
 
 import json
+from datetime import timedelta
 
 import pytest
 from engine_setup import ADA, Process, Scripted, calls, names, noting, process, says
@@ -15,6 +16,7 @@ from tealagents.state.inventory import Inventory
 from tealagents.state.new_message import Key
 from tealagents.stores import sealed
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import ShiftedClock
 
 #: bytes of a record that is stored out of line: in chunks that fit into one commit, and that do not
 LARGE, LARGER = 80_000, 800_000
@@ -60,6 +62,36 @@ async def test_an_import_leaves_the_idempotency_key_of_a_newer_request_alone(siz
             assert await there.request(older.request_id) == older
             assert (await there.ask("hello", key=KEY)).request_id == newer.request_id
         assert set(lines[1:-1]) <= {*await exported(there)}
+
+
+async def test_a_key_that_two_requests_of_an_export_have_is_the_newer_ones() -> None:
+    """Whichever of them is read first. The store had imported the older one. covers: STATE-4"""
+    async with process(None, Scripted(says("old"))) as first:
+        await first.ask(key=KEY)
+        lines = await exported(first)
+    async with process(None, Scripted(says("new"))) as here:
+        newer = await here.ask(key=KEY)
+        await imported(lines, here)
+        head, *records, last = await exported(here)
+    for either_way in (records, records[::-1]):
+        async with process() as there:
+            await imported([head, *either_way, last], there)
+            assert (await there.ask(key=KEY)).request_id == newer.request_id
+
+
+@pytest.mark.parametrize(("passed", "status"), [(500, "Paused"), (2000, "Completed")])
+async def test_the_idempotency_key_of_a_pause_lapses_at_the_new_store_as_at_the_old_one(
+    passed: int, status: str
+) -> None:
+    """By then it may be a newer request's, which a retry is answered with. covers: STATE-4"""
+    clock = ShiftedClock()
+    async with process(None, Scripted(calls(DELETE)), noting([], governed=True)) as here:
+        assert (await here.ask(key=KEY)).status == "Paused"
+        lines = await exported(here)
+    clock.shift = timedelta(seconds=passed)
+    async with process(None, Scripted(says("new")), clock=clock) as there:
+        await imported(lines, there)
+        assert (await there.ask(key=KEY)).status == status
 
 
 async def test_an_imported_request_that_is_approved_leaves_the_key_of_a_newer_one_alone() -> None:

@@ -393,10 +393,16 @@ class Fickle(SecretStore):
 
     away = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: something was put
+        self.taken = asyncio.Event()
+
     async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
         if self.away:
             raise PersistenceUnavailable("The store is away.")
         await super().put(user_key, server, secret, ttl=ttl)
+        self.taken.set()
 
 
 async def test_a_renewed_token_that_could_not_be_stored_costs_no_consent() -> None:
@@ -415,6 +421,58 @@ async def test_a_renewed_token_that_could_not_be_stored_costs_no_consent() -> No
             assert await call(server, Context()) == "Alice"
             assert await call(restarted, Context()) == "Alice"
     assert provider.granted == ["code", *["refresh"] * 4]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_renewed_grant_is_stored_once_the_store_is_back(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """Another replica needs no consent, and neither does a process that starts where this one stopped."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = Fickle()
+    secrets.secrets = (await stored_grant(pretender, server)).secrets
+    # a stop does not wait for the next try
+    monkeypatch.setattr(oauth, "SAVE_SECONDS", 3600 if stops else 0.01)
+    secrets.away = True
+    pretender.answered = {"access_token": "second", "refresh_token": "r2"}
+    consents = Consents(CALLBACK, secrets=secrets)
+    assert await consents.token(Context(), server) == "second"
+    secrets.away = False
+    if stops:
+        await consents.settled()
+    await asyncio.wait_for(secrets.taken.wait(), 30)
+    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "second"
+    assert pretender.forms[-1]["refresh_token"] == "r2"
+
+
+async def test_a_stop_does_not_wait_for_a_store_that_stays_away(
+    pretender: Pretender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What could not be stored is tried once more, and the log names the loss."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = Fickle()
+    secrets.secrets = (await stored_grant(pretender, server)).secrets
+    secrets.away = True
+    consents = Consents(CALLBACK, secrets=secrets)
+    await consents.token(Context(), server)
+    await asyncio.wait_for(consents.settled(), 30)
+    assert "could not be stored: the user may be asked again" in caplog.text
+
+
+async def test_a_renewed_grant_that_could_not_be_stored_is_not_stored_after_its_user_was_deleted(
+    pretender: Pretender,
+) -> None:
+    """What is deleted stays deleted."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = Fickle()
+    secrets.secrets = (await stored_grant(pretender, server)).secrets
+    secrets.away = True
+    consents = Consents(CALLBACK, secrets=secrets)
+    await consents.token(Context(), server)
+    secrets.away = False
+    secrets.secrets.clear()
+    await consents.settled()
+    assert not secrets.secrets
 
 
 async def test_a_new_consent_comes_before_a_renewal_that_could_not_be_stored(pretender: Pretender) -> None:

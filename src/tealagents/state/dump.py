@@ -22,6 +22,8 @@ import binascii
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
+from datetime import datetime
+from itertools import groupby
 from typing import IO, TypeVar
 
 import msgspec
@@ -31,7 +33,6 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.models import (
-    ENDED,
     Approval,
     Batch,
     Head,
@@ -252,6 +253,8 @@ class Importer:
         self.written = 0
         #: records that were there already, byte for byte
         self.same = 0
+        #: idempotency keys of the partition that is being written, and when their requests were created
+        self._keys: dict[str, tuple[datetime, Put]] = {}
 
     def rows(self, lines: Iterable[bytes]) -> Iterator[Row]:
         """The records of an export, each checked. `Refused`."""
@@ -292,16 +295,21 @@ class Importer:
 
     async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
         """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
+        for partition, rows in groupby(self.rows(lines), lambda row: row.partition):
+            await self._write_partition(rows, report)
+            await self._write_keys(partition, {key: put for key, (_, put) in self._keys.items()})
+            self._keys.clear()
+
+    async def _write_partition(self, rows: Iterable[Row], report: Callable[[Row], None]) -> None:
         waiting: list[tuple[Row, dict[str, Put]]] = []
         records = size = 0
-        for row in self.rows(lines):
+        for row in rows:
             if _may_refer(row) and any(each.key.startswith(keys.BLOBS) for each, _ in waiting):
                 await self._commit(waiting)
                 waiting, records, size = [], 0, 0
             derived = await self._derived(row)
             more, bytes_more = 1 + len(derived), len(row.stored) + sum(len(p.value) for p in derived.values())
-            full = records + more > MOST_RECORDS or size + bytes_more > PORTION_BYTES
-            if waiting and (full or waiting[0][0].partition != row.partition):
+            if waiting and (records + more > MOST_RECORDS or size + bytes_more > PORTION_BYTES):
                 await self._commit(waiting)
                 waiting, records, size = [], 0, 0
             waiting.append((row, derived))
@@ -332,24 +340,34 @@ class Importer:
 
     async def _commit(self, waiting: list[tuple[Row, dict[str, Put]]]) -> None:
         """Writes records of one partition together, or one by one where some are there already."""
-        row, derived = waiting[0]
+        row = waiting[0][0]
         put = {each.key: Put(each.stored) for each, _ in waiting}
         expect: dict[str, str | None] = dict.fromkeys(put)
         for _, more in waiting:
             put |= more
-            expect |= {key: None for key in more if key.startswith(keys.idempotency(""))}
         try:
             await self._send(row.partition, Commit(operation=ids.operation_id(), expect=expect, put=put))
-        except Conflict as conflict:
+        except Conflict:
             if len(waiting) > 1:
                 for each in waiting:
                     await self._commit([each])
-            elif derived.keys() & {*conflict.keys}:  # its idempotency key is a newer request's by now
-                await self._commit([(row, {})])
             elif not await self._compare(row):
                 raise Refused(f"the record {row.key!r} comes and goes; is it in use?") from None
         else:
             self.written += len(waiting)
+
+    async def _write_keys(self, partition: str, put: dict[str, Put]) -> None:
+        """Writes idempotency keys, except those that requests of the store have."""
+        names = list(put)
+        for start in range(0, len(names), MOST_RECORDS):
+            some = {name: put[name] for name in names[start : start + MOST_RECORDS]}
+            commit = Commit(operation=ids.operation_id(), expect=dict.fromkeys(some), put=some)
+            try:
+                await self._send(partition, commit)
+            except Conflict:
+                if len(some) > 1:
+                    for name in some:
+                        await self._write_keys(partition, {name: some[name]})
 
     async def _send(self, partition: str, commit: Commit) -> None:
         """Sends a commit until a reply comes. One that was applied unheard conflicts with itself."""
@@ -385,7 +403,7 @@ class Importer:
             made[keys.approval_by_creation(approval.created_at, approval.approval_id)] = approval.approval_id
             await self._announce(approval)
         elif key.startswith(keys.request("")):
-            return self._key(partition, await self._whole(row, RequestRecord))
+            self._note_key(partition, await self._whole(row, RequestRecord))
         return {name: Put(codec.seal(partition, name, value)) for name, value in made.items()}
 
     async def _whole(self, row: Row, kind: type[T]) -> T:
@@ -394,20 +412,22 @@ class Importer:
             raise CorruptState(row.key, "lacks some of its chunks")
         return found.value
 
-    def _key(self, partition: str, request: RequestRecord) -> dict[str, Put]:
-        """The idempotency key of a request, as long as it counts."""
+    def _note_key(self, partition: str, request: RequestRecord) -> None:
+        """A request's idempotency key, as long as it counts. Of two requests the newer one keeps it."""
         if request.idempotency is None:
-            return {}
-        seconds = self._key_seconds
-        if request.status in ENDED and request.ended_at is not None:
-            passed = (self._records.clock.now() - request.ended_at).total_seconds()
-            seconds = KEPT_SECONDS - passed
+            return
+        # it was written with each change of the request's status, and counts from the last one
+        since = request.ended_at or (request.pause.created_at if request.pause else None)
+        since = since or request.resumed_at or request.started_at or request.created_at
+        seconds = self._key_seconds if request.ended_at is None else KEPT_SECONDS
+        seconds -= (self._records.clock.now() - since).total_seconds()
         if seconds <= 0:
-            return {}
+            return
         name, digest = request.idempotency
         record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
         key = keys.idempotency(name)
-        return {key: Put(codec.seal(partition, key, record), seconds)}
+        dated = (request.created_at, Put(codec.seal(partition, key, record), seconds))
+        self._keys[key] = max(self._keys.get(key, dated), dated)
 
     async def _announce(self, approval: Approval) -> None:
         """A pause that can still be decided stands in its tenant's inbox."""

@@ -19,6 +19,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
@@ -52,6 +53,8 @@ TOKEN_SECONDS = 30.0
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
+#: between two tries to store a renewed grant, while the store is away
+SAVE_SECONDS = 1.0
 #: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
 _FOR_NOW = ("server_error", "temporarily_unavailable")
 
@@ -100,8 +103,11 @@ class Consents:
         self._access: dict[tuple[str, str], _Access] = {}
         #: renewed grants that could not be stored, by what is stored in their place
         self._unsaved: dict[str, _Grant] = {}
+        #: try to store them, each until it is stored or another is
+        self._saving: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
         self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
-        #: one link at a time for a user, a server and a request
+        #: one link at a time for a user, a server and a request; one renewal for the first two
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     # --- tokens ---
@@ -132,8 +138,14 @@ class Consents:
             renewal.exception()
 
     async def settled(self) -> None:
-        """Waits for the renewals under way: what they bring has to be stored before the store is closed."""
+        """Waits for the renewals under way: what they bring has to be stored before the store is closed.
+
+        What could not be stored is tried once more.
+        """
         await asyncio.gather(*self._renewals.values(), return_exceptions=True)
+        self._closing.set()
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        self._closing.clear()
 
     async def refused(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
         """The server did not take this token: it is forgotten, unless another has replaced it."""
@@ -159,7 +171,8 @@ class Consents:
         return await self.token(context, server)
 
     async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
-        return await self._renewed(user_key, server, await self._stored(user_key, server))
+        async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
+            return await self._renewed(user_key, server, await self._stored(user_key, server))
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secrets.get(user_key, server.key) if self._secrets else None
@@ -205,9 +218,31 @@ class Consents:
             await self._keep(user_key, server.key, answer, grant)
             del self._unsaved[stored]
         except PersistenceUnavailable as error:
-            logger.warning("a user's renewed authorization is not stored before its next renewal: %s", error)
+            logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
+            saving = asyncio.create_task(self._save(user_key, server, stored, grant), name="store a grant")
+            self._saving.add(saving)
+            saving.add_done_callback(self._saving.discard)
         token: str = answer["access_token"]
         return token
+
+    async def _save(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> None:
+        """Stores a renewed grant in place of `stored` once the store takes it.
+
+        Until then a restart costs the user's consent, as does another replica that uses what is stored.
+        A new consent that has replaced it by then stays; what was deleted with its user stays deleted.
+        """
+        while not self._closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), SAVE_SECONDS)
+            async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
+                if self._unsaved.get(stored) is not grant:
+                    return
+                with suppress(PersistenceUnavailable):
+                    if await self._stored(user_key, server) == stored:
+                        await self._put(user_key, server.key, grant)
+                    del self._unsaved[stored]
+                    return
+        logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
 
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
         """As `token_request`. A registration that the server no longer knows is made again, next time."""
@@ -223,6 +258,9 @@ class Consents:
         ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
         self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent)
+        await self._put(user_key, server_key, grant)
+
+    async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
 
