@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing
 from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import IO, TypeVar
 
 import msgspec
@@ -427,7 +428,7 @@ class Importer:
         record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
         key = keys.idempotency(name)
         dated = (request.created_at, Put(codec.seal(partition, key, record), seconds))
-        self._keys[key] = max(self._keys.get(key, dated), dated)
+        self._keys[key] = max(self._keys.get(key, dated), dated, key=itemgetter(0))
 
     async def _announce(self, approval: Approval) -> None:
         """A pause that can still be decided stands in its tenant's inbox."""
