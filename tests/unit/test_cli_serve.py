@@ -38,9 +38,12 @@ class Slow(ContextProvider):
 """
 
 
-def serve(nursery: Nursery, folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
+def serve(
+    nursery: Nursery, folder: Path, *options: str, program: str | None = None, **env: str
+) -> "subprocess.CompletedProcess[str]":
     """`tealagents serve` of the config in a folder, until it ends by itself."""
-    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
+    program = program or nursery.program
+    command = [program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
     return subprocess.run(
         [*command, *options],
         env={**os.environ, **env},
@@ -103,14 +106,21 @@ def test_a_signal_while_the_service_is_built_ends_it(
 
 
 WAITING = """
-import asyncio, multiprocessing, os
+import asyncio, multiprocessing, os, signal, threading, time
 from tealagents.plugins import Plugin, tool
+
+parent = multiprocessing.parent_process()
+noted = lambda: signal.getsignal(signal.SIGTERM).__self__.should_exit
+if parent and {early}:
+    os.kill(parent.pid, {number})
+    while not noted():
+        time.sleep(0.01)
 
 class Files(Plugin):
     async def __aenter__(self):
-        parent = multiprocessing.parent_process()
-        os.kill(parent.pid if parent else os.getpid(), {number})
-        await asyncio.Event().wait()
+        if not {early}:
+            os.kill(parent.pid if parent else os.getpid(), {number})
+        await {what}
 
     async def __aexit__(self, *exc): ...
 
@@ -121,16 +131,85 @@ class Files(Plugin):
 """
 
 
+def waiting(
+    nursery: Nursery,
+    folder: Path,
+    *options: str,
+    number: int = signal.SIGTERM,
+    early: bool = False,
+    what: str = "asyncio.Event().wait()",
+    program: str | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """A service whose start waits for a plugin, which sends the signal then, or where it is imported."""
+    shutil.copy(DEMO / "config.yaml", folder)
+    plugin = WAITING.format(number=int(number), early=early, what=what)
+    (folder / "custom_plugins.py").write_text(plugin)
+    store = f"sqlite:///{folder / 'state.db'}"
+    return serve(nursery, folder, *options, program=program, TA_PERSISTENCE=store)
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_start_waits_ends_it(
     nursery: Nursery, tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
     """For a plugin, a tool server or a store: it serves nothing, and exits with 0."""
-    shutil.copy(DEMO / "config.yaml", tmp_path)
-    (tmp_path / "custom_plugins.py").write_text(WAITING.format(number=int(number)))
-    served = serve(nursery, tmp_path, *options, TA_PERSISTENCE=f"sqlite:///{tmp_path / 'state.db'}")
+    served = waiting(nursery, tmp_path, *options, number=int(number))
     assert (served.returncode, served.stdout) == (0, ""), served
+
+
+@pytest.mark.parametrize("options", [("--workers", "2"), ("--reload",)])
+def test_a_signal_while_a_process_is_built_ends_its_start(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Its server has noted it by then, and would look at it only once all is started."""
+    served = waiting(nursery, tmp_path, *options, early=True)
+    assert (served.returncode, served.stdout) == (0, ""), served
+
+
+def test_a_signal_ends_a_start_that_waits_for_a_thread(nursery: Nursery, tmp_path: Path) -> None:
+    """Which nothing can cancel; only the installed program can end at once, and say how."""
+    installed = str(Path(sys.executable).with_name("tealagents"))
+    what = "asyncio.to_thread(threading.Event().wait)"
+    served = waiting(nursery, tmp_path, what=what, program=installed)
+    assert (served.returncode, served.stdout) == (0, ""), served
+
+
+LEAVING = """
+import asyncio, os, sys
+from tealagents.plugins import Plugin, tool
+
+async def leave():
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["WHERE"]))
+        except OSError:
+            await asyncio.sleep(0.05)
+            continue
+        writer.write(b"GET / HTTP/1.0\\r\\n\\r\\n")
+        await reader.read()
+        sys.exit(7)
+
+class Files(Plugin):
+    async def __aenter__(self):
+        self.leaving = asyncio.create_task(leave())
+
+    async def __aexit__(self, *exc): ...
+
+    @tool
+    def list(self) -> str:
+        "Lists."
+        return ""
+"""
+
+
+def test_a_service_that_exits_by_itself_keeps_its_status(nursery: Nursery, tmp_path: Path) -> None:
+    """0 is that of a stop in good order, after which nothing starts it again."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    (tmp_path / "custom_plugins.py").write_text(LEAVING)
+    port = str(free_port())
+    served = serve(nursery, tmp_path, "--port", port, WHERE=port)
+    assert served.returncode == 7, served
 
 
 @pytest.fixture

@@ -262,8 +262,11 @@ def _run_here(
         signal.signal(number, server.handle_exit)
     if stopped:
         return
-    with contextlib.suppress(SystemExit):  # of a start that fails, or that a signal has ended
+    try:
         server.run(sockets=[listener])
+    except SystemExit:  # of a start that fails, or that a signal has ended
+        if server.started:
+            raise
     if not server.started and not stopped:
         raise SystemExit(STARTUP_FAILURE)
 
@@ -411,6 +414,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
         except asyncio.CancelledError:
             if started.is_set():
                 raise
+            _end_soon()
             await send({"type": "lifespan.startup.failed", "message": "a signal ended the start"})
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
@@ -443,6 +447,9 @@ def _ended_by_signals() -> Iterator[threading.Event]:
     heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signaled)
+    noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
+    if task is not None and any(noted):  # one came while the application was built
+        task.cancel()
     try:
         yield started
     finally:
@@ -451,7 +458,7 @@ def _ended_by_signals() -> Iterator[threading.Event]:
 
 
 def _end_soon() -> None:
-    """Ends the process also where a tool ignores its cancellation: the event loop would wait for ever."""
+    """Ends the process also where a tool ignores its cancellation, or blocks a thread: it would never end."""
 
     def end() -> None:
         log.warning("work that ignores its cancellation is left behind")

@@ -6,8 +6,8 @@ import {inView} from "./ui.js";
 /** how long until what could not be read is read again */
 const AGAIN_MS = 5000;
 
-/** Whether an error may be over at the next attempt; what has no code was not said by the service. */
-const passes = ({code, status}) => !code || status === 429 || status >= 500;
+/** Whether an error may be over at the next attempt, unlike damage; what has no code was not said by the service. */
+const passes = ({code, status}) => !code || status === 429 || status === 503;
 
 /**
  * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs`, or after an
@@ -33,7 +33,9 @@ export function useRead(read, keys, everyMs) {
           failed = passes(error);
           if (!leaving.signal.aborted) setState((known) => ({...known, error}));
         })
-        .finally(() => (under = null));
+        .finally(() => (under = null))
+        // a caller of what is given up waits for what takes its place
+        .then(() => leaving.signal.aborted && run.current?.());
       return under;
     };
     run.current();
