@@ -1,5 +1,6 @@
 """What goes wrong around a page does not mislead, and loses nothing of what was written."""
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_what_could_not_be_read_when_it_was_due_is_shown_once_the_service_answer
         calls = 3 * readings
         ada.page.route(url, lambda route: route.fulfill(status=503, json=away), times=calls)
         seen = iter(range(1, calls + 1))
-        return ada.page.expect_response(lambda answer: answer.status == 503 and next(seen) == calls)
+        return ada.page.expect_request(lambda call: fnmatch(call.url, url) and next(seen) == calls)
 
     ada.say("Please wait at the gate.")
     expect(ada.text("Let me see first.")).to_be_visible()
@@ -124,6 +125,72 @@ def test_what_could_not_be_read_when_it_was_due_is_shown_once_the_service_answer
     with until_given_up("**/checkpoints?**"):
         ada.button("Roll back").click()
     expect(ada.page.locator(".node", has_text="hello")).to_contain_text("Current")
+
+
+#: counts how often a text that was in view goes out of it
+COUNTING = """text => {
+  let seen = false;
+  window.gone = 0;
+  const look = () => {
+    const now = document.body.innerText.includes(text);
+    window.gone += seen && !now;
+    seen = now;
+  };
+  new MutationObserver(look).observe(document.body, {childList: true, characterData: true, subtree: true});
+}"""
+
+
+def test_an_answer_that_has_ended_stays_in_view_while_its_messages_are_read(
+    ada: Tab, service: ServiceThread, gate: Path
+) -> None:
+    """However long that takes."""
+    page, text = ada.page, "The gate is open now."
+    (first,) = talk(service, "hello")
+    ada.open("tasks", first["task_id"]).say("Please wait at the gate.")
+    expect(ada.text("Let me see first.")).to_be_visible()
+    page.evaluate(COUNTING, text)
+    held: list[Route] = []
+    release: list[bool] = []
+
+    def hold(route: Route) -> None:
+        if release:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/messages?**", hold)
+    gate.touch()
+    expect(ada.text(text)).to_be_visible()
+    expect(page.locator(".headline")).to_contain_text("Completed")
+    expect(ada.text(text)).to_be_visible()
+    release.append(True)
+    for route in held:
+        route.continue_()
+    expect(ada.button("Stop")).to_have_count(0)
+    expect(ada.text(text)).to_be_visible()
+    assert page.evaluate("window.gone") == 0
+    page.unroute("**/messages?**", hold)
+
+
+def test_what_is_damaged_is_read_once(ada: Tab, service: ServiceThread) -> None:
+    """It is no matter of time."""
+    ada.expected = {500}
+    (answer,) = talk(service, "hello")
+    damaged = {"code": "corrupt_state", "detail": "The record is damaged."}
+    reads: list[str] = []
+
+    def refuse(route: Route) -> None:
+        reads.append(route.request.url)
+        route.fulfill(status=500, json=damaged)
+
+    ada.page.route("**/checkpoints?**", refuse)
+    ada.page.clock.install()
+    ada.open("tasks", answer["task_id"], "travel")
+    expect(ada.text("The record is damaged.")).to_be_visible()
+    before = len(reads)
+    ada.page.clock.run_for(60_000)
+    expect(ada.text("The record is damaged.")).to_be_visible()
+    assert len(reads) == before
 
 
 @pytest.mark.parametrize(
