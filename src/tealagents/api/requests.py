@@ -97,6 +97,12 @@ class Named(Struct, frozen=True):
     partition: str
     head: Head | None = None
 
+    @property
+    def answered_to(self) -> int | None:
+        """The last entry of its log, where the last message was answered and nothing has come since."""
+        head = self.head
+        return head.tail_seq if head and head.idle and head.status == "Completed" else None
+
     async def pause(self, approval_id: str) -> Approval | None:
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
@@ -166,14 +172,15 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     `NotOwner` where it is another user's.
     """
     try:
-        task_id = ids.canonical(name, "name")
+        task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
-        task_id = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}"))
+        task_id, shared = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}")), False
     found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
     with suppress(NotFound):
         return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
     with suppress(NotFound):
-        await exchange.locate(caller, keys.task, task_id)
+        if shared:  # another user can have the same
+            await exchange.locate(caller, keys.task, task_id)
     return found
 
 

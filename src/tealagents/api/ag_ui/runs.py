@@ -98,7 +98,7 @@ async def _send(
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
     place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
-    client = {**message.client, "seeded": bool(earlier), "repeats": repeats}
+    client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": thread.answered_to}
     message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
     try:
         return await requests.submitted(exchange, thread.caller, message, key, streamed=True)
@@ -115,8 +115,8 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
-    behind = joins or partly or unseen or not await transcripts.continues(exchange, stretch, given.seen)
-    messages = await transcripts.before(exchange, stretch) if behind else None
+    behind = joins or partly or unseen or not transcripts.continues(stretch, given.seen)
+    messages = await transcripts.before(exchange, stretch, needed=joins or partly) if behind else None
     return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
 
