@@ -258,10 +258,14 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
     """The request once its turn has come, or never will. `receive` as for `Exchange.outcome`."""
     if view.record.status != "Queued":
         return view
+    partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
-        async for _ in exchange.follow(replace(view, after=1)):  # no event says that it has begun
-            break
-    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
+        if (record := await exchange.service.turn(partition, request_id)) is None:
+            async for _ in exchange.follow(
+                replace(view, after=1)
+            ):  # elsewhere no event says that it has begun
+                break
+            record = (await exchange.tasks.request(partition, request_id)).value
     return replace(view, record=record)
 
 

@@ -20,6 +20,7 @@ from agui_talk import (
     run_input,
     serving,
     streamed_text,
+    unreadable_once_running,
     user,
 )
 from replicas import replicas
@@ -210,6 +211,49 @@ def test_a_page_whose_message_waited_its_turn_is_shown_what_came_before_it() -> 
         client.post("", json=broken)
         two.say("and now?")
         assert two.said("user")[-2:] == ["broken", "and now?"]
+
+
+def test_a_run_that_waited_its_turn_begins_when_that_has_come() -> None:
+    """Before the model has said anything: its page has the id by which to cancel it."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, _), service.client() as client:
+        page = Page(client)
+        begin(page, "for ever")
+
+        def end_the_first() -> None:
+            until(lambda: client.get(f"/tasks/{page.thread}").json()["queued"])
+            running = client.get(f"/tasks/{page.thread}").json()["request_id"]
+            client.post(f"/requests/{running}/cancel").raise_for_status()
+
+        ending = threading.Thread(target=end_the_first)
+        ending.start()
+        body = run_input(page.thread, user("for ever and ever"))
+        with client.stream("POST", "/ag-ui", json=body) as answer:
+            chunks = answer.iter_text()
+            text = next(chunks)
+            ids = json.loads(text.split("\n")[0].removeprefix("data: "))["metadata"]["tealagents"]
+            client.post(f"/requests/{ids['request_id']}/cancel").raise_for_status()
+            found = events(text + "".join(chunks))
+        ending.join()
+        assert found[0]["type"] == "RUN_STARTED"
+        assert found[-1]["outcome"] == {"type": "cancelled"}
+
+
+def test_a_message_that_waited_its_turn_is_streamed_although_the_store_cannot_be_read() -> None:
+    """From when its turn has come: only what came before it is not shown then."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, model), service.client() as client:
+        one = Page(client)
+        begin(one, "dripping")
+        two, found = Page(client, one.thread), list[Json]()
+        two.messages.append(user("hello"))
+        body = run_input(two.thread, *two.messages)
+        waiting = threading.Thread(target=lambda: found.extend(events(client.post("/ag-ui", json=body).text)))
+        waiting.start()
+        until(lambda: client.get(f"/tasks/{one.thread}").json()["queued"])
+        with unreadable_once_running(service, one.thread):
+            model.release()
+            waiting.join()
+        assert kinds(found)[:2] == ["RUN_STARTED", "TEXT_MESSAGE_START"]
+        assert found[-1]["outcome"] == {"type": "success"}
 
 
 def test_a_page_that_leaves_while_its_message_waits_its_turn_cancels_it() -> None:
