@@ -26,6 +26,7 @@ from agui_talk import (
 from replicas import replicas
 from talk import PLUGINS, call
 
+from tealagents.api import requests
 from tealagents.api.ag_ui import inputs
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
@@ -173,6 +174,57 @@ def test_a_run_is_kept_alive_while_its_answers_are_carried_out(
             text = b"".join(chunks).decode().replace(": keepalive\n", "")
     found = [json.loads(each.removeprefix("data: ")) for each in text.split("\n\n") if each]
     assert (found[0]["type"], found[-1]["type"]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("thread", "run", "fault", "code"),
+    [
+        ("its own", "used", None, "idempotency_key_reused"),
+        ("another user's", "new", None, "not_found"),
+        ("its own", "new", ZeroDivisionError("boom"), "internal_error"),
+    ],
+)
+def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    thread: str,
+    run: str,
+    fault: Exception | None,
+    code: str,
+) -> None:
+    """What is another user's is not found, and a fault is logged."""
+    begun, named = threading.Event(), requests.named
+    begun.set()
+
+    async def waiting(*args: Any) -> Any:
+        await asyncio.to_thread(begun.wait, 30)
+        if fault is not None:
+            raise fault
+        return await named(*args)
+
+    monkeypatch.setattr(requests, "named", waiting)
+    with serving(limits={"keepalive_seconds": 1}) as (service, _), service.client() as client:
+        page = Page(client)
+        given = run_input(page.thread, user("two"), runId=run)
+        with monkeypatch.context() as patches, service.client("bob") as bob:
+            patches.setattr(requests, "named", named)
+            page.say("one", runId="used")
+            other = Page(bob)
+            other.say("one")
+        if thread == "another user's":
+            given["threadId"] = other.thread
+        with service.client() as another:  # a fault ends its connection
+            quick = another.post("/ag-ui", json=given)
+        caplog.clear()
+        begun.clear()
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            chunks = answer.iter_text()
+            assert next(chunks) == ": keepalive\n"
+            begun.set()
+            text = "".join(chunks).replace(": keepalive\n", "")
+    assert quick.json()["code"] == code
+    assert text == f"data: {quick.text}\n\n"
+    assert ("ZeroDivisionError" in caplog.text) == (fault is not None)
 
 
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
