@@ -2,16 +2,19 @@
 
 import json
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
+import pytest
 from ag_ui.core import Event
 from pydantic import TypeAdapter
 from talk import AGENT, working_service
 
+from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.llm.offline import OfflineModel
+from tealagents.state import keys
 from tealagents.testing.service import ServiceThread
 
 Json = dict[str, Any]
@@ -36,6 +39,28 @@ def serving(
 ) -> AbstractContextManager[tuple[ServiceThread, OfflineModel]]:
     """A service that speaks AG-UI."""
     return working_service(script, env, **{**SPEC, **spec})
+
+
+@contextmanager
+def unreadable_once_running(service: ServiceThread, thread: str) -> Iterator[Callable[[], None]]:
+    """A store that cannot be read once the thread's next message is being answered; what ends that."""
+    records = service.app.exchange.service.records
+    commit = records.commit
+
+    async def unreadable(*_: Any, **__: Any) -> None:
+        raise PersistenceUnavailable("away")
+
+    with pytest.MonkeyPatch.context() as patches:
+
+        async def last_commit(partition: str, **changes: Any) -> str:
+            version: str = await commit(partition, **changes)
+            head = (changes.get("put") or {}).get(keys.task(thread))
+            if head is not None and head.running and not head.queue:
+                patches.setattr(records.store, "read", unreadable)
+            return version
+
+        patches.setattr(records, "commit", last_commit)
+        yield patches.undo
 
 
 def user(content: Any, **fields: Any) -> Json:

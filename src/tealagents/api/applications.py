@@ -13,12 +13,10 @@ from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import with_cors
-from tealagents.api.http import FAULT, WrongMethod
+from tealagents.api.http import FAULT, Refuse, WrongMethod, reported
 from tealagents.api.protocols import Served
-from tealagents.domain.errors import NotFound, NotOwner, TealError
+from tealagents.domain.errors import NotFound, TealError
 
-#: the response for an error; the headers say when to come back, and with which token
-Refuse = Callable[[TealError, Mapping[str, str]], Response]
 #: the response for what is no domain error: status, code, message, headers
 Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 
@@ -79,8 +77,7 @@ def application(
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, TealError)
         exchange.refused(error)
-        if isinstance(error, NotOwner):
-            error = NotFound("There is nothing with this id. Check it; it may have been deleted.")
+        error = reported(error)
         return refuse(error, refusal_headers(error, resource.challenge(request)))
 
     async def no_route(request: Request, error: Exception) -> Response:

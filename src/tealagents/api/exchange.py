@@ -22,7 +22,7 @@ from starlette.types import Receive
 
 from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
-from tealagents.api.http import left, status_of
+from tealagents.api.http import Refuse, left, reported, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError
 from tealagents.domain.events import Event, Paused, Recorded, redacted
@@ -364,26 +364,24 @@ class Exchange:
             on_end=on_end,
         )
 
-    async def kept_alive(
-        self, response: Coroutine[Any, Any, Response], failed: Callable[[TealError], bytes]
-    ) -> Response:
+    async def kept_alive(self, response: Coroutine[Any, Any, Response], refuse: Refuse) -> Response:
         """A response that may take long. If so, a stream is kept alive until it comes, and then is that.
 
-        The work on it does not end where its client leaves. `failed` is the event of an error that comes when
-        the stream has begun.
+        The work on it does not end where its client leaves. What `refuse` says of an error becomes an event
+        when the stream has begun.
         """
         coming, seconds = asyncio.ensure_future(response), self.settings.keepalive_seconds
         await asyncio.wait([coming], timeout=seconds)
         if coming.done():
             return coming.result()
         return sse.EventStreamResponse(
-            self._coming(coming, failed),
+            self._coming(coming, refuse),
             keepalive_seconds=seconds,
             on_disconnect=lambda: self.in_background(_left_before(coming)),
         )
 
     async def _coming(
-        self, response: asyncio.Future[Response], failed: Callable[[TealError], bytes]
+        self, response: asyncio.Future[Response], refuse: Refuse
     ) -> AsyncGenerator[bytes, None]:
         yield sse.KEEPALIVE
         try:
@@ -396,7 +394,10 @@ class Exchange:
                 yield bytes(come.body)
         except TealError as error:
             self.refused(error)
-            yield failed(error)
+            yield sse.data_of(refuse(reported(error), {}))
+        except Exception as error:  # nothing above could still answer it
+            log.exception("a response failed inside the service")
+            yield sse.data_of(refuse(reported(error), {}))
 
     async def _frames(
         self,

@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
-from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
+from tealagents.domain.errors import (
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    Overloaded,
+    Refusal,
+    TealError,
+)
 from tealagents.state.codec import encode_json
 
 #: code → status
@@ -60,6 +68,8 @@ RETRY_AFTER: Mapping[str, int] = {
 #: what is said of an error that is no domain error
 FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 
+#: the response for an error; the headers say when to come back, and with which token
+Refuse = Callable[[TealError, Mapping[str, str]], Response]
 #: of a response, as ASGI has them
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -75,6 +85,13 @@ class WrongMethod(Refusal):
     def __init__(self, allow: str) -> None:
         super().__init__(f"The method is not allowed here: use {allow}.")
         self.allow = allow
+
+
+def reported(error: Exception) -> TealError:
+    """An error as clients see it: what is another user's is not found, and a fault says nothing of itself."""
+    if isinstance(error, NotOwner):
+        return NotFound("There is nothing with this id. Check it; it may have been deleted.")
+    return error if isinstance(error, TealError) else InternalError(FAULT)
 
 
 def status_of(error: TealError) -> int:

@@ -97,6 +97,12 @@ class Named(Struct, frozen=True):
     partition: str
     head: Head | None = None
 
+    @property
+    def answered_to(self) -> int | None:
+        """The last entry of its log, where the last message was answered and nothing has come since."""
+        head = self.head
+        return head.tail_seq if head and head.idle and head.status == "Completed" else None
+
     async def pause(self, approval_id: str) -> Approval | None:
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
@@ -166,14 +172,15 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     `NotOwner` where it is another user's.
     """
     try:
-        task_id = ids.canonical(name, "name")
+        task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
-        task_id = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}"))
+        task_id, shared = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}")), False
     found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
     with suppress(NotFound):
         return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
     with suppress(NotFound):
-        await exchange.locate(caller, keys.task, task_id)
+        if shared:  # another user can have the same
+            await exchange.locate(caller, keys.task, task_id)
     return found
 
 
@@ -251,10 +258,14 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
     """The request once its turn has come, or never will. `receive` as for `Exchange.outcome`."""
     if view.record.status != "Queued":
         return view
+    partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
-        async for _ in exchange.follow(replace(view, after=1)):  # no event says that it has begun
-            break
-    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
+        if (record := await exchange.service.turn(partition, request_id)) is None:
+            async for _ in exchange.follow(
+                replace(view, after=1)
+            ):  # elsewhere no event says that it has begun
+                break
+            record = (await exchange.tasks.request(partition, request_id)).value
     return replace(view, record=record)
 
 

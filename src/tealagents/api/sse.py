@@ -37,6 +37,11 @@ def data(document: object) -> bytes:
     return b"data: %b\n\n" % encode_json(document)
 
 
+def data_of(response: Response) -> bytes:
+    """The body of a JSON response as such an event."""
+    return b"data: %b\n\n" % bytes(response.body)
+
+
 def frame(event_id: int | None, name: str, data: object) -> bytes:
     """One event. `data` becomes one line of JSON. Without an id it is no part of the request's log."""
     identity = b"" if event_id is None else b"\nid: %d" % event_id
@@ -221,7 +226,7 @@ class Announcements:
             yield event
             self._frames.task_done()
             event = await self._frames.get()
-        yield b"event: message\ndata: %b\n\n" % bytes(answer.result().body)
+        yield b"event: message\n" + data_of(answer.result())
 
 
 async def _left_before(sender: asyncio.Task[Any], receive: Receive) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tealagents.api import stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.models import (
     Approval,
     Caller,
@@ -43,8 +44,20 @@ async def messages(exchange: Exchange, partition: str, head: Head) -> list[Messa
     return await _once(exchange, partition, said)
 
 
-async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
-    """The messages that a stretch continues, the user's own and outputs of the client's tools included."""
+async def before(exchange: Exchange, stretch: Stretch, *, needed: bool) -> list[Message] | None:
+    """The messages that a stretch continues, the user's own and outputs of the client's tools included.
+
+    None, unless they are needed, while the store is unavailable: the stretch itself comes from memory.
+    """
+    try:
+        return await _before(exchange, stretch)
+    except PersistenceUnavailable:
+        if needed:
+            raise
+        return None
+
+
+async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     if not record.first_seq:  # it waits its turn
@@ -66,18 +79,20 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     return await _once(exchange, partition, [*earlier, *own])
 
 
-async def continues(exchange: Exchange, stretch: Stretch, seen: str | None) -> bool:
+def continues(stretch: Stretch, seen: str | None) -> bool:
     """Whether a stretch comes right behind the answer that a page has seen last.
 
-    It does not where a message that was not answered stands between them: the page may lack it.
+    It does not where a message that was not answered stands between them: the page may lack it. Known from
+    what `client` says of the task when the message came, `Named.answered_to`: nothing is read, which could
+    delay or fail what is carried out already.
     """
     record = stretch.record
     if stretch.number > 1 or record.client.get("seeded"):
         return seen == (record.request_id if stretch.number > 1 else None)
     if seen is None or seen != record.parent:
         return seen == record.parent
-    parent = (await exchange.tasks.request(stretch.view.partition, seen)).value
-    return record.first_seq <= parent.last_seq + 1
+    behind = record.client.get("behind")
+    return behind is not None and record.first_seq == behind + 1
 
 
 async def _once(exchange: Exchange, partition: str, messages: Sequence[Message]) -> list[Message]:

@@ -216,6 +216,14 @@ class Service:
                 continue
             return (await self.tasks.request(sent.partition, request_id)).value
 
+    async def turn(self, partition: str, request_id: str) -> RequestRecord | None:
+        """A request that waits here, once it begins or never will; None where it waits elsewhere."""
+        if (turn := self._waiting.get(request_id)) is not None:
+            await asyncio.wait([turn[0]])
+        if (run := self._runs.get(request_id)) is not None:
+            return run.request
+        return (await self.tasks.request(partition, request_id)).value if turn is not None else None
+
     def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[Recorded]]:
         """The events of a request behind `after`, from wherever they are."""
         events = follow(self, partition, request_id, after)

@@ -20,11 +20,13 @@ from agui_talk import (
     run_input,
     serving,
     streamed_text,
+    unreadable_once_running,
     user,
 )
 from replicas import replicas
 from talk import PLUGINS, call
 
+from tealagents.api import requests
 from tealagents.api.ag_ui import inputs
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
@@ -174,6 +176,57 @@ def test_a_run_is_kept_alive_while_its_answers_are_carried_out(
     assert (found[0]["type"], found[-1]["type"]) == (first, last)
 
 
+@pytest.mark.parametrize(
+    ("thread", "run", "fault", "code"),
+    [
+        ("its own", "used", None, "idempotency_key_reused"),
+        ("another user's", "new", None, "not_found"),
+        ("its own", "new", ZeroDivisionError("boom"), "internal_error"),
+    ],
+)
+def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    thread: str,
+    run: str,
+    fault: Exception | None,
+    code: str,
+) -> None:
+    """What is another user's is not found, and a fault is logged."""
+    begun, named = threading.Event(), requests.named
+    begun.set()
+
+    async def waiting(*args: Any) -> Any:
+        await asyncio.to_thread(begun.wait, 30)
+        if fault is not None:
+            raise fault
+        return await named(*args)
+
+    monkeypatch.setattr(requests, "named", waiting)
+    with serving(limits={"keepalive_seconds": 1}) as (service, _), service.client() as client:
+        page = Page(client)
+        given = run_input(page.thread, user("two"), runId=run)
+        with monkeypatch.context() as patches, service.client("bob") as bob:
+            patches.setattr(requests, "named", named)
+            page.say("one", runId="used")
+            other = Page(bob)
+            other.say("one")
+        if thread == "another user's":
+            given["threadId"] = other.thread
+        with service.client() as another:  # a fault ends its connection
+            quick = another.post("/ag-ui", json=given)
+        caplog.clear()
+        begun.clear()
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            chunks = answer.iter_text()
+            assert next(chunks) == ": keepalive\n"
+            begun.set()
+            text = "".join(chunks).replace(": keepalive\n", "")
+    assert quick.json()["code"] == code
+    assert text == f"data: {quick.text}\n\n"
+    assert ("ZeroDivisionError" in caplog.text) == (fault is not None)
+
+
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
     """The same run sent twice at once is one; another meets a busy thread, or waits its turn."""
     with serving(SCRIPT, concurrency="enqueue") as (service, model):
@@ -210,6 +263,49 @@ def test_a_page_whose_message_waited_its_turn_is_shown_what_came_before_it() -> 
         client.post("", json=broken)
         two.say("and now?")
         assert two.said("user")[-2:] == ["broken", "and now?"]
+
+
+def test_a_run_that_waited_its_turn_begins_when_that_has_come() -> None:
+    """Before the model has said anything: its page has the id by which to cancel it."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, _), service.client() as client:
+        page = Page(client)
+        begin(page, "for ever")
+
+        def end_the_first() -> None:
+            until(lambda: client.get(f"/tasks/{page.thread}").json()["queued"])
+            running = client.get(f"/tasks/{page.thread}").json()["request_id"]
+            client.post(f"/requests/{running}/cancel").raise_for_status()
+
+        ending = threading.Thread(target=end_the_first)
+        ending.start()
+        body = run_input(page.thread, user("for ever and ever"))
+        with client.stream("POST", "/ag-ui", json=body) as answer:
+            chunks = answer.iter_text()
+            text = next(chunks)
+            ids = json.loads(text.split("\n")[0].removeprefix("data: "))["metadata"]["tealagents"]
+            client.post(f"/requests/{ids['request_id']}/cancel").raise_for_status()
+            found = events(text + "".join(chunks))
+        ending.join()
+        assert found[0]["type"] == "RUN_STARTED"
+        assert found[-1]["outcome"] == {"type": "cancelled"}
+
+
+def test_a_message_that_waited_its_turn_is_streamed_although_the_store_cannot_be_read() -> None:
+    """From when its turn has come: only what came before it is not shown then."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, model), service.client() as client:
+        one = Page(client)
+        begin(one, "dripping")
+        two, found = Page(client, one.thread), list[Json]()
+        two.messages.append(user("hello"))
+        body = run_input(two.thread, *two.messages)
+        waiting = threading.Thread(target=lambda: found.extend(events(client.post("/ag-ui", json=body).text)))
+        waiting.start()
+        until(lambda: client.get(f"/tasks/{one.thread}").json()["queued"])
+        with unreadable_once_running(service, one.thread):
+            model.release()
+            waiting.join()
+        assert kinds(found)[:2] == ["RUN_STARTED", "TEXT_MESSAGE_START"]
+        assert found[-1]["outcome"] == {"type": "success"}
 
 
 def test_a_page_that_leaves_while_its_message_waits_its_turn_cancels_it() -> None:

@@ -4,7 +4,16 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from agui_talk import Page, kinds, refusal, run_input, serving, streamed_text, user
+from agui_talk import (
+    Page,
+    kinds,
+    refusal,
+    run_input,
+    serving,
+    streamed_text,
+    unreadable_once_running,
+    user,
+)
 from talk import call, lines
 
 from tealagents.domain.models import User
@@ -209,6 +218,34 @@ def test_a_page_that_keeps_only_its_last_messages_is_shown_all_in_order(page: Pa
     assert short.said("user") == ["one", "two", "three", "four"]
     assert [m["role"] for m in short.messages] == ["user", "assistant"] * 4
     assert "MESSAGES_SNAPSHOT" not in kinds(short.say("five"))
+
+
+def test_a_message_that_was_stored_is_streamed_although_the_store_cannot_be_read_from_then_on() -> None:
+    """What was read before tells what the page has seen; the answer comes from memory."""
+    late = {"when": {"text": "two"}, "reply": {"text": "late", "headers_delay_ms": 600_000}}
+    with serving({"rules": [late]}) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say("one")
+        with unreadable_once_running(service, page.thread) as readable:
+
+            def begun() -> None:
+                readable()
+                model.release()
+
+            page.messages.append(user("two"))
+            found = page.run(begun=begun)
+        assert "MESSAGES_SNAPSHOT" not in kinds(found)
+        assert streamed_text(found) == "late"
+
+
+def test_a_change_of_the_tasks_metadata_brings_no_snapshot(page: Page, ada: httpx.Client) -> None:
+    """Nothing was said; neither when the run is asked for again."""
+    page.say("one")
+    ada.patch(f"/tasks/{page.thread}", json={"metadata": {"title": "x"}}).raise_for_status()
+    page.messages.append(user("two"))
+    first = page.post(runId="r").text
+    assert "MESSAGES_SNAPSHOT" not in first
+    assert page.post(runId="r").text == first
 
 
 def test_a_new_thread_without_a_message_has_none(page: Page) -> None:

@@ -5,14 +5,16 @@ The protocol asks for that: an input that is refused has no run, and so no strea
 
 from collections.abc import Mapping
 
+from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api.ag_ui import runs
+from tealagents.api.ag_ui import inputs, runs
 from tealagents.api.applications import application, routes
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response, status_of, worded
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import TealError
+from tealagents.domain.models import Caller
 
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE: Mapping[str, str] = {
@@ -26,8 +28,14 @@ _ADVICE: Mapping[str, str] = {
 
 def build(exchange: Exchange, path: str) -> Served:
     """AG-UI over an exchange: clients take `path` as the URL of the agent."""
-    table = [("POST", below, runs.run) for below in ("", "/")]
+    table = [("POST", below, _run) for below in ("", "/")]
     return application(exchange, path, routes(exchange, path, table), _refuse, _plain, urls={"url": path})
+
+
+async def _run(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    """One run of a thread, which may wait for its turn, or for the answers that it brings."""
+    given = inputs.read(await exchange.body(request))
+    return await exchange.kept_alive(runs.carried_out(exchange, caller, given, request.receive), _refuse)
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from msgspec.structs import replace
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
 from tealagents.api import bodies, requests, setups, stretches, transcripts
-from tealagents.api.ag_ui import fold, inputs
+from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
@@ -20,17 +19,9 @@ from tealagents.domain.models import Approval, Caller
 from tealagents.state.new_message import Key
 
 
-async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    """One run of a thread, which may wait for its turn, or for the answers that it brings."""
-    given = inputs.read(await exchange.body(request))
-    response = _carried_out(exchange, caller, given, request.receive)
-    return await exchange.kept_alive(
-        response, lambda error: fold.frame("RUN_ERROR", message=error.detail, code=error.code)
-    )
-
-
 @bodies.fields_as(items="messages", user_context="context")
-async def _carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
+async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
+    """The answer to an input."""
     thread = await requests.named(exchange, caller, given.body.thread_id)
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
@@ -98,7 +89,7 @@ async def _send(
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
     place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
-    client = {**message.client, "seeded": bool(earlier), "repeats": repeats}
+    client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": thread.answered_to}
     message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
     try:
         return await requests.submitted(exchange, thread.caller, message, key, streamed=True)
@@ -115,8 +106,8 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
-    behind = joins or partly or unseen or not await transcripts.continues(exchange, stretch, given.seen)
-    messages = await transcripts.before(exchange, stretch) if behind else None
+    behind = joins or partly or unseen or not transcripts.continues(stretch, given.seen)
+    messages = await transcripts.before(exchange, stretch, needed=joins or partly) if behind else None
     return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
 
