@@ -380,8 +380,10 @@ async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedS
         await engine.say("hello")
         assert last_sent(model) == ["Be brief.", "hello"]
         await engine.say("I prefer milk. However forget my preferences later on.")
+        await engine.say("I prefer beer. I'm not sure about that: forget my preferences")
+        await engine.say("I prefer wine. I can't use these any more, so please forget my preferences")
         await engine.say("hello")
-    assert last_sent(model)[1].endswith("\n- milk")
+    assert last_sent(model)[1].endswith(":\n- wine")
 
 
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:

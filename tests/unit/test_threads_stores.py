@@ -651,6 +651,20 @@ async def test_a_save_in_the_middle_of_a_deletion_is_there_whole(make: Callable[
         assert (await others.load(copied.thread_id)).to_json() == copied.to_json()
 
 
+@pytest.mark.parametrize("make", [small, large])
+async def test_a_save_right_before_a_deletion_leaves_nothing_behind(make: Callable[[], LocalThread]) -> None:
+    """The deletion has seen what is out of line by then, and looks again."""
+    async with Interrupted(MemoryStore()) as store:
+        threads, others = ThreadStore(store, "Tester"), ThreadStore(store.store, "Tester")
+        thread = make()
+        await threads.save(thread)
+        copied = await others.load(thread.thread_id)
+        store.meets = lambda commit: bool(commit.delete)
+        store.other = lambda: others.save(copied)  # type: ignore[method-assign]
+        await threads.delete(thread)
+        assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
 async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStoreFactory) -> None:
     """Who can write to the store cannot show one user what another has said. covers: THREAD-5"""
     cipher, made = Cipher("correct horse battery"), []

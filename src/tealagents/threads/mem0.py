@@ -18,9 +18,6 @@ from tealagents.domain.models import Json, Message
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
 
-#: what is percent-encoded in Mem0's user ids
-_ENCODED = re.compile(r"[\s%]")
-
 
 class Mem0Options(ProviderOptions):
     #: what `mem0.AsyncMemory.from_config` is given: `llm`, `embedder`, `vector_store`, …; empty for the
@@ -39,8 +36,8 @@ class Mem0Options(ProviderOptions):
 class Mem0Provider(ContextProvider):
     """Adds what Mem0 finds for the user's message, and passes each exchange to Mem0.
 
-    Its user id is the user's tenant and object id, with blanks percent-encoded. Erasing a task does not erase
-    the memories that Mem0 has made of it; each has the `task_id` in its metadata.
+    Its user id is the user's tenant and object id; one with blanks is percent-encoded, behind a `%`. Erasing
+    a task does not erase the memories that Mem0 has made of it; each has the `task_id` in its metadata.
     """
 
     Options: ClassVar = Mem0Options
@@ -105,7 +102,8 @@ class Mem0Provider(ContextProvider):
 def _user_id(invocation: Invocation) -> str:
     """The user's key as Mem0 takes it: it refuses blanks within an id, and drops those at its ends, so that
     two users would share their memories."""
-    return _ENCODED.sub(lambda found: quote(found[0]), invocation.user.key)
+    key = invocation.user.key
+    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins so: each has a tenant
 
 
 def _imported(directory: str | None) -> Any:

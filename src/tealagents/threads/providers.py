@@ -33,8 +33,13 @@ _PREFERS = re.compile(
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
 #: ends a part of a sentence with a verb of its own, as far as that can be seen
-_CLAUSES = re.compile(r"[.!?;\n]|(?<!please),(?!\s*please)", re.I)
-_NEGATED = re.compile(r"n['’]t\b|\b(?:dont|not|cannot|never)\b", re.I)
+_CLAUSES = re.compile(r"[.!?;:—–()\n]|(?<!please),(?!\s*please)", re.I)
+#: stands right before the verb that it negates, with at most some such words between
+_NEGATED = re.compile(
+    r"(?:n['’]t|\b(?:dont|not|cannot|never))"
+    r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
+    re.I,
+)
 
 
 class UserPreferences(ContextProvider):

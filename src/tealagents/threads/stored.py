@@ -125,10 +125,17 @@ class ThreadStore:
         key = THREADS + name
         with suppress(ThreadDeleted):  # by an earlier try that got no further
             await thread.delete()
-        # listed first: those of a save that begins once the thread is gone are not erased
-        chunks = self._records.every(self._partition, keys.blobs(name), page=ERASED_AT_ONCE)
-        erased = [chunk async for chunk, _ in chunks]
-        await self._records.commit(self._partition, marker=key, delete=[key])
+        while True:
+            found = await self._records.store.scan(self._partition, key, limit=1)  # also of a damaged one
+            version = found[0][1].version if found and found[0][0] == key else None
+            # listed first: those of a save that begins once the thread is gone are not erased
+            chunks = self._records.every(self._partition, keys.blobs(name), page=ERASED_AT_ONCE)
+            erased = [chunk async for chunk, _ in chunks]
+            try:
+                await self._records.commit(self._partition, marker=key, expect={key: version}, delete=[key])
+            except Conflict:  # by a save, whose chunks are not among these
+                continue
+            break
         await self._records.delete(self._partition, erased)
 
     async def _drop(self, name: str, old: BlobRef | None) -> None:
