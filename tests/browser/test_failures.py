@@ -172,25 +172,29 @@ def test_an_answer_that_has_ended_stays_in_view_while_its_messages_are_read(
     page.unroute("**/messages?**", hold)
 
 
-def test_what_is_damaged_is_read_once(ada: Tab, service: ServiceThread) -> None:
-    """It is no matter of time."""
+@pytest.mark.parametrize("code", ["corrupt_state", "internal_error"])
+def test_what_is_damaged_is_read_once(ada: Tab, service: ServiceThread, code: str) -> None:
+    """It is no matter of time, unlike a fault of the service."""
     ada.expected = {500}
     (answer,) = talk(service, "hello")
-    damaged = {"code": "corrupt_state", "detail": "The record is damaged."}
     reads: list[str] = []
 
     def refuse(route: Route) -> None:
         reads.append(route.request.url)
-        route.fulfill(status=500, json=damaged)
+        route.fulfill(status=500, json={"code": code, "detail": "It went wrong."})
 
     ada.page.route("**/checkpoints?**", refuse)
     ada.page.clock.install()
     ada.open("tasks", answer["task_id"], "travel")
-    expect(ada.text("The record is damaged.")).to_be_visible()
+    expect(ada.text("It went wrong.")).to_be_visible()
     before = len(reads)
-    ada.page.clock.run_for(60_000)
-    expect(ada.text("The record is damaged.")).to_be_visible()
-    assert len(reads) == before
+    if code == "corrupt_state":
+        ada.page.clock.run_for(60_000)
+        expect(ada.text("It went wrong.")).to_be_visible()
+        assert len(reads) == before
+    else:
+        with ada.page.expect_request("**/checkpoints?**"):
+            ada.page.clock.run_for(60_000)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,24 @@ def test_a_message_that_was_stored_is_streamed_although_the_store_cannot_be_read
         assert streamed_text(found) == "late"
 
 
+def test_a_message_that_a_rollback_has_taken_away_is_not_shown_any_more() -> None:
+    """It was not answered, so that the page has seen the last answer all the same."""
+    broken = {"when": {"text": "two"}, "reply": {"error": {"status": 400}}}
+    with serving({"rules": [broken]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.say("one")
+        task = f"/tasks/{page.thread}"
+        answered = client.get(task).json()["checkpoint_id"]
+        page.messages.append(user("two"))
+        assert page.run()[-1]["code"] == "model_error"
+        other = Page(client, page.thread)
+        other.run()
+        other.say("three")
+        client.post(f"{task}/rollback", json={"checkpoint_id": answered}).raise_for_status()
+        page.say("four")
+        assert page.said("user") == ["one", "four"]
+
+
 def test_a_change_of_the_tasks_metadata_brings_no_snapshot(page: Page, ada: httpx.Client) -> None:
     """Nothing was said; neither when the run is asked for again."""
     page.say("one")

@@ -89,7 +89,8 @@ async def _send(
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
     place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
-    client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": thread.answered_to}
+    behind = thread.answered_to if len(fresh) == len(given.last) else None  # not all was answered
+    client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": behind}
     message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
     try:
         return await requests.submitted(exchange, thread.caller, message, key, streamed=True)
