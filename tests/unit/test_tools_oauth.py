@@ -445,16 +445,22 @@ async def test_a_renewed_grant_is_stored_once_the_store_is_back(
     assert pretender.forms[-1]["refresh_token"] == "r2"
 
 
-async def test_a_stop_does_not_wait_for_a_store_that_stays_away(
-    pretender: Pretender, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What could not be stored is tried once more, and the log names the loss."""
+async def renewed_while_away(pretender: Pretender) -> tuple[Consents, Fickle]:
+    """Consents that have renewed a grant which the store has not taken yet, and the store."""
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = Fickle()
     secrets.secrets = (await stored_grant(pretender, server)).secrets
     secrets.away = True
     consents = Consents(CALLBACK, secrets=secrets)
     await consents.token(Context(), server)
+    return consents, secrets
+
+
+async def test_a_stop_does_not_wait_for_a_store_that_stays_away(
+    pretender: Pretender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What could not be stored is tried once more, and the log names the loss."""
+    consents, _ = await renewed_while_away(pretender)
     await asyncio.wait_for(consents.settled(), 30)
     assert "could not be stored: the user may be asked again" in caplog.text
 
@@ -463,12 +469,7 @@ async def test_a_renewed_grant_that_could_not_be_stored_is_not_stored_after_its_
     pretender: Pretender,
 ) -> None:
     """What is deleted stays deleted."""
-    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-    secrets = Fickle()
-    secrets.secrets = (await stored_grant(pretender, server)).secrets
-    secrets.away = True
-    consents = Consents(CALLBACK, secrets=secrets)
-    await consents.token(Context(), server)
+    consents, secrets = await renewed_while_away(pretender)
     secrets.away = False
     secrets.secrets.clear()
     await consents.settled()
