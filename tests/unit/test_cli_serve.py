@@ -9,16 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 from starlette.types import Message
+from uvicorn import Config
 from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, build_or_exit
+from tealagents.cli.supervisor import Supervisor
 from tealagents.config import load
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
@@ -234,6 +237,49 @@ def test_no_process_is_started_once_a_signal_has_come(
             _run_workers(2, listener, {}, stopped)
             _run_reloading(tmp_path, listener, {}, stopped)
             assert len(started) == count
+
+
+class FakeWorker:
+    """As the supervisor sees a worker's process, which runs and answers only as a test says."""
+
+    exitcode = None
+
+    def __init__(self, *_: object) -> None:
+        self.pid, self.process, self.answers, self.killed = id(self), self, False, False
+
+    def start(self) -> None:
+        self.answers = True
+
+    def is_alive(self, timeout: float | None = None) -> bool:
+        return not self.killed and (timeout is None or self.answers)
+
+    def is_ready(self) -> bool:
+        return self.answers
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def join(self) -> None:
+        """It has ended."""
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_worker_is_replaced_when_it_no_longer_answers_and_not_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine Python alone may take longer than a worker has for its answer."""
+    monkeypatch.setattr("tealagents.cli.supervisor.Process", FakeWorker)
+    supervisor, slow = Supervisor(Config("unused"), []), FakeWorker()
+    workers: list[Any] = [slow]
+    supervisor.processes = workers
+    for answers in (False, True):
+        slow.answers = answers
+        supervisor.keep_subprocess_alive()
+        assert workers == [slow]
+    slow.answers = False
+    supervisor.keep_subprocess_alive()
+    assert slow.killed
+    assert workers != [slow]
 
 
 def test_metrics_on_the_port_of_the_service_are_refused(nursery: Nursery, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from socket import socket
 from types import FrameType
 
+from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
@@ -23,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor(Multiprocess):
-    """Uvicorn's, but for two things: a worker that cannot be replaced stops no other, and once it waits for
-    its workers it listens to no signal."""
+    """Uvicorn's, but for three things: a worker that cannot be replaced stops no other, one that is slow to
+    start is left to it, and once it waits for its workers it listens to no signal."""
 
     #: whether any worker has been in service
     served = False
@@ -35,14 +37,23 @@ class Supervisor(Multiprocess):
     #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
 
+    def __init__(self, config: Config, sockets: list[socket]) -> None:
+        super().__init__(config, sockets)
+        #: workers that have answered, by process id
+        self._answered: set[int | None] = set()
+
     def keep_subprocess_alive(self) -> None:
         """Replaces workers that died. Once one has served, what keeps another from starting may pass."""
         if self.should_exit.is_set():
             return
         for index, worker in enumerate(self.processes):
             if worker.is_alive(self.config.timeout_worker_healthcheck):
+                self._answered.add(worker.pid)
                 self.served = self.served or worker.is_ready()
                 continue
+            if worker.pid not in self._answered and worker.process.is_alive():
+                continue  # a busy machine takes longer to import what answers
+            self._answered.discard(worker.pid)
             worker.kill()  # where it hangs
             worker.join()
             if worker.exitcode == STARTUP_FAILURE and not self.served:
