@@ -48,7 +48,7 @@ def build(exchange: Exchange, path: str) -> Served:
         Route(path + "/{id}", shouter.again),
         Route(path + "/{id}/verdict", shouter.verdict, methods=["POST"]),
     ]
-    return application(exchange, path, routes, _refuse, _plain, urls={"url": path})
+    return application(exchange, path, routes, _refuse, urls={"url": path})
 
 
 class Shouter:
@@ -135,8 +135,5 @@ def _unknown(error: TealError) -> bytes:
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
-    return _plain(status_of(error), error.code, error.detail, headers)
-
-
-def _plain(status: int, code: str, why: str, headers: Mapping[str, str] | None) -> Response:
-    return json_response(_ouch(Failure(code, why)), status=status, headers=headers)
+    said = _ouch(Failure(error.code, error.detail))
+    return json_response(said, status=status_of(error), headers=headers)
