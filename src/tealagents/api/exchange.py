@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -64,8 +64,17 @@ _KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
 #: where a connection keeps whose it is
 _USER = "tealagents.user"
 
-#: one recorded event as the bytes that a protocol sends for it; empty for an event that it does not show
-Fold = Callable[[Recorded], bytes]
+
+class Fold(Protocol):
+    """Recorded events as the bytes that a protocol sends for them."""
+
+    def __call__(self, recorded: Recorded, /) -> bytes:
+        """The bytes of an event; empty for one that is not shown."""
+        ...
+
+    def failed(self, error: TealError, /) -> bytes:
+        """The bytes of an error that is no part of what was recorded: the end cannot be reported."""
+        ...
 
 
 class RequestView(Struct, frozen=True, kw_only=True):
@@ -344,20 +353,19 @@ class Exchange:
         self,
         view: RequestView,
         fold: Fold,
-        failed: Callable[[TealError], bytes],
         *,
         headers: Mapping[str, str] | None = None,
         events: AsyncIterator[Sequence[Recorded]] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> Response:
-        """Server-sent events: what `fold` makes of each event; `failed` where the end is unknown.
+        """Server-sent events: what `fold` makes of each event, and of an end that is unknown.
 
         `events` are those that `follow` gives, or a protocol's own choice of them. `on_end` is called once
         nothing more is sent, whether or not the client has stayed.
         """
         cancels = self._leaving_cancels(view)
         return sse.EventStreamResponse(
-            self._frames(view, events or self.follow(view), fold, failed),
+            self._frames(view, events or self.follow(view), fold),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
             on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
@@ -400,17 +408,13 @@ class Exchange:
             yield sse.data_of(refuse(reported(error), {}))
 
     async def _frames(
-        self,
-        view: RequestView,
-        events: AsyncIterator[Sequence[Recorded]],
-        fold: Fold,
-        failed: Callable[[TealError], bytes],
+        self, view: RequestView, events: AsyncIterator[Sequence[Recorded]], fold: Fold
     ) -> AsyncGenerator[bytes, None]:
         try:
             async for batch in events:
                 yield b"".join(map(fold, batch))
         except TealError as error:
-            yield failed(error.with_ids(**view.record.ids))
+            yield fold.failed(error.with_ids(**view.record.ids))
 
     def refused(self, error: TealError) -> None:
         """Called by the protocol for each error that it answers with: counted, and logged where ours."""

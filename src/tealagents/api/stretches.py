@@ -275,7 +275,7 @@ def stream(
     forgets = forgets and requests.is_unstored(stretch.record)
     # not by the events themselves: a generator that its client did not wait for never starts, nor ends
     on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
-    return exchange.stream(view, fold, fold.failed, headers=headers, events=events, on_end=on_end)
+    return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)
 
 
 async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:

@@ -91,7 +91,7 @@ class Shouter:
         return json_response({"id": record.request_id, "talk": record.task_id, "last": shown})
 
     def _aloud(self, view: RequestView) -> Response:
-        return self._exchange.stream(view, _fold, _unknown, headers={"shout-id": view.record.request_id})
+        return self._exchange.stream(view, Shouts(), headers={"shout-id": view.record.request_id})
 
 
 def _message(body: object) -> NewMessage:
@@ -121,17 +121,20 @@ def said(event: Event | None) -> tuple[str, Json] | None:
     assert_never(event)
 
 
-def _fold(recorded: Recorded) -> bytes:
-    shown = said(recorded.event)
-    return b"" if shown is None else sse.frame(recorded.id, *shown)
+class Shouts:
+    """Recorded events as frames."""
+
+    def __call__(self, recorded: Recorded) -> bytes:
+        shown = said(recorded.event)
+        return b"" if shown is None else sse.frame(recorded.id, *shown)
+
+    def failed(self, error: TealError) -> bytes:
+        """The frame of an end that is unknown."""
+        return sse.frame(None, "OUCH", _ouch(Failure(error.code, error.detail)))
 
 
 def _ouch(error: Failure) -> Json:
     return {"ouch": error.code.upper(), "why": error.detail}
-
-
-def _unknown(error: TealError) -> bytes:
-    return sse.frame(None, "OUCH", _ouch(Failure(error.code, error.detail)))
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:

@@ -12,7 +12,7 @@ from tealagents.api.exchange import LONGEST_KEY, Exchange, RequestView, key_in
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of, identifier
-from tealagents.api.v1alpha1.fold import Frames, failed
+from tealagents.api.v1alpha1.fold import Frames
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.api.v1alpha1.preferences import Way, way_of
 from tealagents.api.v1alpha1.routing import Routes
@@ -293,4 +293,4 @@ def stream(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) ->
     """The events of a request, to the one that ends the stream."""
     source = view.record.source or exchange.agent.source
     frames = Frames(view.record.ids, source, exchange.prefix)
-    return exchange.stream(view, frames, failed, headers=headers)
+    return exchange.stream(view, frames, headers=headers)
