@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import with_cors
 from tealagents.api.http import Refuse, WrongMethod, reported
+from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, TealError
 
@@ -91,4 +91,6 @@ def application(
         exception_handlers={TealError: refused, HTTPException: no_route, Exception: fault},
     )
     app.router.redirect_slashes = False
-    return Served(app=with_cors(app, exchange, *shown), path=path, discovery=[resource.route()], urls=urls)
+    return Served(
+        app=with_cors(app, exchange.settings, *shown), path=path, discovery=[resource.route()], urls=urls
+    )
