@@ -22,10 +22,10 @@ from tealagents import __version__
 from tealagents.api import bodies, local, sse
 from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, left, status_of
 from tealagents.api.origins import with_cors
+from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
-from tealagents.api.skagents.pages import pages
 from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError, TooLarge
 from tealagents.domain.models import Caller, Json
@@ -114,7 +114,7 @@ class StatelessApp:
             Route(f"{prefix}/health/ready", self._ready),
             Route(f"{prefix}/openapi.json", self._openapi),
             Route("/", self._root),
-            *pages(prefix, f"{self._front.name} {self._front.version}"),
+            *pages(prefix, f"{self._front.name} {self._front.version}", redoc=True),
         ]
 
     # --- calls -----------------------------------------------------------------------------------

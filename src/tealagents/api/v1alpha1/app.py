@@ -65,7 +65,7 @@ class AppV3(Starlette):
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
-                *docs.pages(exchange, _PARTS),
+                *docs.routes(exchange, _PARTS),
             ]
         )
         self.router.redirect_slashes = False
