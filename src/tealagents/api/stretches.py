@@ -41,6 +41,7 @@ from tealagents.domain.models import (
     Approval,
     Body,
     Caller,
+    Failure,
     MessageBody,
     RequestRecord,
     RequestSetup,
@@ -76,6 +77,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
         if self.pause is None:
             return self.record.status
         return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it has ended without an answer."""
+        return self.record.error if self.status in ("Failed", "Canceled") else None
 
     @property
     def setup(self) -> RequestSetup:
