@@ -8,7 +8,6 @@ from starlette.responses import Response
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
@@ -45,7 +44,7 @@ def _roles(caller: Caller) -> list[str]:
         "For the auditor role. Owner by owner, of each the newest first; filtered by owner, status and "
         "metadata. A page may be short, even empty, and still have a `next_cursor`."
     ),
-    response_model=Page[schemas.TaskDocument | schemas.DamagedRecord],
+    response_model=schemas.Page[schemas.TaskDocument | schemas.DamagedRecord],
     responses=openapi.problem_responses("invalid_request"),
 )
 async def list_tenant_tasks(
