@@ -146,13 +146,13 @@ def approved(of: Json, where: str) -> CallAnswer:
     """What the item at `where` decides with `approve`, true or false, and `reason`. `InvalidRequest`."""
     action: Action = "approve" if bodies.flag(of, "approve", where) else "reject"
     reason = bodies.string(of, "reason", where) if of.get("reason") is not None else None
-    return CallAnswer(action=action, reason=reason)
+    return CallAnswer(action=action, reason=reason, field=where)
 
 
-def check_reason(given: CallAnswer, where: str) -> None:
+def check_reason(given: CallAnswer) -> None:
     """`InvalidRequest` where the reason of what is decided now is too long; one in the history may be."""
     if given.reason is not None and len(given.reason) > LONGEST_REASON:
-        raise InvalidRequest(f"{where}.reason", f"may have at most {LONGEST_REASON} characters")
+        raise InvalidRequest(f"{given.field}.reason", f"may have at most {LONGEST_REASON} characters")
 
 
 def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
