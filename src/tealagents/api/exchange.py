@@ -102,10 +102,10 @@ class RequestView(Struct, frozen=True, kw_only=True):
 
 
 class ShownApproval(Struct, frozen=True):
-    """A pause, and by the ids of its calls what is known of their tools: as they were when it was shown."""
+    """A pause, and the tools of its calls by their ids: as they were when it was shown, or None."""
 
     approval: Approval
-    tools: Mapping[str, ToolSpec]
+    tools: Mapping[str, ToolSpec | None]
 
 
 class Exchange:
@@ -185,12 +185,6 @@ class Exchange:
         user = request.scope.get(_USER, "")
         return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
 
-    def admit(self, message: NewMessage) -> None:
-        """Refuses a message that is larger than may be kept."""
-        self._check_count(message.items, "items")
-        check_metadata(message.metadata)
-        setups.check(message.setup, self.agent.toolbox)
-
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
             self._check_count(each.items, "earlier", "a message of ")
@@ -209,7 +203,9 @@ class Exchange:
 
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
-        self.admit(message)
+        self._check_count(message.items, "items")
+        check_metadata(message.metadata)
+        setups.check(message.setup, self.agent.toolbox)
         sent = await self.service.send(caller, message, key, streamed=streamed)
         return self._view(caller, sent)
 
@@ -297,8 +293,7 @@ class Exchange:
         partition = await directory.locate(caller, keys.request, request_id, reading=True, deciding=True)
         approval = await self.catalog.approval(partition, request_id, approval_id)
         toolbox = self.agent.toolbox.of(approval.owner)
-        shown = {call.id: toolbox.as_shown(call) for call in approval.calls}
-        return ShownApproval(approval, {name: spec for name, spec in shown.items() if spec is not None})
+        return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
 
     async def request(self, caller: Caller, request_id: str) -> RequestView:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
