@@ -187,16 +187,11 @@ def question(pause: Approval) -> str:
     return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
-def until(pause: Approval) -> str:
-    """When a pause expires."""
-    return timestamp(pause.expires_at)
-
-
 def pending(pause: Approval) -> Json:
     """What a pause waits for, which a decision refers to."""
     return {
         "approval_id": pause.approval_id,
-        "expires_at": until(pause),
+        "expires_at": timestamp(pause.expires_at),
         "tool_calls": shown_calls(pause.calls),
         "authorizations": list(pause.authorizations),
     }
