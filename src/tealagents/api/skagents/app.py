@@ -238,12 +238,10 @@ class StatelessApp:
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        where = bodies.short(request.scope["path"])
-        refused: TealError = NotFound(f"There is nothing at {where}.")
         if error.status_code == 405:
-            refused = WrongMethod((error.headers or {}).get("Allow", ""))
-        self._note(refused)
-        return documents.refusal(refused, "")
+            return await self._refused(request, WrongMethod((error.headers or {}).get("Allow", "")))
+        where = bodies.short(request.scope["path"])
+        return await self._refused(request, NotFound(f"There is nothing at {where}."))
 
     async def _fault(self, _: Request, error: Exception) -> Response:
         return documents.refusal(InternalError(FAULT), self._front.challenge)
