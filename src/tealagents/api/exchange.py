@@ -40,7 +40,6 @@ from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
-from tealagents.engine.reconstruction import ReconstructedPrompt, Reconstruction
 from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
@@ -53,7 +52,6 @@ from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.owner_directory import Kind
 from tealagents.state.tasks import Tasks
-from tealagents.state.tenants import TenantTasks
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +129,6 @@ class Exchange:
     @property
     def tasks(self) -> Tasks:
         return self.service.tasks
-
-    @property
-    def tenant_tasks(self) -> TenantTasks:
-        return TenantTasks(self.service.records, self.catalog)
 
     @property
     def history(self) -> History:
@@ -302,11 +296,6 @@ class Exchange:
         if record.pause is not None:
             record = replace(record, pause=record.pause.shown_to(caller.user))
         return RequestView(record=record, partition=partition, caller=caller, own=True)
-
-    async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> ReconstructedPrompt:
-        """What a call of the model was sent, in a request that the caller may read."""
-        view = await self.request(caller, request_id)
-        return await Reconstruction(self.agent, self.tasks).prompt(view.partition, view.record, step_id)
 
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
         """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""

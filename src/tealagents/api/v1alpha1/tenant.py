@@ -13,7 +13,7 @@ from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.catalog import Damaged
-from tealagents.state.tenants import CURSOR, TaskFilter
+from tealagents.state.tenants import CURSOR, TaskFilter, TenantTasks
 
 routes = Routes(tags=["tenant"])
 
@@ -73,7 +73,8 @@ async def list_tenant_tasks(
             required="auditor",
         )
     which = TaskFilter(oid=oid, status=status, metadata=_pair(metadata))
-    page = await exchange.tenant_tasks.page(caller.user.tid, which, cursor=cursor, limit=limit)
+    listed = TenantTasks(exchange.service.records, exchange.catalog)
+    page = await listed.page(caller.user.tid, which, cursor=cursor, limit=limit)
     return json_response(documents.page([_listed(item) for item in page.items], page.cursor))
 
 
