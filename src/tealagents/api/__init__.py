@@ -17,7 +17,7 @@
 `http`           an error's status, JSON responses, times
 `sse`            events as frames, and the response that sends them
 `settings`       what the config says of the wire
-`console`        the files of the console
+`pages`          the pages that show an OpenAPI document; `console`: the files of the console
 ===============  ==========================================================================
 
 What several protocols use:

@@ -12,13 +12,10 @@ from starlette.types import Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import with_cors
-from tealagents.api.http import FAULT, Refuse, WrongMethod, reported
+from tealagents.api.http import Refuse, WrongMethod, reported
+from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, TealError
-
-#: the response for what is no domain error: status, code, message, headers
-Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 
 #: what an authenticated request to a path is answered with: takes the exchange, the caller, the request, and
 #: the parameters of the path by their names
@@ -63,7 +60,6 @@ def application(
     path: str,
     routes: Sequence[Route],
     refuse: Refuse,
-    plain: Plain,
     *,
     shown: Sequence[str] = (),
     urls: Mapping[str, str],
@@ -82,20 +78,19 @@ def application(
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        where = bodies.short(request.url.path)
+        path = request.url.path
         if error.status_code == 405:
-            message = f"{request.method} is not possible at {where}."
-            allowed = ", ".join(sorted(methods_at(request.url.path, routes)))
-            exchange.refused(WrongMethod(allowed))
-            return plain(405, "method_not_allowed", message, {"allow": allowed})
-        return await refused(request, NotFound(f"There is nothing at {where}."))
+            return await refused(request, WrongMethod(", ".join(sorted(methods_at(path, routes)))))
+        return await refused(request, NotFound(f"There is nothing at {bodies.short(path)}."))
 
     async def fault(_: Request, error: Exception) -> Response:
-        return plain(500, "internal_error", FAULT, None)
+        return refuse(reported(error), {})
 
     app = Starlette(
         routes=routes,
         exception_handlers={TealError: refused, HTTPException: no_route, Exception: fault},
     )
     app.router.redirect_slashes = False
-    return Served(app=with_cors(app, exchange, *shown), path=path, discovery=[resource.route()], urls=urls)
+    return Served(
+        app=with_cors(app, exchange.settings, *shown), path=path, discovery=[resource.route()], urls=urls
+    )

@@ -146,13 +146,13 @@ def approved(of: Json, where: str) -> CallAnswer:
     """What the item at `where` decides with `approve`, true or false, and `reason`. `InvalidRequest`."""
     action: Action = "approve" if bodies.flag(of, "approve", where) else "reject"
     reason = bodies.string(of, "reason", where) if of.get("reason") is not None else None
-    return CallAnswer(action=action, reason=reason)
+    return CallAnswer(action=action, reason=reason, field=where)
 
 
-def check_reason(given: CallAnswer, where: str) -> None:
+def check_reason(given: CallAnswer) -> None:
     """`InvalidRequest` where the reason of what is decided now is too long; one in the history may be."""
     if given.reason is not None and len(given.reason) > LONGEST_REASON:
-        raise InvalidRequest(f"{where}.reason", f"may have at most {LONGEST_REASON} characters")
+        raise InvalidRequest(f"{given.field}.reason", f"may have at most {LONGEST_REASON} characters")
 
 
 def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
@@ -187,16 +187,11 @@ def question(pause: Approval) -> str:
     return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
-def until(pause: Approval) -> str:
-    """When a pause expires."""
-    return timestamp(pause.expires_at)
-
-
 def pending(pause: Approval) -> Json:
     """What a pause waits for, which a decision refers to."""
     return {
         "approval_id": pause.approval_id,
-        "expires_at": until(pause),
+        "expires_at": timestamp(pause.expires_at),
         "tool_calls": shown_calls(pause.calls),
         "authorizations": list(pause.authorizations),
     }

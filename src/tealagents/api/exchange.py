@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,7 +40,6 @@ from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
-from tealagents.engine.reconstruction import ReconstructedPrompt, Reconstruction
 from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
@@ -53,7 +52,6 @@ from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.owner_directory import Kind
 from tealagents.state.tasks import Tasks
-from tealagents.state.tenants import TenantTasks
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +62,17 @@ _KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
 #: where a connection keeps whose it is
 _USER = "tealagents.user"
 
-#: one recorded event as the bytes that a protocol sends for it; empty for an event that it does not show
-Fold = Callable[[Recorded], bytes]
+
+class Fold(Protocol):
+    """Recorded events as the bytes that a protocol sends for them."""
+
+    def __call__(self, recorded: Recorded, /) -> bytes:
+        """The bytes of an event; empty for one that is not shown."""
+        ...
+
+    def failed(self, error: TealError, /) -> bytes:
+        """The bytes of an error that is no part of what was recorded: the end cannot be reported."""
+        ...
 
 
 class RequestView(Struct, frozen=True, kw_only=True):
@@ -93,10 +100,10 @@ class RequestView(Struct, frozen=True, kw_only=True):
 
 
 class ShownApproval(Struct, frozen=True):
-    """A pause, and by the ids of its calls what is known of their tools: as they were when it was shown."""
+    """A pause, and the tools of its calls by their ids: as they were when it was shown, or None."""
 
     approval: Approval
-    tools: Mapping[str, ToolSpec]
+    tools: Mapping[str, ToolSpec | None]
 
 
 class Exchange:
@@ -122,10 +129,6 @@ class Exchange:
     @property
     def tasks(self) -> Tasks:
         return self.service.tasks
-
-    @property
-    def tenant_tasks(self) -> TenantTasks:
-        return TenantTasks(self.service.records, self.catalog)
 
     @property
     def history(self) -> History:
@@ -176,12 +179,6 @@ class Exchange:
         user = request.scope.get(_USER, "")
         return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
 
-    def admit(self, message: NewMessage) -> None:
-        """Refuses a message that is larger than may be kept."""
-        self._check_count(message.items, "items")
-        check_metadata(message.metadata)
-        setups.check(message.setup, self.agent.toolbox)
-
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
             self._check_count(each.items, "earlier", "a message of ")
@@ -200,7 +197,9 @@ class Exchange:
 
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
-        self.admit(message)
+        self._check_count(message.items, "items")
+        check_metadata(message.metadata)
+        setups.check(message.setup, self.agent.toolbox)
         sent = await self.service.send(caller, message, key, streamed=streamed)
         return self._view(caller, sent)
 
@@ -288,8 +287,7 @@ class Exchange:
         partition = await directory.locate(caller, keys.request, request_id, reading=True, deciding=True)
         approval = await self.catalog.approval(partition, request_id, approval_id)
         toolbox = self.agent.toolbox.of(approval.owner)
-        shown = {call.id: toolbox.as_shown(call) for call in approval.calls}
-        return ShownApproval(approval, {name: spec for name, spec in shown.items() if spec is not None})
+        return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
 
     async def request(self, caller: Caller, request_id: str) -> RequestView:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
@@ -298,11 +296,6 @@ class Exchange:
         if record.pause is not None:
             record = replace(record, pause=record.pause.shown_to(caller.user))
         return RequestView(record=record, partition=partition, caller=caller, own=True)
-
-    async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> ReconstructedPrompt:
-        """What a call of the model was sent, in a request that the caller may read."""
-        view = await self.request(caller, request_id)
-        return await Reconstruction(self.agent, self.tasks).prompt(view.partition, view.record, step_id)
 
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
         """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""
@@ -344,20 +337,19 @@ class Exchange:
         self,
         view: RequestView,
         fold: Fold,
-        failed: Callable[[TealError], bytes],
         *,
         headers: Mapping[str, str] | None = None,
         events: AsyncIterator[Sequence[Recorded]] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> Response:
-        """Server-sent events: what `fold` makes of each event; `failed` where the end is unknown.
+        """Server-sent events: what `fold` makes of each event, and of an end that is unknown.
 
         `events` are those that `follow` gives, or a protocol's own choice of them. `on_end` is called once
         nothing more is sent, whether or not the client has stayed.
         """
         cancels = self._leaving_cancels(view)
         return sse.EventStreamResponse(
-            self._frames(view, events or self.follow(view), fold, failed),
+            self._frames(view, events or self.follow(view), fold),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
             on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
@@ -400,17 +392,13 @@ class Exchange:
             yield sse.data_of(refuse(reported(error), {}))
 
     async def _frames(
-        self,
-        view: RequestView,
-        events: AsyncIterator[Sequence[Recorded]],
-        fold: Fold,
-        failed: Callable[[TealError], bytes],
+        self, view: RequestView, events: AsyncIterator[Sequence[Recorded]], fold: Fold
     ) -> AsyncGenerator[bytes, None]:
         try:
             async for batch in events:
                 yield b"".join(map(fold, batch))
         except TealError as error:
-            yield failed(error.with_ids(**view.record.ids))
+            yield fold.failed(error.with_ids(**view.record.ids))
 
     def refused(self, error: TealError) -> None:
         """Called by the protocol for each error that it answers with: counted, and logged where ours."""

@@ -4,17 +4,16 @@ Such libraries know neither users nor limits, and some fail on bytes that are no
 can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
@@ -158,23 +157,6 @@ class Gate:
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuses a path that the library does not serve."""
     scope[SCOPE].refused = NotFound("There is nothing at this path.")
-
-
-def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str, allowed: Sequence[str] = ("*",)) -> ASGIApp:
-    """The application as pages of those other origins may call it that the config names.
-
-    They see the headers `exposed`, besides those that every protocol has, and may send those `allowed`.
-    """
-    origins = list(exchange.settings.cors_origins)
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["*"],
-        allow_headers=allowed,
-        expose_headers=sorted(("retry-after", "www-authenticate", *exposed)),
-    )
 
 
 class _Replies:

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import with_cors
 from tealagents.api.http import ending_connection, json_response
+from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound
 
@@ -35,7 +35,7 @@ class Host:
         self._others = sorted(protocols[1:], key=lambda served: -len(served.path))
         self._documents = [route for served in self._others for route in served.discovery]
         discovery = Starlette(routes=self._documents, exception_handlers={NotFound: _no_document})
-        self._discovery = with_cors(discovery, exchange)
+        self._discovery = with_cors(discovery, exchange.settings)
         self.lifespan = lifespan
         self._starlette = Starlette(lifespan=self._opened)
         self._app = observed(self._answer)

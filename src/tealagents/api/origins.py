@@ -4,8 +4,9 @@ A page's origin must be known, and on loopback the name under which the service 
 anywhere could reach a service that only its user can reach.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,3 +46,20 @@ class KnownOrigins:
         if local and host_of(f"//{request.headers.get('host', '')}") not in self._names:
             return self._respond(421, _UNKNOWN)
         return None
+
+
+def with_cors(app: ASGIApp, settings: ApiSettings, *exposed: str, allowed: Sequence[str] = ("*",)) -> ASGIApp:
+    """The application as pages of those other origins may call it that the config names.
+
+    They see the headers `exposed`, besides those that every protocol has, and may send those `allowed`.
+    """
+    origins = list(settings.cors_origins)
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=allowed,
+        expose_headers=sorted(("retry-after", "www-authenticate", *exposed)),
+    )

@@ -32,8 +32,6 @@ class AnsweredCall(Struct, frozen=True):
 
     call_id: str
     answer: CallAnswer
-    #: where it stands, for a refusal
-    where: str = ""
 
 
 Entry = Earlier | Instruction | Made | AnsweredCall

@@ -121,13 +121,13 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
         try:
             approval_id, place = names.read("call", each.call_id, *kinds)
         except NotFound as none:
-            raise InvalidRequest(each.where, none.detail) from None
-        check_reason(each.answer, each.where)
+            raise InvalidRequest(each.answer.field, none.detail) from None
+        check_reason(each.answer)
         named = named or approval_id
         if approval_id != named:
-            earlier[approval_id] = each.where
+            earlier[approval_id] = each.answer.field
         elif place in answers:
-            raise InvalidRequest(each.where, "answers a call twice")
+            raise InvalidRequest(each.answer.field, "answers a call twice")
         else:
             answers[place] = each.answer
     for each in reversed(given.answered):

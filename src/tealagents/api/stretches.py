@@ -41,6 +41,7 @@ from tealagents.domain.models import (
     Approval,
     Body,
     Caller,
+    Failure,
     MessageBody,
     RequestRecord,
     RequestSetup,
@@ -76,6 +77,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
         if self.pause is None:
             return self.record.status
         return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it has ended without an answer."""
+        return self.record.error if self.status in ("Failed", "Canceled") else None
 
     @property
     def setup(self) -> RequestSetup:
@@ -275,7 +281,7 @@ def stream(
     forgets = forgets and requests.is_unstored(stretch.record)
     # not by the events themselves: a generator that its client did not wait for never starts, nor ends
     on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
-    return exchange.stream(view, fold, fold.failed, headers=headers, events=events, on_end=on_end)
+    return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)
 
 
 async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:

@@ -48,7 +48,7 @@ def build(exchange: Exchange, path: str) -> Served:
         Route(path + "/{id}", shouter.again),
         Route(path + "/{id}/verdict", shouter.verdict, methods=["POST"]),
     ]
-    return application(exchange, path, routes, _refuse, _plain, urls={"url": path})
+    return application(exchange, path, routes, _refuse, urls={"url": path})
 
 
 class Shouter:
@@ -91,7 +91,7 @@ class Shouter:
         return json_response({"id": record.request_id, "talk": record.task_id, "last": shown})
 
     def _aloud(self, view: RequestView) -> Response:
-        return self._exchange.stream(view, _fold, _unknown, headers={"shout-id": view.record.request_id})
+        return self._exchange.stream(view, Shouts(), headers={"shout-id": view.record.request_id})
 
 
 def _message(body: object) -> NewMessage:
@@ -121,22 +121,22 @@ def said(event: Event | None) -> tuple[str, Json] | None:
     assert_never(event)
 
 
-def _fold(recorded: Recorded) -> bytes:
-    shown = said(recorded.event)
-    return b"" if shown is None else sse.frame(recorded.id, *shown)
+class Shouts:
+    """Recorded events as frames."""
+
+    def __call__(self, recorded: Recorded) -> bytes:
+        shown = said(recorded.event)
+        return b"" if shown is None else sse.frame(recorded.id, *shown)
+
+    def failed(self, error: TealError) -> bytes:
+        """The frame of an end that is unknown."""
+        return sse.frame(None, "OUCH", _ouch(Failure(error.code, error.detail)))
 
 
 def _ouch(error: Failure) -> Json:
     return {"ouch": error.code.upper(), "why": error.detail}
 
 
-def _unknown(error: TealError) -> bytes:
-    return sse.frame(None, "OUCH", _ouch(Failure(error.code, error.detail)))
-
-
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
-    return _plain(status_of(error), error.code, error.detail, headers)
-
-
-def _plain(status: int, code: str, why: str, headers: Mapping[str, str] | None) -> Response:
-    return json_response(_ouch(Failure(code, why)), status=status, headers=headers)
+    said = _ouch(Failure(error.code, error.detail))
+    return json_response(said, status=status_of(error), headers=headers)

@@ -19,6 +19,7 @@ from tealagents.api.a2a.documents import INPUT_MODES
 from tealagents.api.a2a.errors import respond
 from tealagents.api.a2a.handler import Handler
 from tealagents.api.exchange import Exchange
+from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json
@@ -55,7 +56,7 @@ def build(exchange: Exchange, path: str) -> Served:
     # JSON-RPC also with a slash, which clients add; no routes for tenants, which there are not
     routes = [*rpc(path), *rpc(path + "/"), *(each for each in rest if isinstance(each, Route))]
     calls = gate.Gate(Router(routes, False, gate.nothing_here), exchange, path, respond)
-    app = gate.with_cors(Router([Route(path + CARD, card)], False, calls), exchange)
+    app = with_cors(Router([Route(path + CARD, card)], False, calls), exchange.settings)
     at_root = [Route(CARD, card), resource.route()]
     return Served(app=app, path=path, discovery=at_root, urls={"url": path, "card": CARD})
 

@@ -103,8 +103,7 @@ class Handler(RequestHandler):
         self._stream(view, call, events=requests.to_the_end(self._exchange, view))
 
     def _stream(self, view: RequestView, call: AdmittedCall, **which: Any) -> None:
-        fold = Updates(view.record, call)
-        call.response = self._exchange.stream(view, fold, fold.failed, **which)
+        call.response = self._exchange.stream(view, Updates(view.record, call), **which)
 
     @_answers
     async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:

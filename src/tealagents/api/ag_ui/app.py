@@ -29,7 +29,7 @@ _ADVICE: Mapping[str, str] = {
 def build(exchange: Exchange, path: str) -> Served:
     """AG-UI over an exchange: clients take `path` as the URL of the agent."""
     table = [("POST", below, _run) for below in ("", "/")]
-    return application(exchange, path, routes(exchange, path, table), _refuse, _plain, urls={"url": path})
+    return application(exchange, path, routes(exchange, path, table), _refuse, urls={"url": path})
 
 
 async def _run(exchange: Exchange, caller: Caller, request: Request) -> Response:
@@ -39,9 +39,5 @@ async def _run(exchange: Exchange, caller: Caller, request: Request) -> Response
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
-    return _plain(status_of(error), error.code, worded(error, _ADVICE), headers)
-
-
-def _plain(status: int, code: str, message: str, headers: Mapping[str, str] | None) -> Response:
-    body = {"type": "RUN_ERROR", "message": message, "code": code}
-    return json_response(body, status=status, headers=headers)
+    body = {"type": "RUN_ERROR", "message": worded(error, _ADVICE), "code": error.code}
+    return json_response(body, status=status_of(error), headers=headers)

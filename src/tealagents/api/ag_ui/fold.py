@@ -10,8 +10,9 @@ from typing import Any
 
 from tealagents.api import items, sse, transcripts
 from tealagents.api.ag_ui.inputs import Given
-from tealagents.api.decisions import DecisionForm, asked, until
+from tealagents.api.decisions import DecisionForm, asked
 from tealagents.api.folding import EventFold
+from tealagents.api.http import timestamp
 from tealagents.api.names import made
 from tealagents.domain.events import ToolReturned
 from tealagents.domain.models import Approval, Failure, Item, Json, Message, Outcome, TokenUsage, ToolCall
@@ -55,7 +56,7 @@ def _interrupt(pause: Approval, n: int) -> Json:
         "message": asked(pause),
         "toolCallId": made("call", pause.request_id, pause.calls[n].id),
         "responseSchema": _ANSWER,
-        "expiresAt": until(pause),
+        "expiresAt": timestamp(pause.expires_at),
         **({"metadata": {"tealagents": {"authorizations": links}}} if links else {}),
     }
 

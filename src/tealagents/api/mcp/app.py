@@ -28,7 +28,7 @@ from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
 from tealagents.api.open_calls import OpenCalls
-from tealagents.api.origins import KnownOrigins
+from tealagents.api.origins import KnownOrigins, with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import NotFound, Overloaded
@@ -55,7 +55,8 @@ def build(exchange: Exchange, path: str) -> Served:
     sessions = _Sessions(server, exchange.settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
     gated = gate.Gate(routes, exchange, path, respond, holds=False)
-    app = gate.with_cors(KnownOrigins(gated, exchange.settings, refused), exchange, "mcp-session-id")
+    settings = exchange.settings
+    app = with_cors(KnownOrigins(gated, settings, refused), settings, "mcp-session-id")
     known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 

@@ -40,9 +40,8 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         chunks.with_usage = isinstance(options, dict) and options.get("include_usage") is True
         return stretches.stream(exchange, stretch, chunks, headers, forgets=True)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
-        failure = stretch.record.error
-        if failure is not None and stretch.status in ("Failed", "Canceled"):
-            return errors.respond_failure(failure, headers)
+        if stretch.failure is not None:
+            return errors.respond_failure(stretch.failure, headers)
         return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
 
 

@@ -33,19 +33,19 @@ def respond(error: TealError, headers: Mapping[str, str]) -> Response:
     headers = {**headers, **({"x-request-id": error.ids["request_id"]} if "request_id" in error.ids else {})}
     if "retry-after" in headers and isinstance(error, Refusal):
         headers = {"x-should-retry": "true", **headers}
-    return respond_plain(status, error.code, worded(error, _ADVICE), headers, param or None)
+    return _respond(status, error.code, worded(error, _ADVICE), headers, param or None)
 
 
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
     """The response for a request that ended without an answer; not to be repeated, its tools may have run."""
     extra = {"retry-after": str(RETRY_AFTER[failure.code])} if failure.code in RETRY_AFTER else {}
-    return respond_plain(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra})
+    return _respond(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra})
 
 
-def respond_plain(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None, param: str | None = None
+def _respond(
+    status: int, code: str, message: str, headers: Mapping[str, str], param: str | None = None
 ) -> Response:
-    shown = {"x-should-retry": "false", **(headers or {})}
+    shown = {"x-should-retry": "false", **headers}
     return json_response(_body(status, code, message, param), status=status, headers=shown)
 
 

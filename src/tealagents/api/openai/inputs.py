@@ -132,7 +132,7 @@ def _entry(each: Json, where: str) -> Entry:
             return returned(each, where, "call_id", "output")
         case "mcp_approval_response":
             named = bodies.string(each, "approval_request_id", where)
-            return AnsweredCall(named, approved(each, where), where)
+            return AnsweredCall(named, approved(each, where))
         case "mcp_call":
             return resent.outcome(made("", each).text, each.get("output") or each.get("error"))
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs
@@ -165,7 +165,7 @@ def returned(each: Json, where: str, call: str, output: str) -> AnsweredCall:
     """What a client's tool returned, as text; `call` and `output` are the fields that say it."""
     field = f"{where}.{output}"
     text = items.text(items.read(each.get(output), field, _part), field, "must be text")
-    return AnsweredCall(bodies.string(each, call, where), CallAnswer(output=text), where)
+    return AnsweredCall(bodies.string(each, call, where), CallAnswer(output=text, field=where))
 
 
 def _part(each: Any, where: str) -> Item:

@@ -41,8 +41,8 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     if body.background:
         return json_response(await document(exchange, stretch), headers=headers)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
-        if stretch.record.error is not None and stretch.status in ("Failed", "Canceled"):
-            return errors.respond_failure(stretch.record.error, headers)
+        if stretch.failure is not None:
+            return errors.respond_failure(stretch.failure, headers)
         return json_response(await document(exchange, stretch), headers=headers)
 
 

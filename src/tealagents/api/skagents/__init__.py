@@ -4,8 +4,8 @@
 - `turns`: answers a call, task by task, over the engine's loop; nothing is stored
 - `templates`: the instructions of tasks; `inputs`: what was sent, as messages and values; `values`: what
   templates reach of a value
-- `documents`: answers, events and errors as their clients read them; `openapi`: the document, `pages` that
-  show it; `identity`: who calls
+- `documents`: answers, events and errors as their clients read them; `openapi`: the document; `identity`: who
+  calls
 
 Built by `tealagents.skagents`. Imports the engine and what protocols share; no other protocol.
 """

@@ -12,8 +12,6 @@ from msgspec import Struct
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -23,10 +21,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
 from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, left, status_of
+from tealagents.api.origins import with_cors
+from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
-from tealagents.api.skagents.pages import pages
 from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError, TooLarge
 from tealagents.domain.models import Caller, Json
@@ -37,6 +36,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
+#: headers that pages of other origins may send
+_TAKEN_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
 #: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
 _FAILED, _LONGEST_REASON = 1011, 120
 #: the status for a client that has left, which no one reads
@@ -80,7 +81,6 @@ class StatelessApp:
         )
         app = Starlette(
             routes=self._routes(),
-            middleware=self._middleware(),
             exception_handlers={
                 TealError: self._refused,
                 HTTPException: self._no_route,
@@ -90,7 +90,7 @@ class StatelessApp:
         )
         app.router.redirect_slashes = False
         app.router.default = _nowhere
-        self._app = observed(partial(sse.answer, app))
+        self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=_TAKEN_HEADERS)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_local = self._front.settings.is_local
@@ -103,19 +103,6 @@ class StatelessApp:
                 send = ending_connection(send)
         await self._app(scope, receive, send)
 
-    def _middleware(self) -> list[Middleware]:
-        if not self._origins:
-            return []
-        return [
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(self._origins),
-                allow_methods=["*"],
-                allow_headers=["authorization", "content-type", "taagwkey", "traceparent", "tracestate"],
-                expose_headers=["retry-after", "www-authenticate"],
-            )
-        ]
-
     def _routes(self) -> list[BaseRoute]:
         prefix = self._prefix
         return [
@@ -127,7 +114,7 @@ class StatelessApp:
             Route(f"{prefix}/health/ready", self._ready),
             Route(f"{prefix}/openapi.json", self._openapi),
             Route("/", self._root),
-            *pages(prefix, f"{self._front.name} {self._front.version}"),
+            *pages(prefix, f"{self._front.name} {self._front.version}", redoc=True),
         ]
 
     # --- calls -----------------------------------------------------------------------------------
@@ -251,12 +238,10 @@ class StatelessApp:
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        where = bodies.short(request.scope["path"])
-        refused: TealError = NotFound(f"There is nothing at {where}.")
         if error.status_code == 405:
-            refused = WrongMethod((error.headers or {}).get("Allow", ""))
-        self._note(refused)
-        return documents.refusal(refused, "")
+            return await self._refused(request, WrongMethod((error.headers or {}).get("Allow", "")))
+        where = bodies.short(request.scope["path"])
+        return await self._refused(request, NotFound(f"There is nothing at {where}."))
 
     async def _fault(self, _: Request, error: Exception) -> Response:
         return documents.refusal(InternalError(FAULT), self._front.challenge)

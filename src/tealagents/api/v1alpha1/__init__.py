@@ -3,7 +3,7 @@
 ============  ==========================================================================
 `app`         `AppV3`, the application: puts routes and handlers of errors together
 `routing`     routes: served by Starlette, described by FastAPI when the document is asked for
-`context`     what every route works with; `parameters`, `preferences`, `paging`: what several read
+`context`     what every route works with; `parameters`, `preferences`: what several read
 `messages`    sending a message and deciding a pause; JSON, SSE, background
 `fold`        recorded events as server-sent events; `problems`: errors as documents (RFC 9457)
 `requests`    reading, following and canceling requests; pauses with their tools, prompts

@@ -12,8 +12,8 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import with_cors
 from tealagents.api.http import FAULT, WrongMethod
+from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
     approvals,
@@ -38,7 +38,8 @@ from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 def build(exchange: Exchange, path: str) -> Served:
     """This API over an exchange, at the agent's own prefix."""
     app = AppV3(exchange)
-    return Served(app=with_cors(app, exchange, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS), path=path)
+    shown = with_cors(app, exchange.settings, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS)
+    return Served(app=shown, path=path)
 
 
 #: the parts of the API, in the order of the document
@@ -64,7 +65,7 @@ class AppV3(Starlette):
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
-                *docs.pages(exchange, _PARTS),
+                *docs.routes(exchange, _PARTS),
             ]
         )
         self.router.redirect_slashes = False

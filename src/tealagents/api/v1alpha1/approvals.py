@@ -8,7 +8,6 @@ from starlette.responses import Response
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import exchange_of, index_cursor
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import InboxCursor, Limit
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.models import Approval
@@ -23,7 +22,7 @@ ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
     operation_id="list_approvals",
     summary="List the pauses you may decide",
     description="Your own, newest first; with the approver role those of the whole tenant.",
-    response_model=Page[schemas.ApprovalDocument | schemas.DamagedRecord],
+    response_model=schemas.Page[schemas.ApprovalDocument | schemas.DamagedRecord],
     responses=openapi.problem_responses("invalid_request"),
 )
 async def list_approvals(

@@ -234,7 +234,7 @@ def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
 def approval_with_tools(shown: ShownApproval, prefix: str, reader: User) -> Json:
     """One pause; of each call what its tool says of itself, so that its arguments can be edited."""
     document = approval(shown.approval, prefix, reader)
-    calls = [{**call, **_tool(shown.tools.get(call["id"]))} for call in document["tool_calls"]]
+    calls = [{**call, **_tool(shown.tools[call["id"]])} for call in document["tool_calls"]]
     return {**document, "tool_calls": calls}
 
 

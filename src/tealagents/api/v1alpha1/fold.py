@@ -47,6 +47,10 @@ class Frames:
         name, data = self._document(event)
         return sse.frame(recorded.id, name, data)
 
+    def failed(self, error: TealError) -> bytes:
+        """The frame of an error that is no part of the request's log."""
+        return sse.frame(None, "error", problems.document(error))
+
     def _document(self, event: Started | ToolCalled | ToolReturned | Terminal) -> tuple[str, Json]:
         ids = self._ids
         match event:
@@ -66,8 +70,3 @@ class Frames:
             case Failed(error) | Canceled(error):
                 return "error", problems.of_failure(error, ids)
         assert_never(event)
-
-
-def failed(error: TealError) -> bytes:
-    """The frame of an error that is no part of the request's log."""
-    return sse.frame(None, "error", problems.document(error))

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from tealagents import __version__
 from tealagents.api.http import json_response
+from tealagents.api.settings import Probe
 from tealagents.api.v1alpha1 import schemas
 from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.routing import Routes
@@ -79,9 +80,9 @@ async def _document(request: Request) -> Json:
     }
 
 
-async def _probe(probe: object) -> Json:
+async def _probe(probe: Probe) -> Json:
     try:
-        details: Json = await probe()  # type: ignore[operator]
+        details = await probe()
     except TealError as error:
         log.warning("health: %s", error)  # names hosts, which callers of this must not learn
         return {"status": "unavailable", "detail": "It does not answer. The log of the service says more."}

@@ -11,8 +11,8 @@ from tealagents.api import bodies, query
 from tealagents.api.exchange import LONGEST_KEY, Exchange, RequestView, key_in
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, problems, schemas
-from tealagents.api.v1alpha1.context import exchange_of, identifier
-from tealagents.api.v1alpha1.fold import Frames, failed
+from tealagents.api.v1alpha1.context import asked, exchange_of
+from tealagents.api.v1alpha1.fold import Frames
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.api.v1alpha1.preferences import Way, way_of
 from tealagents.api.v1alpha1.routing import Routes
@@ -150,7 +150,7 @@ routes = Routes(tags=["messages"])
     },
 )
 async def send_message(request: Request) -> Response:
-    return await send(exchange_of(request), request, way_of(request))
+    return await _sent(request, way_of(request))
 
 
 @routes.post(
@@ -172,15 +172,15 @@ async def send_message(request: Request) -> Response:
     },
 )
 async def stream_message(request: Request) -> Response:
-    return await send(exchange_of(request), request, "sse")
+    return await _sent(request, "sse")
 
 
 async def resume_request(request: Request, request_id: RequestId) -> Response:
-    return await resume(exchange_of(request), request, way_of(request))
+    return await _resumed(request, way_of(request))
 
 
 async def resume_request_stream(request: Request, request_id: RequestId) -> Response:
-    return await resume(exchange_of(request), request, "sse")
+    return await _resumed(request, "sse")
 
 
 def _resume_at(path: str, suffix: str = "") -> None:
@@ -232,7 +232,8 @@ def _message(value: Any) -> NewMessage:
 # --- answering -----------------------------------------------------------------------------------
 
 
-async def send(exchange: Exchange, request: Request, way: Way) -> Response:
+async def _sent(request: Request, way: Way) -> Response:
+    exchange = exchange_of(request)
     caller = await exchange.identify(request)
     value = await exchange.body(request)
     message = _message(value)
@@ -241,9 +242,8 @@ async def send(exchange: Exchange, request: Request, way: Way) -> Response:
     return await _answer(exchange, request, view, way, headers)
 
 
-async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
-    caller = await exchange.identify(request)
-    request_id = identifier(request, "request_id")
+async def _resumed(request: Request, way: Way) -> Response:
+    exchange, caller, request_id = await asked(request, "request_id")
     decided = bodies.validated(inputs.ResumeCommand, await exchange.body(request))
     approval_id = query.once(request, "approval_id")
     command = Command(
@@ -265,13 +265,8 @@ async def _answer(
     if way == "sse":
         return stream(exchange, view, headers)
     if way == "background" and not view.replayed:
-        return accepted(exchange, view)
-    record = await exchange.outcome(view, request.receive)
-    return answered(exchange, replace(view, record=record), headers)
-
-
-def answered(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) -> Response:
-    """The JSON answer for a request as it stands, or the problem it ended with."""
+        return _accepted(exchange, view)
+    view = replace(view, record=await exchange.outcome(view, request.receive))
     record = view.record
     if view.failure is not None:
         return problems.respond_failure(view.failure, record.ids, headers, repeatable=view.sender)
@@ -280,7 +275,7 @@ def answered(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) 
     return json_response(documents.answer(record.ids, record.status, content), headers=headers)
 
 
-def accepted(exchange: Exchange, view: RequestView) -> Response:
+def _accepted(exchange: Exchange, view: RequestView) -> Response:
     """202: the answer is made in the background; where it can be read, to those who may read it."""
     headers = {"preference-applied": "respond-async"}
     if view.own:
@@ -293,4 +288,4 @@ def stream(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) ->
     """The events of a request, to the one that ends the stream."""
     source = view.record.source or exchange.agent.source
     frames = Frames(view.record.ids, source, exchange.prefix)
-    return exchange.stream(view, frames, failed, headers=headers)
+    return exchange.stream(view, frames, headers=headers)

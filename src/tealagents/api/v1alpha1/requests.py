@@ -13,6 +13,7 @@ from tealagents.api.v1alpha1.parameters import ApprovalId, Limit, OfStep, Positi
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
+from tealagents.engine.reconstruction import Reconstruction
 
 routes = Routes(prefix="/requests", tags=["requests"])
 
@@ -97,7 +98,9 @@ async def get_prompt(
     exchange, caller, name = await asked(request, "request_id")
     step = ids.canonical(step_id, "step_id") if step_id is not None else None
     first = number_cursor(cursor)
-    prompt = await exchange.prompt(caller, name, step)
+    view = await exchange.request(caller, name)
+    sent = Reconstruction(exchange.agent, exchange.tasks)
+    prompt = await sent.prompt(view.partition, view.record, step)
     shown = prompt.parts[first : first + limit]
     hidden = exchange.settings.console is None
     items = [documents.sent_part(part, withheld=hidden and part.origin == "system_prompt") for part in shown]

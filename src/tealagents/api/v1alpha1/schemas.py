@@ -5,7 +5,7 @@ instead. What comes in is validated by `inputs`.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,8 @@ from pydantic import (
 
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
+
+T = TypeVar("T")
 
 StatusName = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 
@@ -48,6 +50,15 @@ class Accepted(Schema):
     """What comes in: no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Page(Schema, Generic[T]):
+    """Some items of a list; `next_cursor` is null on the last page. A filtered page may be short."""
+
+    model_config = ConfigDict(json_schema_extra={"description": "A page of a list"})
+
+    items: list[T]
+    next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
 
 
 class Usage(Schema):

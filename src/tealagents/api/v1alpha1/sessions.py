@@ -6,7 +6,6 @@ from starlette.responses import Response
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, index_cursor, place
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, SessionId
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.state import keys
@@ -22,7 +21,7 @@ TASKS_SHOWN = 200
     operation_id="list_sessions",
     summary="List your sessions",
     description="Newest first.",
-    response_model=Page[schemas.SessionDocument | schemas.DamagedRecord],
+    response_model=schemas.Page[schemas.SessionDocument | schemas.DamagedRecord],
     responses=openapi.problem_responses("invalid_request"),
 )
 async def list_sessions(request: Request, limit: Limit = 50, cursor: Cursor = None) -> Response:

@@ -7,7 +7,6 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, number_cursor, place
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids, paths
@@ -23,7 +22,7 @@ routes = Routes(prefix="/tasks", tags=["tasks"])
     operation_id="list_messages",
     summary="The interaction history",
     description="Oldest first, on the current path, or on that of `checkpoint_id`.",
-    response_model=Page[schemas.MessageDocument],
+    response_model=schemas.Page[schemas.MessageDocument],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_messages(
@@ -45,7 +44,7 @@ async def list_messages(
     operation_id="list_steps",
     summary="The execution trace",
     description="Every step of every request, oldest first: model calls, tool calls, approvals, errors.",
-    response_model=Page[schemas.StepDocument],
+    response_model=schemas.Page[schemas.StepDocument],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_steps(
@@ -63,7 +62,7 @@ async def list_steps(
     operation_id="list_audit",
     summary="The append-only record",
     description="Who did what, when; each entry holds the hash of the one before. Oldest first.",
-    response_model=Page[schemas.AuditEntry],
+    response_model=schemas.Page[schemas.AuditEntry],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_audit(
@@ -84,7 +83,7 @@ async def list_audit(
         "Each completed request makes one. Newest first, those off the current path included; with `parents` "
         "each names the one that it continued, so that they make a tree."
     ),
-    response_model=Page[schemas.CheckpointDocument],
+    response_model=schemas.Page[schemas.CheckpointDocument],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_checkpoints(

@@ -10,7 +10,6 @@ from tealagents.api import bodies
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, asked, exchange_of, index_cursor, place
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain import ids
@@ -31,7 +30,7 @@ async def only_posted(request: Request) -> Response:
     operation_id="list_tasks",
     summary="List your tasks",
     description="Newest first; filtered by session and status. A filtered page may be short.",
-    response_model=Page[schemas.TaskDocument | schemas.DamagedRecord],
+    response_model=schemas.Page[schemas.TaskDocument | schemas.DamagedRecord],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_tasks(

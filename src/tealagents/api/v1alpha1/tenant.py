@@ -8,13 +8,12 @@ from starlette.responses import Response
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of
-from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.catalog import Damaged
-from tealagents.state.tenants import CURSOR, TaskFilter
+from tealagents.state.tenants import CURSOR, TaskFilter, TenantTasks
 
 routes = Routes(tags=["tenant"])
 
@@ -45,7 +44,7 @@ def _roles(caller: Caller) -> list[str]:
         "For the auditor role. Owner by owner, of each the newest first; filtered by owner, status and "
         "metadata. A page may be short, even empty, and still have a `next_cursor`."
     ),
-    response_model=Page[schemas.TaskDocument | schemas.DamagedRecord],
+    response_model=schemas.Page[schemas.TaskDocument | schemas.DamagedRecord],
     responses=openapi.problem_responses("invalid_request"),
 )
 async def list_tenant_tasks(
@@ -74,7 +73,8 @@ async def list_tenant_tasks(
             required="auditor",
         )
     which = TaskFilter(oid=oid, status=status, metadata=_pair(metadata))
-    page = await exchange.tenant_tasks.page(caller.user.tid, which, cursor=cursor, limit=limit)
+    listed = TenantTasks(exchange.service.records, exchange.catalog)
+    page = await listed.page(caller.user.tid, which, cursor=cursor, limit=limit)
     return json_response(documents.page([_listed(item) for item in page.items], page.cursor))
 
 
