@@ -657,6 +657,13 @@ def answered(service: ServiceThread, *parts: bytes) -> bytes:
     return back
 
 
+def test_who_asks_before_sending_too_much_is_not_told_to_send_it(service: ServiceThread) -> None:
+    """`Expect: 100-continue`, as curl has it for large bodies, is answered with the refusal."""
+    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n{JSON_LINE}"
+    asked = f"{head}content-length: 999999999\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+    assert answered(service, asked.encode()).startswith(b"HTTP/1.1 413 ")
+
+
 @pytest.mark.parametrize(
     "parts",
     [
