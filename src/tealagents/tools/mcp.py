@@ -78,8 +78,8 @@ class MCPServer:
         self._changed = changed
         self._shared: MCPConnection | None = None
         self._users = _UserConnections(options, self._list_own)
-        self._lister = Lister(options, self.call)
-        self._connect_tool = self._lister.connect(self.connect)
+        self._lister = Lister(options, self.call, self.connect)
+        self._connect_tool = self._lister.connect_tool()
         #: the anonymous listing; None while the server lists its tools for users only
         self._listed: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
@@ -113,7 +113,7 @@ class MCPServer:
             return self._listed.named(name)
         if name == self._connect_tool.spec.name:
             return self._connect_tool
-        return self._lister.unlisted(name, self.connect)
+        return self._lister.unlisted(name)
 
     async def __aenter__(self) -> Self:
         connection = MCPConnection(self.options, self._list_all)
