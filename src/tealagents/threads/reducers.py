@@ -17,6 +17,7 @@ Third parties add others by the entry-point group `tealagents.reducers`, or as `
 """
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -34,12 +35,7 @@ from tealagents.threads.tokens import (
     message_tokens,
     window_of,
 )
-from tealagents.threads.views import (
-    Part,
-    Stopwatch,
-    Trigger,
-    Upcoming,
-)
+from tealagents.threads.views import Part, Trigger, Upcoming
 
 
 class ReducerOptions(BaseModel):
@@ -239,5 +235,5 @@ def _results(part: Part) -> int:
 def text_message(text: str) -> Message:
     """A text in the form of a message, to be counted or encoded."""
     name = ids.random_id()
-    now = Stopwatch().started_at
+    now = datetime.now(UTC)
     return Message(message_id=name, request_id=name, role="user", created_at=now, items=(Item("text", text),))
