@@ -27,11 +27,10 @@ from tealagents.domain import ids
 from tealagents.domain.models import Item, Message
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.tokens import (
+    ESTIMATE,
     MESSAGE_TOKENS,
-    Counter,
     TokensUnknown,
     counter_for,
-    estimate,
     message_tokens,
     window_of,
 )
@@ -130,8 +129,9 @@ class TokenBudget:
     def __init__(self, options: TokenBudgetOptions) -> None:
         self.trigger = options.trigger
         self._options = options
-        self._counter = Counter("estimate", estimate)
-        self._budget: int | None = None
+        #: both are the model's, from `prepare` on
+        self._counter = ESTIMATE
+        self._budget = 0
         self._fixed: dict[str | bytes, int] = {}
 
     def prepare(self, model: str) -> None:
@@ -148,9 +148,9 @@ class TokenBudget:
         self._budget = window - options.reserve
 
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        if self._budget is None:
+        if not self._budget:
             self.prepare(upcoming.model.name)
-        room = (self._budget or 0) - self._always_sent(upcoming)
+        room = self._budget - self._always_sent(upcoming)
         async for part in parts:
             room -= self.weigh(part)
             if part.messages and room < 0:
