@@ -292,20 +292,20 @@ def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: 
         return []
     tools = govern(tools, catalogue)
     there = [tool.spec.name for tool in tools]
-    named = catalogue.tools
+    unnamed = [tool.spec for tool in tools if tool.spec.name not in catalogue.tools]
     missing = [
         f"The catalogue names {name!r}, which is not a tool of this agent.{suggestion(name, there)}"
-        for name in named
+        for name in catalogue.tools
         if name not in there and not more_to_come
     ]
-    unnamed = [
-        f"The catalogue does not name {name!r}: each call of it needs approval."
-        for name, tool in zip(there, tools, strict=True)
-        if name not in named and tool.spec.governance.requires_hitl
+    asking = [
+        f"The catalogue does not name {spec.name!r}: each call of it needs approval."
+        for spec in unnamed
+        if spec.governance.requires_hitl
     ]
     cleared = [
-        f"The catalogue does not name {name!r}, but its server's entry in the config clears it."
-        for name, tool in zip(there, tools, strict=True)
-        if name not in named and not tool.spec.governance.requires_hitl
+        f"The catalogue does not name {spec.name!r}, but its server's entry in the config clears it."
+        for spec in unnamed
+        if not spec.governance.requires_hitl
     ]
-    return missing + unnamed + cleared
+    return missing + asking + cleared
