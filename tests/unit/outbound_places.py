@@ -202,9 +202,9 @@ async def _on_behalf_of(url: str, tenant: str) -> str:
             "client_secret": "hidden",
         }
     )
-    claims = base64.urlsafe_b64encode(json.dumps({"tid": tenant, "oid": "ada"}).encode()).decode()
+    claims = base64.urlsafe_b64encode(json.dumps({"tid": tenant, "oid": "ada"}).encode()).decode().rstrip("=")
     async with open_delegation(options, FakeClock()) as delegation:
-        return await delegation.token_for(User(tenant, "ada"), f"a.{claims}.c", ["api://x/read"])
+        return await delegation.token_for(User(tenant, "ada"), f"e30.{claims}.e30", ["api://x/read"])
 
 
 @reads("auth/msal_http.py")

@@ -5,13 +5,13 @@ import time
 import pytest
 
 from tealagents.llm.failures import Complaint, refused
-from tealagents.llm.retries import Retries, RetryBudget, can_help, seconds_of
+from tealagents.llm.retries import Retries, can_help, seconds_of
 
 NOW = 1_700_000_000.0
 
 
 def retries(*, limit: int = 2, burst: int = 10, ratio: float = 0.1, delay: float = 0.25) -> Retries:
-    return Retries(RetryBudget(ratio=ratio, burst=burst), limit=limit, delay=delay)
+    return Retries(limit=limit, delay=delay, ratio=ratio, burst=burst)
 
 
 def test_a_call_is_tried_again_twice() -> None:

@@ -143,7 +143,7 @@ async def connect(context: ToolContext) -> str:
 
 def lister(**options: object) -> Lister:
     given = {"name": "files", "command": "x", "trust_level": "sandboxed", **options}
-    return Lister(MCPServerOptions.model_validate(given), never)
+    return Lister(MCPServerOptions.model_validate(given), never, connect)
 
 
 def listed(name: str, *, read_only: bool) -> types.Tool:
@@ -556,6 +556,6 @@ def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixtur
 def test_an_override_holds_for_a_tool_that_is_not_listed_yet() -> None:
     """By the server's own name, whatever characters the model's name leaves out of it."""
     files = lister(trust_level="trusted", tool_governance_overrides={"drop.table": {"requires_hitl": True}})
-    assert asks(files.unlisted("files-drop_table", connect)) is True
-    assert asks(files.unlisted("files-read", connect)) is False
-    assert files.unlisted("file-read", connect) is None
+    assert asks(files.unlisted("files-drop_table")) is True
+    assert asks(files.unlisted("files-read")) is False
+    assert files.unlisted("file-read") is None

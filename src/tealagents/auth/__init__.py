@@ -10,8 +10,7 @@
 `msal_http`    how msal talks to the authority: bounded, unlogged, and nothing kept
 =============  =====================================================================================
 
-Imports `tealagents.domain` and `tealagents.registry` only. Bootstrap opens one provider per process;
-nothing else imports this package.
+Imports `domain`, `outbound`, `options` and `registry` only. Bootstrap opens one provider per process.
 A provider is a class that is called with its options and a `Clock` and then fills `Authenticator`. Where it
 has an attribute `Options`, a pydantic model, that checks its options; else they come as a dictionary. Those
 of third parties come by the entry-point group `tealagents.auth`, or as ``module:Class``.

@@ -6,8 +6,6 @@ for: neither that token nor a way to get new ones is ever kept, and nothing is w
 """
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import logging
 import re
@@ -18,9 +16,9 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 import httpx2
-import orjson
 from msal.exceptions import MsalError
 
+from tealagents.auth.compact import Malformed, take_apart
 from tealagents.auth.msal_http import Transport, application, credential
 from tealagents.auth.options import EntraOptions
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
@@ -105,7 +103,7 @@ class EntraDelegation:
         """
         if not scopes:
             raise ToolFailed("No scopes were asked for: say which permission of which service is needed.")
-        if _whose(assertion) != user:
+        if not _is_of(assertion, user):
             raise NeedsOwner(f"A token of user {user.oid} is needed to act for them.")
         key = (hashlib.sha256(assertion.encode()).digest(), user.key, tuple(sorted(set(scopes))))
         kept = self._kept.get(key)
@@ -210,15 +208,13 @@ def open_delegation(options: EntraOptions, clock: Clock) -> EntraDelegation | No
     return EntraDelegation(options, clock)
 
 
-def _whose(assertion: str) -> User | None:
-    """The user a token names. It has been checked when the request began; this only says whose it is."""
-    _, _, rest = assertion.partition(".")
-    claims = rest.partition(".")[0]
+def _is_of(assertion: str, user: User) -> bool:
+    """Whether a token names the user. It has been checked when the request began."""
     try:
-        said = orjson.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
-        return User(said["tid"], said["oid"])
-    except (binascii.Error, ValueError, KeyError, TypeError):
-        return None
+        claims = take_apart(assertion).claims
+    except Malformed:
+        return False
+    return (claims.get("tid"), claims.get("oid")) == (user.tid, user.oid)
 
 
 def _word(value: object) -> str:

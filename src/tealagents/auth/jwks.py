@@ -193,10 +193,9 @@ def _signing_keys(document: Json) -> Mapping[str, tuple[SigningKey, ...]]:
         raise KeysUnreadable("the key document has no list of keys")
     keys: dict[str, tuple[SigningKey, ...]] = {}
     for jwk in listed[:_MAX_KEYS]:
-        kid = jwk.get("kid") if isinstance(jwk, dict) else None
-        key = _signing_key(jwk) if isinstance(kid, str) else None
-        if key is not None and isinstance(kid, str):
-            keys[kid] = (*keys.get(kid, ()), key)
+        match jwk:
+            case {"kid": str(kid)} if (key := _signing_key(jwk)) is not None:
+                keys[kid] = (*keys.get(kid, ()), key)
     if not keys:
         raise KeysUnreadable("the key document holds no RSA signing key")
     return keys

@@ -20,9 +20,9 @@
 `offline`            a model service of our own, on loopback, for tests, demos and work without a key
 ===================  =======================================================================================
 
-`bootstrap` opens a client by its name; nothing else calls this package. It imports the domain and the
-registry only. A client of one's own is a class with an `Options` (a `ModelOptions`) that keeps the port's
-promises: named `module:Class`, or by an entry point of the group `tealagents.llm`.
+`bootstrap` opens a client by its name. Imports `domain`, `outbound`, `options`, `mistakes` and `registry`
+only. A client of one's own is a class with an `Options` (a `ModelOptions`) that keeps the port's promises:
+named `module:Class`, or by an entry point of the group `tealagents.llm`.
 """
 
 from typing import Any

@@ -1,5 +1,6 @@
 """Where a service is, and how calls are signed: OpenAI's way, and the two of Azure."""
 
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -13,42 +14,29 @@ def sdk_client(
 ) -> openai.AsyncOpenAI:
     """The SDK's client for the service: without retries and deadlines, which are ours, and without what the
     SDK takes from the environment."""
-    client = _new_client(options, wire, deployment)
-    # OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS: it would send them to any service, and an
-    # `Authorization` among them in the place of the configured one
-    client.organization, client.project = options.organization, options.project
-    client._custom_headers = options.headers
-    return client
-
-
-def _new_client(
-    options: OpenAIOptions, wire: httpx2.AsyncClient, deployment: str | None
-) -> openai.AsyncOpenAI:
     key = options.api_key.get_secret_value() if options.api_key is not None else None
+    ours: dict[str, Any] = {"http_client": wire, "max_retries": 0, "timeout": None}
+    client: openai.AsyncOpenAI
     if options.azure_api_version is not None:
-        return openai.AsyncAzureOpenAI(
+        client = openai.AsyncAzureOpenAI(
             base_url=dated_azure_url(options.base_url, deployment),
             api_version=options.azure_api_version,
             api_key=None if options.token_provider is not None else key,
             azure_ad_token_provider=options.token_provider,
-            organization=options.organization,
-            project=options.project,
-            default_headers=options.headers,
-            http_client=wire,
-            max_retries=0,
-            timeout=None,
+            **ours,
         )
-    return openai.AsyncOpenAI(
-        base_url=azure_url(options.base_url) if options.is_azure else options.base_url,
-        # never None: the SDK would take OPENAI_API_KEY from the environment, for any service
-        api_key=options.token_provider or key or "none",
-        organization=options.organization,
-        project=options.project,
-        default_headers=options.headers,
-        http_client=wire,
-        max_retries=0,
-        timeout=None,
-    )
+    else:
+        client = openai.AsyncOpenAI(
+            base_url=azure_url(options.base_url) if options.is_azure else options.base_url,
+            # never None: the SDK would take OPENAI_API_KEY from the environment, for any service
+            api_key=options.token_provider or key or "none",
+            **ours,
+        )
+    # in place of OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS: it would send them to any
+    # service, and an `Authorization` among them in the place of the configured one
+    client.organization, client.project = options.organization, options.project
+    client._custom_headers = options.headers
+    return client
 
 
 def own_authorization(options: OpenAIOptions) -> dict[str, str | openai.Omit]:

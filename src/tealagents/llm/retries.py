@@ -26,37 +26,21 @@ PASSING_CODES = frozenset(
 BUSY_CODES = {"conversation_locked": 2.0}
 
 
-class RetryBudget:
-    """What all calls of a process may spend on retries together."""
-
-    def __init__(self, *, ratio: float, burst: int) -> None:
-        self._ratio = ratio
-        self._burst = float(burst)
-        self._tokens = float(burst)
-
-    def earn(self) -> None:
-        """A call begins."""
-        self._tokens = min(self._burst, self._tokens + self._ratio)
-
-    def spend(self) -> bool:
-        """True where a retry is allowed; it is then counted."""
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 class Retries:
     """Decides whether a call that failed is tried again, and after how long."""
 
-    def __init__(self, budget: RetryBudget, *, limit: int, delay: float) -> None:
-        self._budget = budget
+    def __init__(self, *, limit: int, delay: float, ratio: float, burst: int) -> None:
+        """`limit` retries for one call; for all calls together `ratio` retries a call, `burst` at once."""
         self._limit = limit
         self._delay = delay
+        self._ratio = ratio
+        self._burst = burst
+        #: retries that are left in the budget of all calls
+        self._budget = float(burst)
 
     def begin(self) -> None:
         """To be called once for each call, before its first attempt."""
-        self._budget.earn()
+        self._budget = min(self._burst, self._budget + self._ratio)
 
     def pause(self, retry: int, *, asked: float | None, remaining: float) -> float | None:
         """Seconds to wait before the `retry`-th retry (from 1), or None where there shall be none.
@@ -67,8 +51,9 @@ class Retries:
         if retry > self._limit:
             return None
         wait = asked if asked is not None else self._delay * 2 ** (retry - 1) * random.uniform(0.75, 1)
-        if wait >= remaining or not self._budget.spend():
+        if wait >= remaining or self._budget < 1:
             return None
+        self._budget -= 1
         return wait
 
 

@@ -20,7 +20,7 @@ from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
 from tealagents.llm.options import OpenAIOptions, has_private_way
-from tealagents.llm.retries import Retries, RetryBudget
+from tealagents.llm.retries import Retries
 from tealagents.outbound.addresses import proxy_for
 
 if TYPE_CHECKING:
@@ -100,8 +100,12 @@ class ModelService:
         self._deployment = deployment
         self._proxy = proxy_for(options.base_url)
         self._secrets = options.secrets()
-        budget = RetryBudget(ratio=options.retry_ratio, burst=options.retry_burst)
-        self._retries = Retries(budget, limit=options.max_retries, delay=options.retry_delay_seconds)
+        self._retries = Retries(
+            limit=options.max_retries,
+            delay=options.retry_delay_seconds,
+            ratio=options.retry_ratio,
+            burst=options.retry_burst,
+        )
         self._adjusted = NO_ADJUSTMENTS
         self._connecting: asyncio.Task[ServiceConnection] | None = None
 

@@ -12,7 +12,6 @@ __all__ = [
     "is_http_url",
     "is_loopback",
     "is_loopback_host",
-    "origin",
     "page_origin",
     "proxy_for",
     "public_address",
@@ -37,7 +36,7 @@ def host_of(url: str) -> str:
         return ""
 
 
-def origin(url: str) -> tuple[str, str, int | None]:
+def _origin(url: str) -> tuple[str, str, int | None]:
     """Scheme, host and port; the port that a scheme implies is written out. `ValueError`."""
     parts = urlsplit(url)
     implied = {"http": 80, "https": 443}.get(parts.scheme)
@@ -54,7 +53,7 @@ def page_origin(url: str) -> str:
 def same_origin(one: str, other: str) -> bool:
     """Whether two URLs have one origin; False where one of them cannot be read."""
     try:
-        return origin(one) == origin(other)
+        return _origin(one) == _origin(other)
     except ValueError:
         return False
 

@@ -32,6 +32,7 @@ __all__ = [
     "FromThread",
     "Unacceptable",
     "fetch",
+    "is_stream",
     "json_object",
     "refusal",
 ]
@@ -132,7 +133,7 @@ class BoundedClient(httpx2.AsyncClient):
             ) from None
         try:
             _check(response)
-            if not (self._streams and _is_stream(response)):
+            if not (self._streams and is_stream(response)):
                 response.stream = _CountedBody(response.stream, self._limit, due, self._seconds)
             if not stream:
                 await response.aread()
@@ -203,18 +204,14 @@ def _check(response: httpx2.Response) -> None:
         raise Unacceptable(reason)
 
 
-def _is_stream(response: httpx2.Response) -> bool:
+def is_stream(response: httpx2.Response) -> bool:
+    """Whether a success comes as server-sent events."""
     kind: str = response.headers.get("content-type", "")
     return response.status_code < 300 and kind.lower().startswith("text/event-stream")
 
 
 def _too_slow(seconds: float) -> Unacceptable:
     return Unacceptable(f"no whole answer within {seconds:g} s")
-
-
-def _counted(size: int, limit: int) -> None:
-    if size > limit:
-        raise AnswerTooLarge(f"the answer is larger than {limit:,} bytes")
 
 
 class _CountedBody(httpx2.AsyncByteStream):
@@ -238,7 +235,8 @@ class _CountedBody(httpx2.AsyncByteStream):
             except TimeoutError:
                 raise _too_slow(self._seconds) from None
             size += len(chunk)
-            _counted(size, self._limit)
+            if size > self._limit:
+                raise AnswerTooLarge(f"the answer is larger than {self._limit:,} bytes")
             yield chunk
 
     async def aclose(self) -> None:

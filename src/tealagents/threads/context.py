@@ -19,6 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -67,7 +68,7 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
     def message(self, text: str) -> Message:
         """A message to add to this request."""
-        return message_of(self.request_id, "user", (Item("text", text),), Stopwatch().started_at)
+        return message_of(self.request_id, "user", (Item("text", text),), datetime.now(UTC))
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -230,7 +231,7 @@ class Providers:
                     Report(
                         kind="context",
                         name=name,
-                        started_at=Stopwatch().started_at,
+                        started_at=datetime.now(UTC),
                         output={"error": f"its state in the thread was not changed: {error}"},
                         is_error=True,
                     )

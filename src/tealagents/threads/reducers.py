@@ -17,6 +17,7 @@ Third parties add others by the entry-point group `tealagents.reducers`, or as `
 """
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -26,20 +27,14 @@ from tealagents.domain import ids
 from tealagents.domain.models import Item, Message
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.tokens import (
+    ESTIMATE,
     MESSAGE_TOKENS,
-    Counter,
     TokensUnknown,
     counter_for,
-    estimate,
     message_tokens,
     window_of,
 )
-from tealagents.threads.views import (
-    Part,
-    Stopwatch,
-    Trigger,
-    Upcoming,
-)
+from tealagents.threads.views import Part, Trigger, Upcoming
 
 
 class ReducerOptions(BaseModel):
@@ -134,8 +129,9 @@ class TokenBudget:
     def __init__(self, options: TokenBudgetOptions) -> None:
         self.trigger = options.trigger
         self._options = options
-        self._counter = Counter("estimate", estimate)
-        self._budget: int | None = None
+        #: both are the model's, from `prepare` on
+        self._counter = ESTIMATE
+        self._budget = 0
         self._fixed: dict[str | bytes, int] = {}
 
     def prepare(self, model: str) -> None:
@@ -152,9 +148,9 @@ class TokenBudget:
         self._budget = window - options.reserve
 
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        if self._budget is None:
+        if not self._budget:
             self.prepare(upcoming.model.name)
-        room = (self._budget or 0) - self._always_sent(upcoming)
+        room = self._budget - self._always_sent(upcoming)
         async for part in parts:
             room -= self.weigh(part)
             if part.messages and room < 0:
@@ -239,5 +235,5 @@ def _results(part: Part) -> int:
 def text_message(text: str) -> Message:
     """A text in the form of a message, to be counted or encoded."""
     name = ids.random_id()
-    now = Stopwatch().started_at
+    now = datetime.now(UTC)
     return Message(message_id=name, request_id=name, role="user", created_at=now, items=(Item("text", text),))

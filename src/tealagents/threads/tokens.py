@@ -49,9 +49,9 @@ def counter_for(model: str, tokenizer: str | None = None) -> Counter:
     if tokenizer is None:
         plain = model.rpartition("/")[2]
         table = _TABLES[plain.startswith(_CL100K) and not plain.startswith(_O200K)]
-        return _table(table) or Counter("estimate", estimate)
-    if tokenizer == "estimate":
-        return Counter("estimate", estimate)
+        return _table(table) or ESTIMATE
+    if tokenizer == ESTIMATE.name:
+        return ESTIMATE
     if tokenizer in _TABLES:
         found = _table(tokenizer)
         if found is None:
@@ -109,6 +109,9 @@ def estimate(text: str) -> int:
         (len(piece) + 3) // 4 if piece.isascii() else 1 + (piece > "\uffff")
         for piece in _PIECES.findall(text)
     )
+
+
+ESTIMATE = Counter("estimate", estimate)
 
 
 def message_tokens(message: Message, count: Count, image_tokens: int) -> int:

@@ -54,7 +54,8 @@ class Window(Generic[T]):
         self.checkpoint_id = head.checkpoint_id
         #: of providers and reducers, as of the checkpoint
         self.context: Json = {}
-        self.batches: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
+        #: the batches that a turn reads again
+        self.recheck_keys: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
         #: oldest first; a list, since an empty deque has room for 64 and most tasks are short
         self.rounds: list[KnownRound[T]] = []
         #: there is nothing older than the first round
@@ -197,7 +198,8 @@ class Windows(Generic[T]):
             self.forget(head.task_id)
             return
         if messages:
-            window.batches = recheck_keys(window.batches, window.path, first_seq, head.tail_key)
+            known = window.recheck_keys
+            window.recheck_keys = _rechecked(known, window.path, first_seq, head.tail_key)
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
         if messages:
@@ -209,7 +211,7 @@ class Windows(Generic[T]):
     def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
         """The batches whose records a turn on a window reads again, and the log that they belong to."""
         kept = self._kept.get(task_id)
-        return (kept.log_id, kept.batches) if kept is not None else ("", ())
+        return (kept.log_id, kept.recheck_keys) if kept is not None else ("", ())
 
     def shrink(self, window: Window[T]) -> None:
         """Drops what the view of a turn has not read."""
@@ -273,7 +275,7 @@ def between(path: Path, above: int, below: int) -> Path:
     return tuple((first, last) for first, last in cut if first <= last)
 
 
-def recheck_keys(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
+def _rechecked(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
     """The batches that are read again, when a request has been added to a path.
 
     A task that began with earlier messages holds them and the first request's own in one batch.

@@ -22,8 +22,8 @@
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
-Used by bootstrap. Imports `tealagents.domain`, `tealagents.plugins` and `tealagents.registry` only. `mcp*`
-need the extra `mcp` and are imported when a server is configured. Toolsets of third parties come by the
+Used by bootstrap. Imports `domain`, `outbound`, `options`, `registry` and `plugins` only. `mcp*` need the
+extra `mcp` and are imported when a server is configured. Toolsets of third parties come by the
 entry-point group `tealagents.tools`, or as ``module:Class``.
 """
 

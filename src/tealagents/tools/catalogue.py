@@ -7,6 +7,7 @@ what no one has reviewed is not trusted. Without one, the toolsets' own rules ho
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -69,6 +70,11 @@ class ToolEntry(BaseModel):
     governance: GovernanceEntry
     auth: OAuthEntry | None = None
 
+    def over(self, spec: ToolSpec) -> ToolSpec:
+        """The tool, as the entry has it governed."""
+        auth = self.auth and self.auth.model_dump(exclude={"oauth_client_secret"}, exclude_none=True)
+        return replace(spec, governance=self.governance.governance(), auth=auth or spec.auth)
+
 
 class PluginType(BaseModel):
     type_name: Literal["code", "mcp", "openapi"]
@@ -111,8 +117,9 @@ class Catalogue(BaseModel):
             catalogue = cls.model_validate(document)
         except ValidationError as error:
             raise ToolsetError(f"The catalogue {path} is not as it should be:\n{_places(error)}") from error
-        catalogue._check_unique(path)
         for entry in catalogue.entries():
+            if catalogue.tools[entry.tool_id] is not entry:
+                raise ToolsetError(f"The catalogue {path} names the tool {entry.tool_id!r} twice.")
             if entry.auth and entry.auth.oauth_client_secret:
                 where = f"The catalogue {path}: {entry.tool_id}"
                 entry.auth.oauth_client_secret = expanded(entry.auth.oauth_client_secret, environment, where)
@@ -122,12 +129,10 @@ class Catalogue(BaseModel):
         for plugin in self.plugins:
             yield from plugin.tools
 
-    def _check_unique(self, path: Path) -> None:
-        seen: set[str] = set()
-        for entry in self.entries():
-            if entry.tool_id in seen:
-                raise ToolsetError(f"The catalogue {path} names the tool {entry.tool_id!r} twice.")
-            seen.add(entry.tool_id)
+    @cached_property
+    def tools(self) -> Mapping[str, ToolEntry]:
+        """The entries by their `tool_id`."""
+        return {entry.tool_id: entry for entry in self.entries()}
 
 
 def _places(error: ValidationError) -> str:
@@ -185,13 +190,6 @@ class GovernedUnlistedTool(GovernedTool):
         await self.inner.list_for(context)
 
 
-def _under(tool: Tool, entries: dict[str, ToolEntry] | None, consents: Consents | None) -> Tool:
-    kind = GovernedUnlistedTool if isinstance(tool, Unlisted) else GovernedTool
-    entry = entries.get(tool.spec.name) if entries is not None else None
-    secret = entry.auth.oauth_client_secret if entry and entry.auth else None
-    return kind(tool, _governed(tool, entries), consents, secret)
-
-
 def govern(
     tools: Sequence[Tool], catalogue: Catalogue | None, consents: Consents | None = None
 ) -> list[Tool]:
@@ -202,19 +200,20 @@ def govern(
        clears it.
     3. Without a catalogue: what the toolset says (an MCP server's trust level, `@tool(requires_hitl=…)`).
     """
-    entries = {entry.tool_id: entry for entry in catalogue.entries()} if catalogue else None
-    return [_under(tool, entries, consents) for tool in tools]
+    return [_governed(tool, catalogue, consents) for tool in tools]
 
 
-def _governed(tool: Tool, entries: dict[str, ToolEntry] | None) -> ToolSpec:
-    entry = entries.get(tool.spec.name) if entries is not None else None
-    if entry is not None:
-        said = entry.auth and entry.auth.model_dump(exclude={"oauth_client_secret"}, exclude_none=True)
-        auth = said or tool.spec.auth
-        return replace(tool.spec, governance=entry.governance.governance(), auth=auth)
-    if entries is not None and not _is_cleared(tool):
-        return replace(tool.spec, governance=replace(tool.spec.governance, requires_hitl=True))
-    return tool.spec
+def _governed(tool: Tool, catalogue: Catalogue | None, consents: Consents | None) -> Tool:
+    kind = GovernedUnlistedTool if isinstance(tool, Unlisted) else GovernedTool
+    spec, secret = tool.spec, None
+    if catalogue is not None:
+        entry = catalogue.tools.get(spec.name)
+        if entry is not None:
+            spec = entry.over(spec)
+            secret = entry.auth.oauth_client_secret if entry.auth else None
+        elif not _is_cleared(tool):
+            spec = replace(spec, governance=replace(spec.governance, requires_hitl=True))
+    return kind(tool, spec, consents, secret)
 
 
 def _is_cleared(tool: Tool) -> bool:
@@ -293,20 +292,20 @@ def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: 
         return []
     tools = govern(tools, catalogue)
     there = [tool.spec.name for tool in tools]
-    named = [entry.tool_id for entry in catalogue.entries()]
+    unnamed = [tool.spec for tool in tools if tool.spec.name not in catalogue.tools]
     missing = [
         f"The catalogue names {name!r}, which is not a tool of this agent.{suggestion(name, there)}"
-        for name in named
+        for name in catalogue.tools
         if name not in there and not more_to_come
     ]
-    unnamed = [
-        f"The catalogue does not name {name!r}: each call of it needs approval."
-        for name, tool in zip(there, tools, strict=True)
-        if name not in named and tool.spec.governance.requires_hitl
+    asking = [
+        f"The catalogue does not name {spec.name!r}: each call of it needs approval."
+        for spec in unnamed
+        if spec.governance.requires_hitl
     ]
     cleared = [
-        f"The catalogue does not name {name!r}, but its server's entry in the config clears it."
-        for name, tool in zip(there, tools, strict=True)
-        if name not in named and not tool.spec.governance.requires_hitl
+        f"The catalogue does not name {spec.name!r}, but its server's entry in the config clears it."
+        for spec in unnamed
+        if not spec.governance.requires_hitl
     ]
-    return missing + unnamed + cleared
+    return missing + asking + cleared

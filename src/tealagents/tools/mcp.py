@@ -18,9 +18,9 @@ import contextvars
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 import mcp_types as types
@@ -51,6 +51,8 @@ from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: users whose connections to one server are kept open, seconds one is kept unused, and between two sweeps
 MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 #: users whose listings are remembered
@@ -78,8 +80,8 @@ class MCPServer:
         self._changed = changed
         self._shared: MCPConnection | None = None
         self._users = _UserConnections(options, self._list_own)
-        self._lister = Lister(options, self.call)
-        self._connect_tool = self._lister.connect(self.connect)
+        self._lister = Lister(options, self.call, self.connect)
+        self._connect_tool = self._lister.connect_tool()
         #: the anonymous listing; None while the server lists its tools for users only
         self._listed: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
@@ -113,7 +115,7 @@ class MCPServer:
             return self._listed.named(name)
         if name == self._connect_tool.spec.name:
             return self._connect_tool
-        return self._lister.unlisted(name, self.connect)
+        return self._lister.unlisted(name)
 
     async def __aenter__(self) -> Self:
         connection = MCPConnection(self.options, self._list_all)
@@ -180,13 +182,16 @@ class MCPServer:
 
     async def connect(self, context: ToolContext) -> str:
         """Connects for the owner, who is asked first if need be, and lists the tools."""
+
+        async def listed(_: MCPConnection) -> Sequence[Tool]:
+            return self._own[owner_key(context)].tools
+
         try:
-            await self._for_user(context, None, {})
+            tools = await self._for_user(context, listed)
         except Unreachable as error:
             raise ToolFailed(f"{self.options.name} cannot be reached: {error}.") from error
         except MCPError as error:
             raise self._failure(error) from error
-        tools = self._own[owner_key(context)].tools
         lines = [f"- {tool.spec.name}: {tool.spec.description.partition(chr(10))[0]}" for tool in tools]
         return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
 
@@ -199,31 +204,30 @@ class MCPServer:
                     raise
             # it lists its tools for all users and runs them only with a token
             self._wants_user = True
-        result = await self._for_user(context, name, arguments)
-        assert result is not None, "a call has a result"
-        return result
 
-    async def _for_user(
-        self, context: ToolContext, name: str | None, arguments: Json
-    ) -> types.CallToolResult | None:
-        """The call with the owner's token; with `name` None, only the connecting."""
+        async def called(connection: MCPConnection) -> types.CallToolResult:
+            listing = self._own.get(owner_key(context))
+            return await connection.call(self._function(name, listing), arguments)
+
+        return await self._for_user(context, called)
+
+    async def _for_user(self, context: ToolContext, use: Callable[[MCPConnection], Awaitable[T]]) -> T:
+        """What `use` makes of the connection with the owner's token."""
         try:
             async with asyncio.timeout(TOKEN_SECONDS):
                 token = await self._token(context)
         except TimeoutError:
             raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
         try:
-            return await self._with_token(context, token, name, arguments)
+            return await use(await self._connection(context, token))
         except MCPError as error:
             if error.code != UNAUTHORIZED:
                 raise
             # refused, so nothing was done: a renewed token may try once
             token = await self._other_token(context, token, error)
-        return await self._with_token(context, token, name, arguments)
+        return await use(await self._connection(context, token))
 
-    async def _with_token(
-        self, context: ToolContext, token: str, name: str | None, arguments: Json
-    ) -> types.CallToolResult | None:
+    async def _connection(self, context: ToolContext, token: str) -> MCPConnection:
         user_key, seconds = owner_key(context), self.options.timeout
         try:
             # calls made at once wait for one another; what is not sent by then is not sent at all
@@ -233,9 +237,7 @@ class MCPServer:
             raise Unreachable(f"there is no session within {seconds:g} s") from None
         if user_key in self._own:
             self._own.move_to_end(user_key)
-        if name is None:
-            return None
-        return await connection.call(self._function(name, self._own.get(user_key)), arguments)
+        return connection
 
     def _function(self, name: str, listing: Listing | None) -> str:
         functions = listing.functions if listing is not None else {}

@@ -54,10 +54,9 @@ class News:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._changed = self._is_over = False
+        self._is_over = False
 
     def changed(self) -> None:
-        self._changed = True
         self._wake.set()
 
     def over(self) -> None:
@@ -66,13 +65,9 @@ class News:
 
     async def of_change(self) -> bool:
         """Returns once the listing has changed; False once the session is over."""
-        while not self._is_over:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._changed and not self._is_over:
-                self._changed = False
-                return True
-        return False
+        await self._wake.wait()
+        self._wake.clear()
+        return not self._is_over
 
 
 class MCPConnection:

@@ -68,10 +68,14 @@ class Lister:
     """Makes tools of what one server lists."""
 
     def __init__(
-        self, options: MCPServerOptions, call: Callable[[ToolContext, str, Json], Awaitable[str]]
+        self,
+        options: MCPServerOptions,
+        call: Callable[[ToolContext, str, Json], Awaitable[str]],
+        connect: Callable[[ToolContext], Awaitable[str]],
     ) -> None:
         self._options = options
         self._call = call
+        self._connect = connect
 
     def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
         """The tools of a listing: those of `before` where they are the same."""
@@ -88,7 +92,7 @@ class Lister:
             self._warn_of_loosened(before, tools)
         return Listing(digest, dict(zip(names, functions, strict=True)), tools)
 
-    def unlisted(self, name: str, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool | None:
+    def unlisted(self, name: str) -> Tool | None:
         """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
         prefix = prefix_of(self._options.name)
         if not name.startswith(prefix) or not VALID_NAME.fullmatch(name):
@@ -97,9 +101,9 @@ class Lister:
         for own in self._options.tool_governance_overrides:
             if tool_names(self._options.name, [own]) == [name]:
                 function = own
-        return UnlistedTool(self._tool(types.Tool(name=function, input_schema={}), name), connect)
+        return UnlistedTool(self._tool(types.Tool(name=function, input_schema={}), name), self._connect)
 
-    def connect(self, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool:
+    def connect_tool(self) -> Tool:
         """What stands for the tools of a server that lists them only once a user has authorized it."""
         spec = self._spec(
             tool_names(self._options.name, [CONNECT])[0],
@@ -108,8 +112,8 @@ class Lister:
             {"type": "object", "properties": {}},
             Governance(),
         )
-        # it does nothing but ask the user
-        return MCPTool(spec, GovernanceOverride(requires_hitl=False), lambda context, *_: connect(context))
+        cleared = GovernanceOverride(requires_hitl=False)  # it does nothing but ask the user
+        return MCPTool(spec, cleared, lambda context, *_: self._connect(context))
 
     def report(self, listing: Listing) -> None:
         """Logs what all users are offered, and overrides that name nothing."""

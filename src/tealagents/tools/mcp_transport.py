@@ -21,7 +21,7 @@ from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from tealagents.outbound.reading import BoundedClient, Unacceptable
+from tealagents.outbound.reading import BoundedClient, Unacceptable, is_stream
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
@@ -135,7 +135,7 @@ class ReportingClient(BoundedClient):
         try:
             response = await super().send(request, stream=True, **options)
             response.stream = _WholeCharacters(response.stream)
-            if _is_stream(response):
+            if is_stream(response):
                 response.stream = _Sparse(response.stream, break_is_end=listens)
             else:
                 # read here, so that an answer that is refused midway is reported as well
@@ -156,7 +156,7 @@ class ReportingClient(BoundedClient):
         self._redirected = response.next_request
         if response.status_code in _PASSING or (response.status_code >= 500 and response.status_code != 501):
             return _ended(request)
-        if _is_stream(response) or _is_lost_session(response.status_code, response.text):
+        if is_stream(response) or _is_lost_session(response.status_code, response.text):
             self._listening()
         return response
 
@@ -237,11 +237,6 @@ class _Sparse(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._body.aclose()
-
-
-def _is_stream(response: httpx2.Response) -> bool:
-    kind: str = response.headers.get("content-type", "")
-    return response.status_code < 300 and kind.lower().startswith("text/event-stream")
 
 
 def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:

@@ -9,7 +9,7 @@ recursive schema does not survive.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -442,14 +442,12 @@ def _preferred(media_types: list[str]) -> str:
 
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
     """Of the fields that have a style: by any of these keys (OpenAPI 3.1, section 4.8.15.1)."""
-
-    def styles() -> Iterator[tuple[str, tuple[str, bool]]]:
-        for name, encoding in media.encoding.items():
-            if not encoding.keys().isdisjoint(("style", "explode", "allowReserved")):
-                style = str(encoding.get("style", "form"))
-                yield name, (style, bool(encoding.get("explode", style == "form")))
-
-    return dict(styles())
+    styles = {}
+    for name, encoding in media.encoding.items():
+        if not encoding.keys().isdisjoint(("style", "explode", "allowReserved")):
+            style = str(encoding.get("style", "form"))
+            styles[name] = (style, bool(encoding.get("explode", style == "form")))
+    return styles
 
 
 def _types(media: _Media) -> dict[str, str]:

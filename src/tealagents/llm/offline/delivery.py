@@ -1,7 +1,7 @@
 """How an answer goes over the wire: which bytes, after which pauses, and how it ends."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class Delivery:
     #: Not even headers are sent.
     is_mute: bool = False
     #: Called once, before the last step of a complete answer leaves.
-    commit: Callable[[], None] | None = field(default=None)
+    commit: Callable[[], None] | None = None
 
 
 def whole(
@@ -91,9 +91,7 @@ def _is_mute(fault: Fault | None) -> bool:
     return fault.after_pieces is None and fault.after_bytes is None
 
 
-def answered_in_stream(
-    frames: list[Frame], answer: ModelAnswer, failure: Callable[[int], bytes], headers: Headers = EVENT_STREAM
-) -> Delivery:
+def answered_in_stream(frames: list[Frame], answer: ModelAnswer, failure: Callable[[int], bytes]) -> Delivery:
     """An answer as a stream of events. `failure(n)` is the event that says that the service failed after
     n events."""
     pacing, fault = answer.pacing, answer.fault
@@ -101,7 +99,7 @@ def answered_in_stream(
         frames = _broken_stream(frames, fault, failure)
     return Delivery(
         200,
-        headers,
+        EVENT_STREAM,
         _dribbled(_merged(frames), pacing),
         ending=BodyEnding.COMPLETE if fault is None else _ENDINGS.get(fault.kind, BodyEnding.COMPLETE),
         headers_delay=pacing.headers,
