@@ -12,9 +12,9 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
-from tealagents.state.owner_directory import Directory
-from tealagents.state.records import BATCH_BYTES, RecordStore, Stored
+from tealagents.state.records import BATCH_BYTES, Stored
 from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
+from tealagents.state.tasks import Tasks
 
 #: entries of one batch of a copy
 BATCH_ENTRIES = 100
@@ -26,16 +26,11 @@ class Copy:
     """A task in the making: entries and requests are added, the head is written at the end."""
 
     def __init__(
-        self,
-        records: RecordStore,
-        directory: Directory,
-        partition: str,
-        head: Head,
-        guard: Mapping[str, str | None] | None = None,
+        self, tasks: Tasks, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
     ) -> None:
         """`guard` are records that must stay as they are meanwhile; they go when the copy is finished."""
-        self._records = records
-        self._directory = directory
+        self._records = tasks.records
+        self._directory = tasks.directory
         self._partition = partition
         self._guard = guard or {}
         self.head = head

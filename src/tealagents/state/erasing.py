@@ -23,7 +23,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Deleting, Head, Running, Session, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.records import RecordStore, Stored
+from tealagents.state.records import Stored
 from tealagents.state.removal import Tombstone, bury, erase, give_up, note_of
 from tealagents.state.tasks import Tasks
 
@@ -45,9 +45,9 @@ class SessionTombstone(Struct, frozen=True):
 class Eraser:
     """Erases tasks and sessions."""
 
-    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
-        self._records = records
-        self._tasks = tasks
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self._records = tasks.records
 
     async def delete_task(self, partition: str, task_id: str) -> None:
         """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
@@ -56,7 +56,7 @@ class Eraser:
             await self.erase(partition, begun)
             return
         while True:
-            stored = await self._tasks.head(partition, task_id)
+            stored = await self.tasks.head(partition, task_id)
             if stored.value.running is not None:
                 raise TaskBusy(
                     "The task runs and cannot be deleted meanwhile.",
@@ -210,7 +210,7 @@ class Eraser:
         It may be there yet: a task past its `expires_at` is found by no reader who would end it.
         """
         running = head.running
-        return None if running is None or await self._tasks.abandoned(running) else running
+        return None if running is None or await self.tasks.abandoned(running) else running
 
     async def erase_session(self, partition: str, session: Stored[Session]) -> bool:
         """Removes the tasks of a session that is marked as erased, then the session.
@@ -231,7 +231,7 @@ class Eraser:
         await self._unmark_deleted(partition, session)
         # before the session's record goes: from then on another session may have the id
         finished = partial(self._finished, partition, session)
-        await self._tasks.directory.release(session_id, session.value.owner, unless=finished)
+        await self.tasks.directory.release(session_id, session.value.owner, unless=finished)
         note = _session_note(session.value)
         try:
             await self._records.delete(partition, [note, key], expect=marked)
@@ -261,7 +261,7 @@ class Eraser:
 
     async def erase(self, partition: str, buried: Stored[Head]) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
-        await erase(self._records, self._tasks.directory, partition, buried)
+        await erase(self._records, self.tasks.directory, partition, buried)
 
     async def sweep(self) -> None:
         """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
@@ -302,7 +302,7 @@ class Eraser:
         (guarded,) = await self._records.store.read(partition, [guard])
         with suppress(Conflict):  # it is made after all, or imported again
             if head.value.making:
-                await give_up(self._records, self._tasks.directory, partition, head)
+                await give_up(self._records, self.tasks.directory, partition, head)
             else:
                 await self.erase(partition, head)
             if guarded is not None:

@@ -136,7 +136,7 @@ class TaskImporter:
     ) -> Head:
         task = document.task
         session = await self._session(caller, partition, task.session_id)
-        copy = Copy(self._records, self._tasks.directory, partition, _blank(task), guard)
+        copy = Copy(self._tasks, partition, _blank(task), guard)
         await copy.begin()
         digest = hashlib.sha256(canonical(value)).hexdigest()
         note = Note("imported", {"document_sha256": digest})

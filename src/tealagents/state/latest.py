@@ -95,7 +95,7 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
 
 async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> Set[str]:
     """Those of the tasks that are not gone, in whatever state."""
-    catalog = Catalog(tasks.records, tasks)
+    catalog = Catalog(tasks)
     there: set[str] = set()
     for start in range(0, len(task_ids), PAGE):
         some = task_ids[start : start + PAGE]

@@ -115,13 +115,11 @@ class Written(Struct, frozen=True, kw_only=True):
 class Tasks:
     """Finds, changes and ends the requests of one agent."""
 
-    def __init__(
-        self, records: RecordStore, lease: Lease, directory: Directory, rules: TaskRules, source: str
-    ) -> None:
+    def __init__(self, records: RecordStore, lease: Lease, rules: TaskRules, source: str) -> None:
         self.records = records
         self.lease = lease
         self.peers = Peers(records, lease)
-        self.directory = directory
+        self.directory = Directory(records)
         self.rules = rules
         #: `name:version`, the `source` of every answer
         self.source = source
