@@ -13,6 +13,7 @@ from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, Progress, is_alive
 from tealagents.state.records import ERASED_AT_ONCE, Stored
+from tealagents.state.tasks import is_expired
 
 
 class Due(Struct, frozen=True):
@@ -63,16 +64,16 @@ class Pruning:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
 
     def _is_old(self, head: Head) -> bool:
-        return self._is_expired(head) or (self._before is not None and head.updated_at < self._before)
-
-    def _is_expired(self, head: Head) -> bool:
-        return head.expires_at is not None and head.expires_at <= self._records.clock.now()
+        old = self._before is not None and head.updated_at < self._before
+        return old or is_expired(head, self._records.clock)
 
     async def _in_use(self, head: Head) -> bool:
         """Whether a process works on the task, or its pause may still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
-        if self._is_expired(head):  # no message that waits can start, and no one can decide a pause
+        if is_expired(
+            head, self._records.clock
+        ):  # no message that waits can start, and no one can decide a pause
             return False
         for waiting in head.queue:
             if await self._lives(waiting.worker_id):

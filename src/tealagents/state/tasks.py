@@ -35,6 +35,7 @@ from tealagents.domain.models import (
     Running,
     Status,
 )
+from tealagents.domain.ports import Clock
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
@@ -150,13 +151,10 @@ class Tasks:
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
         """The head, unless it or its session is deleted, or it is past its `expires_at`."""
-        gone = found is None or found.value.erased or self.expired(found.value)
+        gone = found is None or found.value.erased or is_expired(found.value, self.records.clock)
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
         return found
-
-    def expired(self, head: Head) -> bool:
-        return head.expires_at is not None and head.expires_at <= self.records.clock.now()
 
     async def request(self, partition: str, request_id: str) -> Stored[RequestRecord]:
         """A request as it stands; one whose process died is ended first. `NotFound` with its task."""
@@ -480,6 +478,11 @@ class Tasks:
                 if found is None or found.value.status != "Running":
                     return
                 await watch.wait(left)
+
+
+def is_expired(head: Head, clock: Clock) -> bool:
+    """Whether a task is past its `expires_at`: no reader finds it any more."""
+    return head.expires_at is not None and head.expires_at <= clock.now()
 
 
 def _concerned(transition: Transition) -> list[str]:
