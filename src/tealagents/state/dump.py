@@ -417,11 +417,9 @@ class Importer:
         """A request's idempotency key, as long as it counts. Of two requests the newer one keeps it."""
         if request.idempotency is None:
             return
-        # it was written with each change of the request's status, and counts from the last one
-        since = request.ended_at or (request.pause.created_at if request.pause else None)
-        since = since or request.resumed_at or request.started_at or request.created_at
         seconds = self._key_seconds if request.ended_at is None else KEPT_SECONDS
-        seconds -= (self._records.clock.now() - since).total_seconds()
+        # it was written with each change of the request's status
+        seconds -= (self._records.clock.now() - request.changed_at).total_seconds()
         if seconds <= 0:
             return
         name, digest = request.idempotency
