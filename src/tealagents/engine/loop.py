@@ -7,7 +7,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -151,7 +151,6 @@ class LoopState(Struct, kw_only=True):
     prompt: Prompt
     stream: bool
     max_rounds: int
-    headers: Mapping[str, str] = {}
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice | None = None
     observer: Observer
@@ -258,7 +257,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         remote_id=state.remote_id,
         response_format=state.response_format,
         tool_choice=state.tool_choice if state.toolbox.encoded else None,
-        headers=watch.headers(state.headers),
+        headers=watch.headers({"x-request-id": state.request_id}),
     )
     try:
         async with aclosing(state.model.stream(call)) as batches:

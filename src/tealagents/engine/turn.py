@@ -262,7 +262,6 @@ class TurnLoop:
             prompt=turn.prompt,
             stream=streamed,
             max_rounds=agent.limits.max_tool_rounds,
-            headers={"x-request-id": recorder.request_id},
             response_format=turn.setup.response_format or agent.response_format,
             tool_choice=turn.setup.tool_choice,
             remote=agent.thread_kind == "remote",
