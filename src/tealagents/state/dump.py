@@ -45,7 +45,7 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Found, Inventory, Progress
-from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore
+from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore, named_in
 from tealagents.state.streams import KEPT_SECONDS
 
 T = TypeVar("T")
@@ -236,8 +236,9 @@ class Exporter:
                 batch = codec.unseal(partition, row.key, row.stored, Batch)
             except CorruptState:
                 return await self._records.of_task(partition, task_id)
-            requests |= {entry.request_id for entry in batch.entries if entry.request_id}
-            approvals |= {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+            named = named_in(batch)
+            requests |= named[0]
+            approvals |= named[1]
         return requests, approvals
 
 

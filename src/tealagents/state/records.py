@@ -417,6 +417,13 @@ class RecordStore:
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
 
 
+def named_in(batch: Batch) -> tuple[set[str], set[str]]:
+    """The requests and the approvals that a batch of a task's log speaks of."""
+    requests = {entry.request_id for entry in batch.entries if entry.request_id}
+    approvals = {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+    return requests, approvals
+
+
 def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """Values by as many as one commit holds, with the one record that it expects."""
     portion: dict[str, object] = {}

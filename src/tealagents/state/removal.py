@@ -17,7 +17,7 @@ from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored, named_in
 
 log = logging.getLogger(__name__)
 
@@ -139,24 +139,18 @@ class Removal:
 
         A damaged batch may be all that named them, as the one batch of a fork: so they are searched for.
         """
-        requests: set[str] = set()
-        approvals: set[str] = set()
+        found: list[tuple[set[str], set[str]]] = []
         damaged = False
         for key, record in page:
             try:
-                entries = unseal(self._partition, key, record.value, Batch).entries
+                found.append(named_in(unseal(self._partition, key, record.value, Batch)))
             except CorruptState:
                 damaged = True
-            else:
-                requests |= {entry.request_id for entry in entries if entry.request_id}
-                approvals |= {str(e.details["approval_id"]) for e in entries if "approval_id" in e.details}
         if damaged:
-            searched = await self._records.of_task(self._partition, self._head.task_id)
-            requests |= searched[0]
-            approvals |= searched[1]
-        for approval_id in approvals:
+            found.append(await self._records.of_task(self._partition, self._head.task_id))
+        for approval_id in {each for _, approvals in found for each in approvals}:
             await self._approval(approval_id)
-        return requests
+        return {each for requests, _ in found for each in requests}
 
     async def _request(self, request_id: str) -> None:
         key = keys.request(request_id)
