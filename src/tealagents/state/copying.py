@@ -13,7 +13,7 @@ from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.records import BATCH_BYTES, Stored
-from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
+from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.tasks import Tasks
 
 #: entries of one batch of a copy
@@ -42,9 +42,7 @@ class Copy:
 
     async def begin(self) -> None:
         """Comes before all else. `Conflict` where there is such a task."""
-        self._tombstone = await bury(
-            self._records, self._partition, self.head, self._expected, making_seconds=MAKING_SECONDS
-        )
+        self._tombstone = await bury(self._records, self._partition, self.head, self._expected, making=True)
 
     @property
     def _expected(self) -> dict[str, str | None]:

@@ -46,12 +46,15 @@ async def bury(
     head: Head,
     expect: Mapping[str, str | None],
     *,
-    making_seconds: float = 0.0,
+    making: bool = False,
 ) -> Stored[Head]:
-    """Puts the tombstone, first where it is found again after a crash. `Conflict`."""
+    """Puts the tombstone, first where it is found again after a crash. `Conflict`.
+
+    With `making` it is that of a task which begins.
+    """
     grave, key = keys.erasing(records.agent), keys.task(head.task_id)
-    noted = note_of(head, making=making_seconds > 0)
-    note = Tombstone(head.owner, head.task_id, await records.store.now() + making_seconds)
+    noted, now = note_of(head, making=making), await records.store.now()
+    note = Tombstone(head.owner, head.task_id, now + MAKING_SECONDS if making else now)
     await records.commit(grave, marker=noted, put={noted: note})
     buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
     version = await records.commit(

@@ -40,7 +40,7 @@ from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Headless, RecordStore, Stored, no_task
-from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
+from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
 from tealagents.state.workers import Lease, Peers, Word
@@ -303,7 +303,7 @@ class Tasks:
         """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
         records, head = self.records, transition.head
         absent = {keys.task(head.task_id): None}
-        making = await bury(records, partition, head, absent, making_seconds=MAKING_SECONDS)
+        making = await bury(records, partition, head, absent, making=True)
         try:
             written = await self._commit(partition, transition, making.version, operation)
         except Conflict:
