@@ -1,6 +1,6 @@
 """How a message becomes a request: one commit stores it and takes its task, or a place in its queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -79,16 +79,6 @@ class _Found(Struct, frozen=True):
     importing: Stored[Importing] | None = None
     deleting: Stored[Deleting] | None = None
 
-
-#: what the records in `_Found` are
-_KINDS: Mapping[str, type[Any]] = {
-    "task": Head,
-    "session": Session,
-    "key": IdempotencyRecord,
-    "named": Head,
-    "importing": Importing,
-    "deleting": Deleting,
-}
 
 Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
 
@@ -180,27 +170,30 @@ class _Attempt:
         """All that the message's outcome depends on, in one read. Returns the head that it replaces."""
         await self._tasks.lease.ensure()
         message, key, partition, records = self._message, self._key, self._partition, self._tasks.records
-        named: dict[str, str] = {}
+        wanted: dict[str, tuple[str, type[Any]]] = {}
         logged: list[str] = []
         log_id = ""
         if message.task_id:
-            named["task"] = keys.task(message.task_id)
-            named["deleting"] = keys.DELETING
+            wanted["task"] = keys.task(message.task_id), Head
+            wanted["deleting"] = keys.DELETING, Deleting
             log_id, batches = self._recheck_keys(message.task_id)
             logged = [keys.log(message.task_id, first) for first in batches]
         else:
             if message.session_id:
-                named["session"] = keys.session(message.session_id)
+                wanted["session"] = keys.session(message.session_id), Session
             if message.new_task_id:
-                named["named"] = keys.task(message.new_task_id)
-                named["importing"] = keys.importing(message.new_task_id)
+                wanted["named"] = keys.task(message.new_task_id), Head
+                wanted["importing"] = keys.importing(message.new_task_id), Importing
         if key:
-            named["key"] = keys.idempotency(key.name)
-        names = [*named.values(), *logged]
+            wanted["key"] = keys.idempotency(key.name), IdempotencyRecord
+        names = [*(name for name, _ in wanted.values()), *logged]
         read = await records.store.read(partition, names) if names else []
         found = dict(zip(names, read, strict=True))
         self._found = _Found(
-            **{what: records.open(partition, name, found[name], _KINDS[what]) for what, name in named.items()}
+            **{
+                what: records.open(partition, name, found[name], kind)
+                for what, (name, kind) in wanted.items()
+            }
         )
         task = self._found.task
         if task is not None and not task.value.erased and task.value.log_id == log_id:
