@@ -63,10 +63,6 @@ class BusyElsewhere(Struct, frozen=True):
     request_id: str
 
 
-class _Again(Struct, frozen=True):
-    """Something had to be ended first: look again."""
-
-
 class _Found(Struct, frozen=True):
     """All that the outcome of a message depends on, as it was read."""
 
@@ -100,9 +96,7 @@ class Submission:
         """
         check_earlier(message.earlier)
         attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
-        while isinstance(begun := await attempt.begin(), _Again):
-            pass
-        return begun
+        return await attempt.begin()
 
     async def first_use(self, caller: Caller, key: Key) -> Replayed | None:
         """The message that came under this key before, if one did. `IdempotencyKeyReused`."""
@@ -151,12 +145,12 @@ class _Attempt:
         #: the user's message as it is stored
         self._stored: Message | None = None
 
-    async def begin(self) -> Begun | _Again:
+    async def begin(self) -> Begun:
         await self._tasks.directory.introduce(self._caller.user)
-        written: Written | Replayed | BusyElsewhere | _Again = await self._tasks.transact(
+        written: Written | Replayed | BusyElsewhere = await self._tasks.transact(
             self._partition, self._look, self._decide
         )
-        if isinstance(written, Replayed | BusyElsewhere | _Again):
+        if isinstance(written, Replayed | BusyElsewhere):
             return written
         request = written.request
         assert request is not None
@@ -213,7 +207,7 @@ class _Attempt:
 
     # --- deciding --------------------------------------------------------------------------------
 
-    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere | _Again:
+    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere:
         if self._key is not None and self._found.key is not None:
             return await _replay(self._tasks, self._partition, self._key, self._found.key.value)
         if self._message.task_id is None:
@@ -256,23 +250,21 @@ class _Attempt:
             return task
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
-    async def _follow_on(
-        self, task_id: str, found: Stored[Head] | None
-    ) -> Transition | BusyElsewhere | _Again:
+    async def _follow_on(self, task_id: str, found: Stored[Head] | None) -> Transition | BusyElsewhere:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
             await tasks.directory.foreign(self._caller, keys.task, task_id)
         stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
-            return _Again()
+            raise Conflict(keys.task(task_id))
         head, now = stored.value, tasks.records.clock.now()
         if message.session_id is not None and message.session_id != head.session_id:
             await self._refuse_session(head, message.session_id)
         self._check_checkpoint(head)
         if head.pending is not None:
             await self._end_pause(stored)
-            return _Again()
+            raise Conflict(keys.task(task_id))
         if head.running is not None or head.queue:
             if tasks.rules.concurrency == "enqueue":
                 self._check_room(head)
@@ -336,14 +328,11 @@ class _Attempt:
             unsynced=not self._announced and self._key is None,
         )
 
-    async def _queued(self, found: Stored[Head], now: datetime) -> Transition | _Again:
+    async def _queued(self, found: Stored[Head], now: datetime) -> Transition:
         head = found.value
         request = self._request(head, now, status="Queued")
         message = self._user_message(request)
-        try:
-            waiting = await keep_waiting(self._tasks, self._partition, found, message)
-        except Conflict:
-            return _Again()
+        waiting = await keep_waiting(self._tasks, self._partition, found, message)
         request = replace(request, waiting=waiting)
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)

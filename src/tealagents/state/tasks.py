@@ -274,15 +274,16 @@ class Tasks:
         """Looks, decides, commits; again from the beginning where the head has changed meanwhile.
 
         `look` reads the head, and whatever else the decision needs; it finds none where a task is to be made.
-        `decide` returns a `Transition`, or what there is to say instead of one.
+        `decide` returns a `Transition`, or what there is to say instead of one. It raises `Conflict` where it
+        knows that the head has changed, as by what had to be ended first.
         """
         while True:
             found = await look()
             version = found.version if found is not None else None
-            decided = await decide(found)
-            if not isinstance(decided, Transition):
-                return decided
             with suppress(Conflict):
+                decided = await decide(found)
+                if not isinstance(decided, Transition):
+                    return decided
                 return await self.commit(partition, decided, version=version)
 
     async def commit(
