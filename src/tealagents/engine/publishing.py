@@ -11,7 +11,7 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.events import Event, Recorded, ending
 from tealagents.domain.models import RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.state.streams import BATCH_EVENTS, portion
+from tealagents.state.streams import BATCH_EVENTS, first_batch
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 
@@ -99,7 +99,7 @@ class Publisher:
         if (writer := self.stop()) is not None:
             await asyncio.wait([writer])
         while unwritten := self._unwritten():
-            batch, fits = portion(unwritten)
+            batch, fits = first_batch(unwritten)
             if fits and batch[-1].id == self.last_event:
                 return batch
             try:
