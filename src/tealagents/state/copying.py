@@ -12,6 +12,7 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
+from tealagents.state.new_task import new_session
 from tealagents.state.records import BATCH_BYTES, Stored
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.tasks import Tasks
@@ -102,9 +103,7 @@ class Copy:
         listed = keys.listings(head)
         put: dict[str, object] = {task_key: head, **dict.fromkeys(listed, head.task_id)}
         if session is None:
-            now = self._records.clock.now()
-            put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
-            put[keys.session_by_creation(now, head.session_id)] = head.session_id
+            put |= new_session(head.session_id, head.owner, self._records.clock.now())
         await self._records.commit(
             self._partition,
             marker=listed[0],  # a message to the task overwrites its head
