@@ -152,14 +152,14 @@ class History:
 
     async def messages_of(self, partition: str, record: RequestRecord, tail: int) -> list[Message]:
         """The messages of one request, oldest first. `tail` is the end of its task's log."""
-        if not record.first_seq:
-            return []  # it waits its turn, and its message with it
-        path = ((record.first_seq, record.last_seq or tail),)
-        return [
-            logged.body.message
-            async for logged in self.forwards(partition, record.task_id, path)
-            if isinstance(logged.body, MessageBody) and logged.body.message.request_id == record.request_id
-        ]
+        logged = await self.entries_of(partition, record, tail)
+        return [each.body.message for each in logged if isinstance(each.body, MessageBody)]
+
+    async def entries_of(self, partition: str, record: RequestRecord, tail: int) -> list[Logged]:
+        """All entries of one request, oldest first; none while it waits its turn."""
+        path = ((record.first_seq, record.last_seq or tail),) if record.first_seq else ()
+        entries = self.forwards(partition, record.task_id, path)
+        return [logged async for logged in entries if logged.entry.request_id == record.request_id]
 
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
