@@ -27,7 +27,7 @@ from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import Waiting
 from tealagents.state.records import RecordStore
-from tealagents.state.submission import BusyElsewhere, Replayed, Submission
+from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
 from tealagents.state.workers import Mailbox, Word
@@ -111,7 +111,7 @@ class Service:
             begun = await self.submission.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
-            if isinstance(begun, BusyElsewhere):
+            if isinstance(begun, GivesWay):
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
@@ -120,11 +120,11 @@ class Service:
             self.start(caller, begun, streamed=streamed)
             return Submitted(begun.request, begun.partition)
 
-    async def _give_way(self, busy: BusyElsewhere, actor: str) -> None:
+    async def _give_way(self, running: GivesWay, actor: str) -> None:
         """Ends the running request for a newer message, here or elsewhere."""
-        run = self._runs.get(busy.request_id)
+        run = self._runs.get(running.request_id)
         if run is None:
-            await self.tasks.cancel(busy.partition, busy.request_id, actor, SUPERSEDED)
+            await self.tasks.cancel(running.partition, running.request_id, actor, SUPERSEDED)
             return
         run.stop(Stop(SUPERSEDED, actor))
         await asyncio.wait([run.outcome])

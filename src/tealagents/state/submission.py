@@ -56,7 +56,7 @@ class Replayed(Struct, frozen=True):
     partition: str
 
 
-class BusyElsewhere(Struct, frozen=True):
+class GivesWay(Struct, frozen=True):
     """The task runs, and the config says that the running request gives way."""
 
     partition: str
@@ -76,7 +76,7 @@ class _Found(Struct, frozen=True):
     deleting: Stored[Deleting] | None = None
 
 
-Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
+Begun = TaskWriter | Waiting | Replayed | GivesWay
 
 
 class Submission:
@@ -147,10 +147,10 @@ class _Attempt:
 
     async def begin(self) -> Begun:
         await self._tasks.directory.introduce(self._caller.user)
-        written: Written | Replayed | BusyElsewhere = await self._tasks.transact(
+        written: Written | Replayed | GivesWay = await self._tasks.transact(
             self._partition, self._look, self._decide
         )
-        if isinstance(written, Replayed | BusyElsewhere):
+        if isinstance(written, Replayed | GivesWay):
             return written
         request = written.request
         assert request is not None
@@ -207,7 +207,7 @@ class _Attempt:
 
     # --- deciding --------------------------------------------------------------------------------
 
-    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere:
+    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | GivesWay:
         if self._key is not None and self._found.key is not None:
             return await _replay(self._tasks, self._partition, self._key, self._found.key.value)
         if self._message.task_id is None:
@@ -250,7 +250,7 @@ class _Attempt:
             return task
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
-    async def _follow_on(self, task_id: str, found: Stored[Head] | None) -> Transition | BusyElsewhere:
+    async def _follow_on(self, task_id: str, found: Stored[Head] | None) -> Transition | GivesWay:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
@@ -270,7 +270,7 @@ class _Attempt:
                 self._check_room(head)
                 return await self._queued(stored, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
-                return BusyElsewhere(partition, head.running.request_id)
+                return GivesWay(partition, head.running.request_id)
             if head.running is not None:
                 raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)
