@@ -30,6 +30,7 @@ from tealagents.state.records import RecordStore
 from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.transitions import SERVICE
 from tealagents.state.workers import Mailbox, Word
 
 log = logging.getLogger(__name__)
@@ -339,7 +340,7 @@ class Service:
         """Ends the requests that wait for one task: one after the other, as each end changes its head."""
         for waiting in queue:
             with contextlib.suppress(TealError):
-                await self.tasks.cancel(waiting.partition, waiting.request.request_id, "service", INTERRUPTED)
+                await self.tasks.cancel(waiting.partition, waiting.request.request_id, SERVICE, INTERRUPTED)
 
 
 def _replayed(begun: Replayed) -> Submitted:
