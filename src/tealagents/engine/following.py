@@ -50,7 +50,7 @@ async def follow(
         run = runner.run_of(request_id)
         lost: BaseException | None = None
         if run is not None and after >= run.stream.base:
-            async for batch in run.stream.events(after):
+            async for batch in run.stream.follow(after):
                 yield batch
                 after = batch[-1].id
             lost = run.outcome.exception()
