@@ -36,7 +36,6 @@ from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.inventory import Inventory
-from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
@@ -300,7 +299,7 @@ class ServiceWiring:
         self.providers = providers_of(config)
         self.lease = Lease(records, config.limits.lease_seconds)
         agent = self._agent()
-        tasks = Tasks(records, self.lease, Directory(records), rules_of(config), agent.source)
+        tasks = Tasks(records, self.lease, rules_of(config), agent.source)
         self.service = Service(agent, tasks)
         agent.observer.loaded(self.service.load)
         self.exchange = Exchange(self.service, self.auth, self._settings())

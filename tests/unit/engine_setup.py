@@ -34,7 +34,6 @@ from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
@@ -258,9 +257,7 @@ class Process:
         self.model = model
         self.records = RecordStore(store, AGENT, clock or SystemClock())
         self.lease = Lease(self.records, lease_seconds)
-        self.tasks = Tasks(
-            self.records, self.lease, Directory(self.records), TaskRules(**rules), f"{AGENT}:0.1"
-        )
+        self.tasks = Tasks(self.records, self.lease, TaskRules(**rules), f"{AGENT}:0.1")
         toolbox = Toolbox(model, 120)
         toolbox.load([Tools(*tools)])
         self.service = Service(
@@ -276,9 +273,9 @@ class Process:
             self.tasks,
         )
         self.approvals = Approvals(self.service)
-        self.catalog = Catalog(self.records, self.tasks)
+        self.catalog = Catalog(self.tasks)
         self.changes = Changes(self.tasks)
-        self.eraser = Eraser(self.records, self.tasks)
+        self.eraser = Eraser(self.tasks)
         self.importer = TaskImporter(self.tasks)
 
     def partition(self, caller: Caller = ADA) -> str:

@@ -275,10 +275,10 @@ async def test_who_comes_later_does_not_get_an_error_that_is_over() -> None:
         assert (await anext(slow))[0].event == TextDelta("one")
         faulty.unreadable = True
         gates[0].set()
-        await eventually(lambda: all(tail.buffer.closed for tail in there.service.tails._followed))
+        await eventually(lambda: all(tail.closed for tail in there.service.tails._followed))
         faulty.unreadable = False
         following = asyncio.ensure_future(there.followed(request_id))
-        await eventually(lambda: any(not tail.buffer.closed for tail in there.service.tails._followed))
+        await eventually(lambda: any(not tail.closed for tail in there.service.tails._followed))
         gates[1].set()
         assert isinstance((await following)[-1].event, Completed)
         with pytest.raises(PersistenceUnavailable):

@@ -654,7 +654,7 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         clock.seconds = SPARE_SECONDS + 60
 
         async def erases() -> None:
-            await Departure(here.records, here.eraser, here.tasks.directory, ADA.user).erase()
+            await Departure(here.eraser, ADA.user).erase()
 
         store.there = erases
         resumed = await here.approvals.resume(

@@ -286,7 +286,7 @@ async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its
     """It is not old any more when its turn to be erased comes. covers: STATE-2"""
     async with process() as here:
         first = await here.ask()
-        pruning = Pruning(here.records, here.eraser, before=here.records.clock.now())
+        pruning = Pruning(here.eraser, before=here.records.clock.now())
         erased = []
         async for due in pruning.due():
             if due.what == "task":
@@ -337,7 +337,7 @@ async def test_a_release_of_a_damaged_locator_leaves_that_of_the_next_owner_alon
 
 async def pruned(here: Process) -> tuple[list[bool], int]:
     """What was erased of what is due, and how many tasks were spared."""
-    pruning = Pruning(here.records, here.eraser)
+    pruning = Pruning(here.eraser)
     return [await due.erase() async for due in pruning.due()], pruning.spared
 
 
@@ -585,7 +585,7 @@ async def test_a_user_is_erased_page_after_page() -> None:
         partition = here.partition()
         for n in range(135):
             await store.commit(partition, Commit(operation=operation_id(), put={f"x/{n:03}": Put(b"")}))
-        departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
+        departure = Departure(here.eraser, ADA.user)
         assert await departure.erase() == 136
         assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
@@ -599,7 +599,7 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
             puts = {f"inbox/{n}": Put(b'{"owner":"ada"}', 0.01) for n in range(9)}
             await store.commit(partition, Commit(operation=operation_id(), put=puts))
         await asyncio.sleep(0.02)
-        departure = Departure(here.records, here.eraser, here.tasks.directory, ADA.user)
+        departure = Departure(here.eraser, ADA.user)
         for _ in range(2):  # it can be repeated
             await departure.erase()
         with closing(sqlite3.connect(tmp_path / "state.db")) as connection:

@@ -30,7 +30,7 @@ from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.new_message import NewMessage
 from tealagents.state.queue import Waiting, try_start
-from tealagents.state.streams import BATCH_BYTES, JUMP, SPARE_SECONDS, portion
+from tealagents.state.streams import EVENT_BATCH_BYTES, JUMP, SPARE_SECONDS, first_batch
 from tealagents.state.submission import Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED
@@ -138,7 +138,7 @@ async def test_nothing_is_added_after_the_end() -> None:
         request, version = await begun(here)
         stored = await here.tasks.head(here.partition(), request.task_id)
         await here.tasks.end(here.partition(), stored, request.request_id, CANCELED, "ada")
-        for text in ("x", "x" * 2 * BATCH_BYTES):
+        for text in ("x", "x" * 2 * EVENT_BATCH_BYTES):
             with pytest.raises(Conflict):
                 await here.tasks.streams.write(
                     here.partition(), request.request_id, version, [piece(2, text)]
@@ -167,7 +167,7 @@ async def test_parts_are_kept_with_a_resumed_log_and_erased_with_their_task() ->
     """What is stored in parts has the life of the log it belongs to. covers: STATE-2"""
     async with process(None, Scripted(waits(asyncio.Event()))) as here:
         request, version = await begun(here)
-        large = piece(2, "é" * BATCH_BYTES)
+        large = piece(2, "é" * EVENT_BATCH_BYTES)
         write = here.tasks.streams.write
         assert await write(here.partition(), request.request_id, version, [large, piece(3)]) == 2
         assert await write(here.partition(), request.request_id, version, [piece(3)]) == 3
@@ -231,7 +231,7 @@ async def test_the_events_of_a_request_that_is_approved_late_are_kept_anew_once(
 
 def test_a_batch_is_bounded_in_events_and_in_bytes() -> None:
     """As many events as fit; one that is too large for any batch comes alone."""
-    assert portion([piece(n) for n in range(2, 400)]) == ([piece(n) for n in range(2, 258)], True)
-    large = piece(3, "\u0001" * (BATCH_BYTES // 6))
-    assert portion([piece(2), large, piece(4)]) == ([piece(2)], True)
-    assert portion([large, piece(4)]) == ([large], False)
+    assert first_batch([piece(n) for n in range(2, 400)]) == ([piece(n) for n in range(2, 258)], True)
+    large = piece(3, "\u0001" * (EVENT_BATCH_BYTES // 6))
+    assert first_batch([piece(2), large, piece(4)]) == ([piece(2)], True)
+    assert first_batch([large, piece(4)]) == ([large], False)

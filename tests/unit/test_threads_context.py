@@ -401,7 +401,7 @@ async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         tea = await engine.say("I prefer tea.")
         await engine.say("I prefer milk.")
-        await Eraser(engine.tasks.records, engine.tasks).delete_task(engine.partition, tea.task_id)
+        await Eraser(engine.tasks).delete_task(engine.partition, tea.task_id)
         await engine.say("hello")
     assert last_sent(model)[1].endswith("\n- milk")
     assert "tea" not in last_sent(model)[1]

@@ -24,7 +24,6 @@ from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.new_message import NewMessage
-from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
@@ -163,8 +162,7 @@ class Engine:
     def __init__(self, store: Store, model: Model, **agent: Any) -> None:
         records = RecordStore(store, "Tester", SystemClock())
         self.lease = Lease(records, 15)
-        directory = Directory(records)
-        self.tasks = Tasks(records, self.lease, directory, TaskRules(), "Tester:0.1")
+        self.tasks = Tasks(records, self.lease, TaskRules(), "Tester:0.1")
         toolbox = Toolbox(model, 5)
         self.service = Service(
             AgentSpec(

@@ -113,9 +113,9 @@ class Exchange:
         self.service = service
         self.authenticator = authenticator
         self.settings = settings
-        self.catalog = Catalog(service.records, service.tasks)
+        self.catalog = Catalog(service.tasks)
         self.changes = Changes(service.tasks)
-        self.eraser = Eraser(service.records, service.tasks)
+        self.eraser = Eraser(service.tasks)
         self.importer = TaskImporter(service.tasks)
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)

@@ -34,7 +34,6 @@ from tealagents.state.audit import BadEntry, verify
 from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
-from tealagents.state.owner_directory import Directory
 from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
@@ -63,10 +62,10 @@ class OpenedState:
 
     def __init__(self, config: ServiceConfig, records: RecordStore, rules: TaskRules) -> None:
         self.records = records
-        self.directory = Directory(records)
         lease = Lease(records, config.limits.lease_seconds)
-        tasks = Tasks(records, lease, self.directory, rules, f"{config.name}:{config.version}")
-        self.eraser = Eraser(records, tasks)
+        tasks = Tasks(records, lease, rules, f"{config.name}:{config.version}")
+        self.directory = tasks.directory
+        self.eraser = Eraser(tasks)
         #: how long the idempotency key of a request is kept that has not ended
         self.key_seconds = tasks.rules.event_seconds
 
@@ -291,7 +290,7 @@ def prune_command(
 
     async def work(opened: OpenedState) -> tuple[dict[str, int], Pruning, int]:
         counts = {"task": 0, "session": 0}
-        pruning = Pruning(opened.records, opened.eraser, before=before)
+        pruning = Pruning(opened.eraser, before=before)
         resumed = 0 if dry_run else await opened.eraser.resume_all()
         with _progress("users") as report:
             async for due in pruning.due(report):
@@ -359,7 +358,7 @@ def delete_user_command(
 
 
 def _departure(opened: OpenedState, whom: User) -> Departure:
-    return Departure(opened.records, opened.eraser, opened.directory, whom)
+    return Departure(opened.eraser, whom)
 
 
 def _user(text: str) -> User:

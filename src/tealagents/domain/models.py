@@ -504,6 +504,13 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
 
     @property
+    def changed_at(self) -> datetime:
+        """When the request came into the status that it has."""
+        if self.pause is not None:
+            return self.pause.created_at
+        return self.ended_at or self.resumed_at or self.started_at or self.created_at
+
+    @property
     def outcome(self) -> "Outcome":
         """What the request has produced."""
         done = (self.output, self.usage, self.extra_data, self.finish_reason, self.source)

@@ -50,7 +50,7 @@ async def follow(
         run = runner.run_of(request_id)
         lost: BaseException | None = None
         if run is not None and after >= run.stream.base:
-            async for batch in run.stream.events(after):
+            async for batch in run.stream.follow(after):
                 yield batch
                 after = batch[-1].id
             lost = run.outcome.exception()
@@ -101,12 +101,12 @@ class Tails:
     def open(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
         """The events of a request behind `after`, as its log grows, for as long as the block lasts."""
         tail = self._open.get(record.request_id)
-        if tail is None or tail.buffer.closed or tail.buffer.base > after:
+        if tail is None or tail.closed or tail.base > after:
             tail = self._open[record.request_id] = Tail(self._tasks, partition, record, after)
             self._followed.add(tail)
         tail.followers += 1
         try:
-            yield tail.buffer
+            yield tail
         finally:
             tail.followers -= 1
             if not tail.followers:
@@ -127,24 +127,24 @@ class Tails:
     def runs_here(self, request_id: str) -> None:
         """A request that was followed from elsewhere is run by this process from now on."""
         if (tail := self._open.pop(request_id, None)) is not None:
-            tail.buffer.close()
+            tail.close()
 
     def close(self) -> None:
         """The process ends: its followers continue in another."""
         for tail in self._followed:
-            tail.buffer.close()
+            tail.close()
 
 
-class Tail:
+class Tail(EventBuffer):
     """The events of one request as other processes write them, read once for all followers here."""
 
     def __init__(self, tasks: Tasks, partition: str, record: RequestRecord, after: int) -> None:
+        super().__init__(after)
         self._tasks = tasks
         self._partition = partition
         self._request_id = record.request_id
         #: as it was last read
         self._record = record
-        self.buffer = EventBuffer(after)
         self.followers = 0
         #: held while the store is read
         self._looking = asyncio.Lock()
@@ -155,24 +155,24 @@ class Tail:
         store = self._tasks.records.store
         with self._reporting():
             async with store.watch(self._partition, keys.request(self._request_id)) as watch:
-                before = self.buffer.last_id
+                before = self.last_id
                 while await self._look():
-                    await watch.wait(found=self.buffer.last_id > before)
-                    before = self.buffer.last_id
+                    await watch.wait(found=self.last_id > before)
+                    before = self.last_id
 
     async def check(self) -> None:
         """Ends the request where nothing more can come of it by itself."""
         with self._reporting():
-            if not self.buffer.closed and await self._is_due():
+            if not self.closed and await self._is_due():
                 await self._tasks.request(self._partition, self._request_id)  # which ends it
                 await self._look()
-            elif not self.buffer.closed and self._record.pause is not None:
+            elif not self.closed and self._record.pause is not None:
                 await self._check_task()
 
     async def _look(self) -> bool:
         """Reads what is new; False behind the end."""
         async with self._looking:
-            if self.buffer.closed:
+            if self.closed:
                 return False
             await self._read_log()  # first: what is shown does not wait for what is most often no end
             key = keys.request(self._request_id)
@@ -180,18 +180,18 @@ class Tail:
             if found is None:  # deleted: the task says so
                 found = await self._tasks.request(self._partition, self._request_id)
             self._record = found.value
-            if (last := _last(found.value, self.buffer.last_id)) is None:
+            if (last := _last(found.value, self.last_id)) is None:
                 return True
-            if self.buffer.last_id + 1 < last.id:
+            if self.last_id + 1 < last.id:
                 await self._read_log()  # once more: they may have come with the end
-            self.buffer.extend((last,))
-            self.buffer.close()
+            self.extend((last,))
+            self.close()
             return False
 
     async def _read_log(self) -> None:
-        streams, after = self._tasks.streams, self.buffer.last_id
+        streams, after = self._tasks.streams, self.last_id
         async for batch in streams.read(self._partition, self._request_id, after):
-            self.buffer.extend(batch)
+            self.extend(batch)
 
     async def _is_due(self) -> bool:
         """Whether its process died, or its time may be up."""
@@ -215,10 +215,10 @@ class Tail:
         try:
             yield
         except TealError as error:
-            self.buffer.close(error)
+            self.close(error)
         except Exception as error:
             log.exception("request %s cannot be followed", self._request_id)
-            self.buffer.close(error)
+            self.close(error)
 
 
 def nothing_left(record: RequestRecord, after: int) -> bool:

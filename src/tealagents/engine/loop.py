@@ -7,7 +7,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -27,9 +27,9 @@ from tealagents.domain.models import (
     ToolCall,
     ToolChoice,
 )
-from tealagents.domain.ports import Clock, Model, ModelCall
+from tealagents.domain.ports import Clock, ModelCall
 from tealagents.domain.texts import storable
-from tealagents.engine.observer import Observer
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.threads.views import Report
@@ -143,19 +143,16 @@ class Resumption(Struct, frozen=True):
 class LoopState(Struct, kw_only=True):
     """What one request's conversation works with."""
 
-    model: Model
+    agent: AgentSpec
+    #: the agent's tools, and those of this request
     toolbox: Toolbox
     call_tool: CallTool
     clock: Clock
     request_id: str
     prompt: Prompt
     stream: bool
-    max_rounds: int
-    headers: Mapping[str, str] = {}
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice | None = None
-    observer: Observer
-    remote: bool = False
     remote_id: str | None = None
     #: tool rounds so far, also those before a pause
     rounds: int = 0
@@ -204,7 +201,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
 
 def _begin_round(state: LoopState, message: Message) -> None:
     state.rounds += 1
-    if state.rounds > state.max_rounds:
+    if state.rounds > state.agent.limits.max_tool_rounds:
         raise ToolRoundsExceeded(
             f"The model asked for tools {state.rounds} times in a row without an answer. Raise "
             "`limits.max_tool_rounds` or ask for less at once."
@@ -250,7 +247,8 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
     if composed.reports:
         yield Noted(tuple(composed.reports))
     reply = _Reply(state.clock.now(), time.perf_counter())
-    watch = state.observer.model_call(state.model.name, state.model.provider, streamed=state.stream)
+    model = state.agent.model
+    watch = state.agent.observer.model_call(model.name, model.provider, streamed=state.stream)
     call = ModelCall(
         prompt=composed.parts,
         tools=state.toolbox.encoded,
@@ -258,10 +256,10 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         remote_id=state.remote_id,
         response_format=state.response_format,
         tool_choice=state.tool_choice if state.toolbox.encoded else None,
-        headers=watch.headers(state.headers),
+        headers=watch.headers({"x-request-id": state.request_id}),
     )
     try:
-        async with aclosing(state.model.stream(call)) as batches:
+        async with aclosing(model.stream(call)) as batches:
             async for batch in batches:
                 begun = bool(reply.text)
                 deltas = reply.take(batch)
@@ -278,7 +276,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         raise
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
-    if state.remote:
+    if state.agent.thread_kind == "remote":
         state.remote_id = done.response_id
     yield _answered(state, call, reply, done)
 
@@ -359,7 +357,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
         # of those that it repeats, only a service that keeps the conversation must be sent its own
-        is_sent = name != native and (state.remote or len(native) > LONGEST_NAME)
+        is_sent = name != native and (state.agent.thread_kind == "remote" or len(native) > LONGEST_NAME)
         unique.append(
             ToolCall(
                 name,

@@ -4,14 +4,14 @@ The log is written in small batches, so that a delta never waits for the store o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.events import Event, Recorded, ending
 from tealagents.domain.models import RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.state.streams import BATCH_EVENTS, portion
+from tealagents.state.streams import BATCH_EVENTS, first_batch
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 
@@ -26,14 +26,14 @@ MOST_UNWRITTEN = 1000
 Persist = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 
 
-class Publisher:
+class Publisher(EventBuffer):
     """Numbers, shows and stores the events of one stretch of a request: from its start or a decision on."""
 
     def __init__(self, tasks: Tasks, writer: TaskWriter) -> None:
         self._tasks = tasks
         self._writer = writer
         begins = writer.message is not None
-        self._buffer = EventBuffer(0 if begins else writer.request.last_event)
+        super().__init__(0 if begins else writer.request.last_event)
         #: the id of the last event that is in the log; the very first is made from the record instead
         self._written = 1 if begins else self.base
         #: set when what waits for room may continue; made when there is none, which is rare
@@ -42,37 +42,20 @@ class Publisher:
         #: what writes behind waits for more events, and may be canceled; while it asks the store, it may not
         self._gathering = False
 
-    @property
-    def base(self) -> int:
-        """The id of the last event before this stretch."""
-        return self._buffer.base
-
-    @property
-    def last_event(self) -> int:
-        return self._buffer.last_id
-
     # --- showing ---------------------------------------------------------------------------------
 
     def publish(self, *events: Event) -> None:
         """Numbers events and shows them to the followers here; the log is written behind them."""
-        first = self._buffer.last_id + 1
-        self._buffer.extend([*map(Recorded, count(first), events)])
-        if self._buffer.last_id > 1 and self._writing_behind is None:
+        first = self.last_id + 1
+        self.extend([*map(Recorded, count(first), events)])
+        if self.last_id > 1 and self._writing_behind is None:
             self._writing_behind = asyncio.create_task(self._write_behind())
 
     def end(self, request: RequestRecord) -> None:
         """Shows the event that ends the stream, as the record says; it is not in the log."""
-        event_id = max(request.last_event, self.last_event + 1)
-        self._buffer.extend((Recorded(event_id, ending(request)),))
+        event_id = max(request.last_event, self.last_id + 1)
+        self.extend((Recorded(event_id, ending(request)),))
         self.close()
-
-    def close(self) -> None:
-        """Nothing more comes: followers see what there is."""
-        self._buffer.close()
-
-    def events(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
-        """The events behind `after`, to the one that ends the stream."""
-        return self._buffer.follow(after)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -80,7 +63,7 @@ class Publisher:
         """Publishes events, and waits wherever as many are unwritten as the `error` of a dead producer can
         jump over."""
         while events:
-            room = MOST_UNWRITTEN - (self._buffer.last_id - self._written)
+            room = MOST_UNWRITTEN - (self.last_id - self._written)
             if room < 1:
                 await self._drain()
                 room = 1
@@ -99,8 +82,8 @@ class Publisher:
         if (writer := self.stop()) is not None:
             await asyncio.wait([writer])
         while unwritten := self._unwritten():
-            batch, fits = portion(unwritten)
-            if fits and batch[-1].id == self.last_event:
+            batch, fits = first_batch(unwritten)
+            if fits and batch[-1].id == self.last_id:
                 return batch
             try:
                 await persist(self._write_batch)
@@ -119,7 +102,7 @@ class Publisher:
 
     def _unwritten(self) -> list[Recorded]:
         """What is to be written to the log next."""
-        return self._buffer.slice(self._written, BATCH_EVENTS)
+        return self.slice(self._written, BATCH_EVENTS)
 
     async def _write_behind(self) -> None:
         """Writes events to the log in batches until there are none left."""
@@ -133,7 +116,7 @@ class Publisher:
 
     async def _write_batches(self) -> None:
         pause = FIRST_GATHER_SECONDS if self._written <= self.base + 1 else GATHER_SECONDS
-        while self._writing_behind is not None and self.last_event > self._written:
+        while self._writing_behind is not None and self.last_id > self._written:
             self._gathering = True
             await self._tasks.records.clock.sleep(pause)
             self._gathering = False
@@ -145,7 +128,7 @@ class Publisher:
                 break  # as above
             else:
                 pause = GATHER_SECONDS
-                if self._drained is not None and self.last_event - self._written < MOST_UNWRITTEN:
+                if self._drained is not None and self.last_id - self._written < MOST_UNWRITTEN:
                     self._drained.set()
 
     async def _write_batch(self) -> None:

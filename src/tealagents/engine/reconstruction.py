@@ -100,7 +100,8 @@ class Reconstruction:
     async def prompt(self, partition: str, record: RequestRecord, step_id: str | None) -> ReconstructedPrompt:
         """What the call of that step was sent; without a step, the request's last one. Raises `NotFound`."""
         head = (await self._tasks.head(partition, record.task_id)).value
-        call = _found(await self._logged(partition, record, head), step_id, record.request_id)
+        logged = await self._tasks.history.entries_of(partition, record, head.tail_seq)
+        call = _found(logged, step_id, record.request_id)
         parent = await self._parent(partition, record)
         path = _path_before(record, head)
         before = path if path is not None else parent.path if parent else ()
@@ -117,14 +118,6 @@ class Reconstruction:
         return ReconstructedPrompt(
             call.step, tuple(parts), tuple(self._gaps(record, path, parts, missing=missing))
         )
-
-    async def _logged(self, partition: str, record: RequestRecord, head: Head) -> list[Logged]:
-        """The request's own entries, oldest first."""
-        if not record.first_seq:
-            return []
-        path = ((record.first_seq, record.last_seq or head.tail_seq),)
-        entries = self._tasks.history.forwards(partition, record.task_id, path)
-        return [logged async for logged in entries if logged.entry.request_id == record.request_id]
 
     async def _parent(self, partition: str, record: RequestRecord) -> RequestRecord | None:
         if record.parent is None:

@@ -213,7 +213,7 @@ class Run:
         done = partial(
             completed,
             outcome=self._produced(),
-            last_event=self.stream.last_event + 1,
+            last_event=self.stream.last_id + 1,
             remote_id=last.remote_id,
             context=last.context,
             now=self._now(),
@@ -249,7 +249,7 @@ class Run:
             message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
-            event_id=self.stream.last_event + 1,
+            event_id=self.stream.last_id + 1,
             awaits_owner=needed.awaits_owner,
             usage=self._recorder.usage,
             rounds=sum(1 for message in self._recorder.messages if message.tool_calls),
@@ -293,7 +293,7 @@ class Run:
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))
         rest = await self.stream.settle(self._persist)
-        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
+        now, outcome, last_event = self._now(), self._produced(), self.stream.last_id + 1
         drafts = [*self._recorder.take(), *self._unreturned(now)]
         superseded = self._stop is not None and self._stop.ending is SUPERSEDED
         withdrawn = superseded and self._tasks.rules.concurrency == "rollback"

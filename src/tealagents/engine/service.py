@@ -27,9 +27,10 @@ from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import Waiting
 from tealagents.state.records import RecordStore
-from tealagents.state.submission import BusyElsewhere, Replayed, Submission
+from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.transitions import SERVICE
 from tealagents.state.workers import Mailbox, Word
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Service:
             begun = await self.submission.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
-            if isinstance(begun, BusyElsewhere):
+            if isinstance(begun, GivesWay):
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
@@ -120,11 +121,11 @@ class Service:
             self.start(caller, begun, streamed=streamed)
             return Submitted(begun.request, begun.partition)
 
-    async def _give_way(self, busy: BusyElsewhere, actor: str) -> None:
+    async def _give_way(self, running: GivesWay, actor: str) -> None:
         """Ends the running request for a newer message, here or elsewhere."""
-        run = self._runs.get(busy.request_id)
+        run = self._runs.get(running.request_id)
         if run is None:
-            await self.tasks.cancel(busy.partition, busy.request_id, actor, SUPERSEDED)
+            await self.tasks.cancel(running.partition, running.request_id, actor, SUPERSEDED)
             return
         run.stop(Stop(SUPERSEDED, actor))
         await asyncio.wait([run.outcome])
@@ -339,7 +340,7 @@ class Service:
         """Ends the requests that wait for one task: one after the other, as each end changes its head."""
         for waiting in queue:
             with contextlib.suppress(TealError):
-                await self.tasks.cancel(waiting.partition, waiting.request.request_id, "service", INTERRUPTED)
+                await self.tasks.cancel(waiting.partition, waiting.request.request_id, SERVICE, INTERRUPTED)
 
 
 def _replayed(begun: Replayed) -> Submitted:

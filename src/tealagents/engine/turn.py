@@ -252,25 +252,23 @@ class TurnLoop:
         self._recorder = recorder
         self._context = context
         messages = recorder.messages
+        calls, held = open_round(messages)
         self._state = LoopState(
-            model=agent.model,
+            agent=agent,
             toolbox=turn.toolbox,
             call_tool=self._call_tool,
-            observer=agent.observer,
             clock=recorder.clock,
             request_id=recorder.request_id,
             prompt=turn.prompt,
             stream=streamed,
-            max_rounds=agent.limits.max_tool_rounds,
-            headers={"x-request-id": recorder.request_id},
             response_format=turn.setup.response_format or agent.response_format,
             tool_choice=turn.setup.tool_choice,
-            remote=agent.thread_kind == "remote",
             remote_id=turn.remote_id,
             rounds=sum(1 for message in messages if message.tool_calls),
             call_ids={call.id: 1 for message in messages for call in message.tool_calls} or None,
+            round=calls,
+            held=held,
         )
-        self._state.round, self._state.held = open_round(messages)
         self._recorder.noted(turn.gathered.reports)
 
     async def events(
@@ -311,7 +309,7 @@ class TurnLoop:
     @property
     def remote_id(self) -> str | None:
         """Where a remote conversation continues."""
-        return self._state.remote_id if self._state.remote else None
+        return self._state.remote_id if self._agent.thread_kind == "remote" else None
 
     async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
         with self._agent.observer.tool_call(call) as watch:

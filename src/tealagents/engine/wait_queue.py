@@ -26,23 +26,6 @@ RETRY_SECONDS = 0.25
 OVERLOOKED_SECONDS = 30.0
 
 
-class Ticket:
-    """One request's place in a queue."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def call(self) -> None:
-        self._event.set()
-
-    async def called(self, seconds: float) -> None:
-        """Returns when it may be this request's turn, or never will be, and after `seconds` at the latest."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, OVERLOOKED_SECONDS)):
-                await self._event.wait()
-        self._event.clear()
-
-
 class WaitQueues:
     """All who wait in this process, by task."""
 
@@ -55,8 +38,11 @@ class WaitQueues:
         request, clock = waiting.request, self._tasks.records.clock
         with self._ticket(waiting.partition, request.task_id, request.request_id) as ticket:
             while (begun := await self._try_start(waiting, actor)) is None:
-                left = waiting.deadline - clock.now()
-                await ticket.called(max(0.05, left.total_seconds()))
+                left = max(0.05, (waiting.deadline - clock.now()).total_seconds())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, OVERLOOKED_SECONDS)):
+                        await ticket.wait()
+                ticket.clear()
         return begun
 
     async def _try_start(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord | None:
@@ -70,12 +56,12 @@ class WaitQueues:
             return None
 
     @contextmanager
-    def _ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[Ticket]:
-        """A ticket for as long as the block lasts."""
+    def _ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[asyncio.Event]:
+        """A ticket for as long as the block lasts: set when it may be the request's turn, or never will."""
         queue = self._queues.get(task_id)
         if queue is None:
             queue = self._queues[task_id] = _WaitQueue(self._tasks, partition, task_id)
-        ticket = queue.tickets[request_id] = Ticket()
+        ticket = queue.tickets[request_id] = asyncio.Event()
         try:
             yield ticket
         finally:
@@ -92,7 +78,8 @@ class _WaitQueue:
         self._tasks = tasks
         self._partition = partition
         self._task_id = task_id
-        self.tickets: dict[str, Ticket] = {}
+        #: by the requests' ids
+        self.tickets: dict[str, asyncio.Event] = {}
         self._watch = asyncio.create_task(self._look_for_ever(), name=f"queue {task_id}")
 
     def close(self) -> None:
@@ -106,7 +93,7 @@ class _WaitQueue:
                 due = await self._due()
                 for request_id in self.tickets if due is None else due:
                     if (ticket := self.tickets.get(request_id)) is not None:
-                        ticket.call()
+                        ticket.set()
                 await watch.wait(RETRY_SECONDS if due is None else silence, found=due is None)
 
     async def _due(self) -> set[str] | None:

@@ -14,7 +14,7 @@ from tealagents.domain.models import Approval, Deleting, Head, RequestRecord, Se
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.records import RecordStore, Stored
+from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
 
 
@@ -39,8 +39,8 @@ Found = Record | CorruptState | None
 class Catalog:
     """Reads the lists of one owner."""
 
-    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
-        self._records = records
+    def __init__(self, tasks: Tasks) -> None:
+        self._records = tasks.records
         self._tasks = tasks
 
     async def tasks(

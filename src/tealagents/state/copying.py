@@ -12,9 +12,10 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
-from tealagents.state.owner_directory import Directory
-from tealagents.state.records import BATCH_BYTES, RecordStore, Stored
-from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
+from tealagents.state.new_task import new_session
+from tealagents.state.records import BATCH_BYTES, Stored
+from tealagents.state.removal import bury, forget, give_up
+from tealagents.state.tasks import Tasks
 
 #: entries of one batch of a copy
 BATCH_ENTRIES = 100
@@ -26,16 +27,11 @@ class Copy:
     """A task in the making: entries and requests are added, the head is written at the end."""
 
     def __init__(
-        self,
-        records: RecordStore,
-        directory: Directory,
-        partition: str,
-        head: Head,
-        guard: Mapping[str, str | None] | None = None,
+        self, tasks: Tasks, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
     ) -> None:
         """`guard` are records that must stay as they are meanwhile; they go when the copy is finished."""
-        self._records = records
-        self._directory = directory
+        self._records = tasks.records
+        self._directory = tasks.directory
         self._partition = partition
         self._guard = guard or {}
         self.head = head
@@ -47,9 +43,7 @@ class Copy:
 
     async def begin(self) -> None:
         """Comes before all else. `Conflict` where there is such a task."""
-        self._tombstone = await bury(
-            self._records, self._partition, self.head, self._expected, making_seconds=MAKING_SECONDS
-        )
+        self._tombstone = await bury(self._records, self._partition, self.head, self._expected, making=True)
 
     @property
     def _expected(self) -> dict[str, str | None]:
@@ -109,9 +103,7 @@ class Copy:
         listed = keys.listings(head)
         put: dict[str, object] = {task_key: head, **dict.fromkeys(listed, head.task_id)}
         if session is None:
-            now = self._records.clock.now()
-            put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
-            put[keys.session_by_creation(now, head.session_id)] = head.session_id
+            put |= new_session(head.session_id, head.owner, self._records.clock.now())
         await self._records.commit(
             self._partition,
             marker=listed[0],  # a message to the task overwrites its head

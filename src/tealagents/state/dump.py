@@ -45,7 +45,7 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Found, Inventory, Progress
-from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore
+from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore, named_in
 from tealagents.state.streams import KEPT_SECONDS
 
 T = TypeVar("T")
@@ -236,8 +236,9 @@ class Exporter:
                 batch = codec.unseal(partition, row.key, row.stored, Batch)
             except CorruptState:
                 return await self._records.of_task(partition, task_id)
-            requests |= {entry.request_id for entry in batch.entries if entry.request_id}
-            approvals |= {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+            named = named_in(batch)
+            requests |= named[0]
+            approvals |= named[1]
         return requests, approvals
 
 
@@ -417,11 +418,9 @@ class Importer:
         """A request's idempotency key, as long as it counts. Of two requests the newer one keeps it."""
         if request.idempotency is None:
             return
-        # it was written with each change of the request's status, and counts from the last one
-        since = request.ended_at or (request.pause.created_at if request.pause else None)
-        since = since or request.resumed_at or request.started_at or request.created_at
         seconds = self._key_seconds if request.ended_at is None else KEPT_SECONDS
-        seconds -= (self._records.clock.now() - since).total_seconds()
+        # it was written with each change of the request's status
+        seconds -= (self._records.clock.now() - request.changed_at).total_seconds()
         if seconds <= 0:
             return
         name, digest = request.idempotency

@@ -23,7 +23,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Deleting, Head, Running, Session, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.records import RecordStore, Stored
+from tealagents.state.records import Stored
 from tealagents.state.removal import Tombstone, bury, erase, give_up, note_of
 from tealagents.state.tasks import Tasks
 
@@ -45,9 +45,9 @@ class SessionTombstone(Struct, frozen=True):
 class Eraser:
     """Erases tasks and sessions."""
 
-    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
-        self._records = records
-        self._tasks = tasks
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self._records = tasks.records
 
     async def delete_task(self, partition: str, task_id: str) -> None:
         """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
@@ -56,7 +56,7 @@ class Eraser:
             await self.erase(partition, begun)
             return
         while True:
-            stored = await self._tasks.head(partition, task_id)
+            stored = await self.tasks.head(partition, task_id)
             if stored.value.running is not None:
                 raise TaskBusy(
                     "The task runs and cannot be deleted meanwhile.",
@@ -155,24 +155,10 @@ class Eraser:
 
     async def _restored(self, partition: str, session: Stored[Session]) -> bool:
         """A session that was marked is there again; False where it is gone for good."""
-        name, kept = session.value.session_id, replace(session.value, erased=False, if_empty=False)
-        key, note = keys.session(name), _session_note(session.value)
-        while deleting := await self._records.get(partition, keys.DELETING, Deleting):
-            left = _without(deleting.value, name)
-            try:
-                await self._records.commit(
-                    partition,
-                    marker=key,
-                    expect={keys.DELETING: deleting.version, key: session.version},
-                    put={key: kept, **({keys.DELETING: left} if left else {})},
-                    delete=() if left else (keys.DELETING,),
-                )
-            except Conflict:
-                if await self._finished(partition, session):
-                    break
-            else:
-                await self._records.delete(keys.erasing(self._records.agent), [note])
-                return True
+        kept = replace(session.value, erased=False, if_empty=False)
+        if await self._unmark(partition, session, {keys.session(kept.session_id): kept}):
+            await self._records.delete(keys.erasing(self._records.agent), [_session_note(kept)])
+            return True
         return await self._is_back(partition, session)  # by another deletion of it
 
     async def _is_back(self, partition: str, session: Stored[Session]) -> bool:
@@ -182,20 +168,26 @@ class Eraser:
             return False
         return _session_note(found.value) == _session_note(session.value)
 
-    async def _unmark_deleted(self, partition: str, session: Stored[Session]) -> None:
-        """No task of the session is left that would have to be hidden."""
+    async def _unmark(self, partition: str, session: Stored[Session], put: Mapping[str, object]) -> bool:
+        """From here on the tasks of a session are not hidden; what is `put` is written in the same commit.
+
+        False where they were not, or the session has changed since it was marked.
+        """
         name = session.value.session_id
         while deleting := await self._records.get(partition, keys.DELETING, Deleting):
             if name not in deleting.value.sessions or await self._finished(partition, session):
-                return
-            left = _without(deleting.value, name)
-            expect = {keys.DELETING: deleting.version, keys.session(name): session.version}
+                return False
+            left = tuple(other for other in deleting.value.sessions if other != name)
             with suppress(Conflict):
-                if left:
-                    put = {keys.DELETING: left}
-                    await self._records.commit(partition, marker=keys.DELETING, expect=expect, put=put)
-                else:
-                    await self._records.delete(partition, [keys.DELETING], expect=expect)
+                await self._records.commit(
+                    partition,
+                    marker=next(iter(put), keys.DELETING),
+                    expect={keys.DELETING: deleting.version, keys.session(name): session.version},
+                    put={**put, **({keys.DELETING: Deleting(left)} if left else {})},
+                    delete=() if left else (keys.DELETING,),
+                )
+                return True
+        return False
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
         for task_id in await self._tasks_of(partition, session_id):
@@ -210,7 +202,7 @@ class Eraser:
         It may be there yet: a task past its `expires_at` is found by no reader who would end it.
         """
         running = head.running
-        return None if running is None or await self._tasks.abandoned(running) else running
+        return None if running is None or await self.tasks.abandoned(running) else running
 
     async def erase_session(self, partition: str, session: Stored[Session]) -> bool:
         """Removes the tasks of a session that is marked as erased, then the session.
@@ -228,10 +220,10 @@ class Eraser:
                     break
                 if await self._finished(partition, session):
                     return False
-        await self._unmark_deleted(partition, session)
+        await self._unmark(partition, session, {})
         # before the session's record goes: from then on another session may have the id
         finished = partial(self._finished, partition, session)
-        await self._tasks.directory.release(session_id, session.value.owner, unless=finished)
+        await self.tasks.directory.release(session_id, session.value.owner, unless=finished)
         note = _session_note(session.value)
         try:
             await self._records.delete(partition, [note, key], expect=marked)
@@ -261,7 +253,7 @@ class Eraser:
 
     async def erase(self, partition: str, buried: Stored[Head]) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
-        await erase(self._records, self._tasks.directory, partition, buried)
+        await erase(self._records, self.tasks.directory, partition, buried)
 
     async def sweep(self) -> None:
         """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
@@ -302,7 +294,7 @@ class Eraser:
         (guarded,) = await self._records.store.read(partition, [guard])
         with suppress(Conflict):  # it is made after all, or imported again
             if head.value.making:
-                await give_up(self._records, self._tasks.directory, partition, head)
+                await give_up(self._records, self.tasks.directory, partition, head)
             else:
                 await self.erase(partition, head)
             if guarded is not None:
@@ -339,12 +331,6 @@ def _session_note(session: Session) -> str:
 def _is_deleted(session: Session) -> bool:
     """Whether the session is being erased, whatever is in it."""
     return session.erased and not session.if_empty
-
-
-def _without(marks: Deleting, session_id: str) -> Deleting | None:
-    """The marks of the other sessions; None where there are none."""
-    left = tuple(other for other in marks.sessions if other != session_id)
-    return Deleting(left) if left else None
 
 
 def _busy(session_id: str, task_id: str, request_id: str) -> TaskBusy:

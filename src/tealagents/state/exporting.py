@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Json, MessageBody, Path
+from tealagents.domain.models import Json, MessageBody
 from tealagents.state.document_paths import Shortening
-from tealagents.state.history import Logged
+from tealagents.state.history import Logged, whole
 from tealagents.state.task_document import FORMAT, ExportedEntry
 from tealagents.state.tasks import Tasks
 
@@ -24,10 +24,9 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
         raise InvalidRequest(
             "task_id", "has a request that has not ended; wait for it, decide it or cancel it first"
         )
-    whole: Path = ((1, head.tail_seq),) if head.tail_seq else ()
     entries = []
     order: dict[str, None] = {}
-    async for logged in tasks.history.forwards(partition, task_id, whole):
+    async for logged in tasks.history.forwards(partition, task_id, whole(head.tail_seq)):
         entries.append(msgspec.to_builtins(_exported(logged)))
         if logged.entry.request_id:
             order.setdefault(logged.entry.request_id)

@@ -66,7 +66,7 @@ async def fork(
         origin=_origin(source, checkpoint_id, message_id),
         remote_id=remote_id,
     )
-    copy = Copy(tasks.records, tasks.directory, partition, head)
+    copy = Copy(tasks, partition, head)
     tried = _tried(source, path, failed) if failed is not None else ()
     try:
         await copy.begin()

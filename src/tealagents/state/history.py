@@ -152,14 +152,14 @@ class History:
 
     async def messages_of(self, partition: str, record: RequestRecord, tail: int) -> list[Message]:
         """The messages of one request, oldest first. `tail` is the end of its task's log."""
-        if not record.first_seq:
-            return []  # it waits its turn, and its message with it
-        path = ((record.first_seq, record.last_seq or tail),)
-        return [
-            logged.body.message
-            async for logged in self.forwards(partition, record.task_id, path)
-            if isinstance(logged.body, MessageBody) and logged.body.message.request_id == record.request_id
-        ]
+        logged = await self.entries_of(partition, record, tail)
+        return [each.body.message for each in logged if isinstance(each.body, MessageBody)]
+
+    async def entries_of(self, partition: str, record: RequestRecord, tail: int) -> list[Logged]:
+        """All entries of one request, oldest first; none while it waits its turn."""
+        path = ((record.first_seq, record.last_seq or tail),) if record.first_seq else ()
+        entries = self.forwards(partition, record.task_id, path)
+        return [logged async for logged in entries if logged.entry.request_id == record.request_id]
 
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
@@ -167,7 +167,7 @@ class History:
         """A page of the whole task's steps, oldest first."""
         found: list[Step] = []
         last = 0
-        async for logged in self.forwards(partition, task_id, _whole(tail), after):
+        async for logged in self.forwards(partition, task_id, whole(tail), after):
             if isinstance(logged.body, StepBody):
                 if len(found) == limit:
                     return found, last
@@ -180,7 +180,7 @@ class History:
     ) -> tuple[list[Entry], int | None]:
         """A page of the audit, oldest first."""
         found: list[Entry] = []
-        async for logged in self.forwards(partition, task_id, _whole(tail), after):
+        async for logged in self.forwards(partition, task_id, whole(tail), after):
             if len(found) == limit:
                 return found, found[-1].seq
             found.append(logged.entry)
@@ -192,7 +192,7 @@ class History:
         """A page of the completed requests, newest first, and the number to continue before."""
         found: list[RequestEnd] = []
         last = 0
-        path = _whole(tail if before is None else before - 1)
+        path = whole(tail if before is None else before - 1)
         async for logged in self.backwards(partition, task_id, path, request_start):
             if isinstance(logged.body, RequestEnd) and logged.body.status == "Completed":
                 if len(found) == limit:
@@ -314,7 +314,8 @@ def request_start(logged: Logged) -> int | None:
     return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
-def _whole(tail: int) -> Path:
+def whole(tail: int) -> Path:
+    """All entries of a log that ends with this one."""
     return ((1, tail),) if tail else ()
 
 

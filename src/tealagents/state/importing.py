@@ -39,7 +39,7 @@ from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
 from tealagents.state.removal import give_up
 from tealagents.state.task_document import ExportedTask, check_size, read
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import Tasks, is_expired
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class TaskImporter:
         partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
-        if self._tasks.expired(document.task):  # no one could reach it, and its id would be taken
+        if is_expired(document.task, self._records.clock):  # no one could reach it, and its id would be taken
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         guard = await self._guarded(partition, document)
         try:
@@ -136,7 +136,7 @@ class TaskImporter:
     ) -> Head:
         task = document.task
         session = await self._session(caller, partition, task.session_id)
-        copy = Copy(self._records, self._tasks.directory, partition, _blank(task), guard)
+        copy = Copy(self._tasks, partition, _blank(task), guard)
         await copy.begin()
         digest = hashlib.sha256(canonical(value)).hexdigest()
         note = Note("imported", {"document_sha256": digest})
@@ -202,7 +202,7 @@ class TaskImporter:
                 found = await self._records.get(partition, keys.task(task_id), Head)
                 if found is not None and found.value.erased:
                     advice = "It is being erased: import it again in a minute."
-                elif found is not None and self._tasks.expired(found.value):
+                elif found is not None and is_expired(found.value, self._records.clock):
                     advice = (
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )

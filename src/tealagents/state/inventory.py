@@ -18,6 +18,7 @@ from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
 from tealagents.state.records import RecordStore, Stored
+from tealagents.state.tasks import is_expired
 
 T = TypeVar("T")
 
@@ -154,7 +155,6 @@ class Inventory:
 
     async def count(self) -> Statistics:
         found = Statistics()
-        now = self._records.clock.now()
         for owner in await self.owners():
             found.users += 1
             async for _ in self._records.every(self._records.partition(owner), "sessions/"):
@@ -167,7 +167,7 @@ class Inventory:
                 found.tasks[head.status] += 1
                 found.queued += len(head.queue)
                 found.entries += head.tail_seq
-                found.expired += head.expires_at is not None and head.expires_at <= now
+                found.expired += is_expired(head, self._records.clock)
         async for _ in self._records.every(keys.erasing(self._records.agent), ""):
             found.deletions += 1
         found.workers_alive = await self._workers_alive()

@@ -48,13 +48,6 @@ class LatestPage(Struct, frozen=True):
     total: int
 
 
-def changed_at(record: RequestRecord) -> datetime:
-    """When a request came into the status that it has."""
-    if record.pause is not None:
-        return record.pause.created_at
-    return record.ended_at or record.resumed_at or record.started_at or record.created_at
-
-
 async def page(
     tasks: Tasks,
     partition: str,
@@ -88,14 +81,14 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
         except CorruptState:
             continue  # reading it by its id reports it
         if opened is not None and wanted(record := opened.value):
-            found.append((Changed(changed_at(record), record.request_id), record.task_id))
+            found.append((Changed(record.changed_at, record.request_id), record.task_id))
     there = await _there(tasks, partition, list(dict.fromkeys(task_id for _, task_id in found)))
     return sorted((each for each, task_id in found if task_id in there), reverse=True)
 
 
 async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> Set[str]:
     """Those of the tasks that are not gone, in whatever state."""
-    catalog = Catalog(tasks.records, tasks)
+    catalog = Catalog(tasks)
     there: set[str] = set()
     for start in range(0, len(task_ids), PAGE):
         some = task_ids[start : start + PAGE]

@@ -67,11 +67,15 @@ async def _session(
         return session_id, {}, {key: found.version}
     if wanted:
         await directory.claim_new(keys.session, session_id, owner)
-    put: dict[str, object] = {
-        key: Session(session_id=session_id, owner=owner, created_at=now),
+    return session_id, new_session(session_id, owner, now), {key: None}
+
+
+def new_session(session_id: str, owner: User, now: datetime) -> dict[str, object]:
+    """The records of a session that begins now."""
+    return {
+        keys.session(session_id): Session(session_id=session_id, owner=owner, created_at=now),
         keys.session_by_creation(now, session_id): session_id,
     }
-    return session_id, put, {key: None}
 
 
 async def _task_id(directory: Directory, wanted: str | None, owner: User, taken: Stored[Head] | None) -> str:

@@ -12,8 +12,8 @@ from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, Progress, is_alive
-from tealagents.state.owner_directory import Directory
-from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, Stored
+from tealagents.state.tasks import is_expired
 
 
 class Due(Struct, frozen=True):
@@ -28,9 +28,9 @@ class Due(Struct, frozen=True):
 class Pruning:
     """Finds what is due, and erases it when it is asked to."""
 
-    def __init__(self, records: RecordStore, eraser: Eraser, *, before: datetime | None = None) -> None:
+    def __init__(self, eraser: Eraser, *, before: datetime | None = None) -> None:
         """Due are tasks past their `expires_at`; with `before`, also what was last touched before that."""
-        self._records = records
+        self._records = records = eraser.tasks.records
         self._eraser = eraser
         self._before = before
         self._inventory = Inventory(records)
@@ -64,16 +64,16 @@ class Pruning:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
 
     def _is_old(self, head: Head) -> bool:
-        return self._is_expired(head) or (self._before is not None and head.updated_at < self._before)
-
-    def _is_expired(self, head: Head) -> bool:
-        return head.expires_at is not None and head.expires_at <= self._records.clock.now()
+        old = self._before is not None and head.updated_at < self._before
+        return old or is_expired(head, self._records.clock)
 
     async def _in_use(self, head: Head) -> bool:
         """Whether a process works on the task, or its pause may still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
-        if self._is_expired(head):  # no message that waits can start, and no one can decide a pause
+        if is_expired(
+            head, self._records.clock
+        ):  # no message that waits can start, and no one can decide a pause
             return False
         for waiting in head.queue:
             if await self._lives(waiting.worker_id):
@@ -116,10 +116,9 @@ class Departure:
     back while it was under way.
     """
 
-    def __init__(self, records: RecordStore, eraser: Eraser, directory: Directory, user: User) -> None:
-        self._records = records
+    def __init__(self, eraser: Eraser, user: User) -> None:
+        self._records = records = eraser.tasks.records
         self._eraser = eraser
-        self._directory = directory
         self._user = user
         self._partition = records.partition(user)
         self._inventory = Inventory(records)
@@ -145,7 +144,7 @@ class Departure:
         await self._wipe_mentions(keys.erasing(self._records.agent), "")
         for partition in (self._partition, keys.inbox(self._records.agent, self._user.tid)):
             await self._wipe_expired(partition)
-        await self._directory.forget(self._user)
+        await self._eraser.tasks.directory.forget(self._user)
         return wiped
 
     async def _erase_task(self, task_id: str) -> None:

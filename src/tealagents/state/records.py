@@ -238,16 +238,11 @@ class RecordStore:
         for key, record in records.items():
             value = codec.seal(partition, key, record)
             if len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval):
-                value = await self._out_of_line(partition, key, record, expect.get(keys.task(record.task_id)))
+                task_id, version = record.task_id, expect.get(keys.task(record.task_id))
+                ref = await self._put_part(partition, task_id, codec.encode_json(record), version)
+                value = codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, task_id))
             puts[key] = Put(value, ttl.get(key))
         return puts
-
-    async def _out_of_line(
-        self, partition: str, key: str, record: RequestRecord | Approval, version: str | None
-    ) -> bytes:
-        """Stores a large record out of line, and returns the reference that takes its place."""
-        ref = await self._put_part(partition, record.task_id, codec.encode_json(record), version)
-        return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
     async def delete(
         self,
@@ -415,6 +410,13 @@ class RecordStore:
         except (msgspec.DecodeError, ValueError) as error:
             key = keys.log(task_id, batch.entries[0].seq if batch.entries else 0)
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
+
+
+def named_in(batch: Batch) -> tuple[set[str], set[str]]:
+    """The requests and the approvals that a batch of a task's log speaks of."""
+    requests = {entry.request_id for entry in batch.entries if entry.request_id}
+    approvals = {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+    return requests, approvals
 
 
 def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:

@@ -17,7 +17,7 @@ from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored, named_in
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,15 @@ async def bury(
     head: Head,
     expect: Mapping[str, str | None],
     *,
-    making_seconds: float = 0.0,
+    making: bool = False,
 ) -> Stored[Head]:
-    """Puts the tombstone, first where it is found again after a crash. `Conflict`."""
+    """Puts the tombstone, first where it is found again after a crash. `Conflict`.
+
+    With `making` it is that of a task which begins.
+    """
     grave, key = keys.erasing(records.agent), keys.task(head.task_id)
-    noted = note_of(head, making=making_seconds > 0)
-    note = Tombstone(head.owner, head.task_id, await records.store.now() + making_seconds)
+    noted, now = note_of(head, making=making), await records.store.now()
+    note = Tombstone(head.owner, head.task_id, now + MAKING_SECONDS if making else now)
     await records.commit(grave, marker=noted, put={noted: note})
     buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
     version = await records.commit(
@@ -139,24 +142,18 @@ class Removal:
 
         A damaged batch may be all that named them, as the one batch of a fork: so they are searched for.
         """
-        requests: set[str] = set()
-        approvals: set[str] = set()
+        found: list[tuple[set[str], set[str]]] = []
         damaged = False
         for key, record in page:
             try:
-                entries = unseal(self._partition, key, record.value, Batch).entries
+                found.append(named_in(unseal(self._partition, key, record.value, Batch)))
             except CorruptState:
                 damaged = True
-            else:
-                requests |= {entry.request_id for entry in entries if entry.request_id}
-                approvals |= {str(e.details["approval_id"]) for e in entries if "approval_id" in e.details}
         if damaged:
-            searched = await self._records.of_task(self._partition, self._head.task_id)
-            requests |= searched[0]
-            approvals |= searched[1]
-        for approval_id in approvals:
+            found.append(await self._records.of_task(self._partition, self._head.task_id))
+        for approval_id in {each for _, approvals in found for each in approvals}:
             await self._approval(approval_id)
-        return requests
+        return {each for requests, _ in found for each in requests}
 
     async def _request(self, request_id: str) -> None:
         key = keys.request(request_id)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: the most events of one batch
 BATCH_EVENTS = 256
 #: bytes of one batch; an event larger than this is stored in parts
-BATCH_BYTES = 128 * 1024
+EVENT_BATCH_BYTES = 128 * 1024
 #: batches that are read at once
 READ_BATCHES = 8
 #: characters of one part
@@ -54,17 +54,17 @@ class Parts(Struct, frozen=True):
     parts: int
 
 
-Batch = list[Recorded] | Parts
-_BATCH = cast("type[Batch]", Batch)
+EventBatch = list[Recorded] | Parts
+_EVENT_BATCH = cast("type[EventBatch]", EventBatch)
 
 
-def portion(events: Sequence[Recorded]) -> tuple[list[Recorded], bool]:
+def first_batch(events: Sequence[Recorded]) -> tuple[list[Recorded], bool]:
     """The first of `events`, as many as make one batch, and whether they fit: one too large comes alone."""
     batch = list(events[:BATCH_EVENTS])
-    if len(codec.encode_json(batch)) <= BATCH_BYTES:  # most do
+    if len(codec.encode_json(batch)) <= EVENT_BATCH_BYTES:  # most do
         return batch, True
     batch = []
-    room = BATCH_BYTES
+    room = EVENT_BATCH_BYTES
     for event in events[:BATCH_EVENTS]:
         room -= len(codec.encode_json(event))
         if room < 0:
@@ -82,13 +82,15 @@ class StreamLog:
         self.ttl = ttl
 
     async def write(self, partition: str, request_id: str, version: str, events: Sequence[Recorded]) -> int:
-        """Stores what `portion` has made; returns the id of the last event that is stored now.
+        """Stores what `first_batch` has made; returns the id of the last event that is stored now.
 
         `Conflict` when the request is no longer at `version`.
         """
-        batch, fits = portion(events)
+        batch, fits = first_batch(events)
         key = keys.stream(request_id, batch[0].id)
-        stored: Batch = batch if fits else await self._write_parts(partition, request_id, version, batch[0])
+        stored: EventBatch = batch
+        if not fits:
+            stored = await self._write_parts(partition, request_id, version, batch[0])
         try:
             await self._records.commit(
                 partition,
@@ -120,7 +122,7 @@ class StreamLog:
     async def _written_before(self, partition: str, request_id: str, version: str, key: str) -> int:
         """The last id of a batch that was stored by an in-doubt attempt."""
         request, batch = await self._records.store.read(partition, [keys.request(request_id), key])
-        stored = self._records.open(partition, key, batch, _BATCH)
+        stored = self._records.open(partition, key, batch, _EVENT_BATCH)
         if request is None or request.version != version or stored is None:
             raise Conflict(key)
         return _last_id(stored.value)
@@ -145,19 +147,19 @@ class StreamLog:
                 return
             batches = await self._following(partition, request_id, after)
 
-    async def _following(self, partition: str, request_id: str, after: int) -> list[Batch]:
+    async def _following(self, partition: str, request_id: str, after: int) -> list[EventBatch]:
         return await self._scan(partition, request_id, keys.stream(request_id, after), limit=READ_BATCHES)
 
     async def _scan(
         self, partition: str, request_id: str, after: str | None, *, limit: int, reverse: bool = False
-    ) -> list[Batch]:
+    ) -> list[EventBatch]:
         found = await self._records.scan(
-            partition, keys.streams(request_id), _BATCH, after=after, limit=limit, reverse=reverse
+            partition, keys.streams(request_id), _EVENT_BATCH, after=after, limit=limit, reverse=reverse
         )
         return [batch for _, batch in found]
 
     async def _events(
-        self, partition: str, request_id: str, batches: Sequence[Batch], after: int
+        self, partition: str, request_id: str, batches: Sequence[EventBatch], after: int
     ) -> list[Recorded]:
         found: list[Recorded] = []
         for batch in batches:
@@ -211,7 +213,7 @@ class StreamLog:
         `Conflict` when the request is no longer at `version`: what was erased with it does not come back.
         """
         unchanged = {keys.request(request_id): version}
-        for prefix, kind in ((keys.streams(request_id), _BATCH), (keys.stream_parts(request_id), str)):
+        for prefix, kind in ((keys.streams(request_id), _EVENT_BATCH), (keys.stream_parts(request_id), str)):
             await self._keep_under(partition, prefix, kind, unchanged)
 
     async def _keep_under(
@@ -227,9 +229,9 @@ class StreamLog:
             after = found[-1][0]
 
 
-def _first_id(batch: Batch) -> int:
+def _first_id(batch: EventBatch) -> int:
     return batch.event_id if isinstance(batch, Parts) else batch[0].id
 
 
-def _last_id(batch: Batch) -> int:
+def _last_id(batch: EventBatch) -> int:
     return batch.event_id if isinstance(batch, Parts) else batch[-1].id

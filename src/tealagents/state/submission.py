@@ -1,6 +1,6 @@
 """How a message becomes a request: one commit stores it and takes its task, or a place in its queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -56,15 +56,11 @@ class Replayed(Struct, frozen=True):
     partition: str
 
 
-class BusyElsewhere(Struct, frozen=True):
+class GivesWay(Struct, frozen=True):
     """The task runs, and the config says that the running request gives way."""
 
     partition: str
     request_id: str
-
-
-class _Again(Struct, frozen=True):
-    """Something had to be ended first: look again."""
 
 
 class _Found(Struct, frozen=True):
@@ -80,17 +76,7 @@ class _Found(Struct, frozen=True):
     deleting: Stored[Deleting] | None = None
 
 
-#: what the records in `_Found` are
-_KINDS: Mapping[str, type[Any]] = {
-    "task": Head,
-    "session": Session,
-    "key": IdempotencyRecord,
-    "named": Head,
-    "importing": Importing,
-    "deleting": Deleting,
-}
-
-Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
+Begun = TaskWriter | Waiting | Replayed | GivesWay
 
 
 class Submission:
@@ -110,9 +96,7 @@ class Submission:
         """
         check_earlier(message.earlier)
         attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
-        while isinstance(begun := await attempt.begin(), _Again):
-            pass
-        return begun
+        return await attempt.begin()
 
     async def first_use(self, caller: Caller, key: Key) -> Replayed | None:
         """The message that came under this key before, if one did. `IdempotencyKeyReused`."""
@@ -161,12 +145,12 @@ class _Attempt:
         #: the user's message as it is stored
         self._stored: Message | None = None
 
-    async def begin(self) -> Begun | _Again:
+    async def begin(self) -> Begun:
         await self._tasks.directory.introduce(self._caller.user)
-        written: Written | Replayed | BusyElsewhere | _Again = await self._tasks.transact(
+        written: Written | Replayed | GivesWay = await self._tasks.transact(
             self._partition, self._look, self._decide
         )
-        if isinstance(written, Replayed | BusyElsewhere | _Again):
+        if isinstance(written, Replayed | GivesWay):
             return written
         request = written.request
         assert request is not None
@@ -180,27 +164,30 @@ class _Attempt:
         """All that the message's outcome depends on, in one read. Returns the head that it replaces."""
         await self._tasks.lease.ensure()
         message, key, partition, records = self._message, self._key, self._partition, self._tasks.records
-        named: dict[str, str] = {}
+        wanted: dict[str, tuple[str, type[Any]]] = {}
         logged: list[str] = []
         log_id = ""
         if message.task_id:
-            named["task"] = keys.task(message.task_id)
-            named["deleting"] = keys.DELETING
+            wanted["task"] = keys.task(message.task_id), Head
+            wanted["deleting"] = keys.DELETING, Deleting
             log_id, batches = self._recheck_keys(message.task_id)
             logged = [keys.log(message.task_id, first) for first in batches]
         else:
             if message.session_id:
-                named["session"] = keys.session(message.session_id)
+                wanted["session"] = keys.session(message.session_id), Session
             if message.new_task_id:
-                named["named"] = keys.task(message.new_task_id)
-                named["importing"] = keys.importing(message.new_task_id)
+                wanted["named"] = keys.task(message.new_task_id), Head
+                wanted["importing"] = keys.importing(message.new_task_id), Importing
         if key:
-            named["key"] = keys.idempotency(key.name)
-        names = [*named.values(), *logged]
+            wanted["key"] = keys.idempotency(key.name), IdempotencyRecord
+        names = [*(name for name, _ in wanted.values()), *logged]
         read = await records.store.read(partition, names) if names else []
         found = dict(zip(names, read, strict=True))
         self._found = _Found(
-            **{what: records.open(partition, name, found[name], _KINDS[what]) for what, name in named.items()}
+            **{
+                what: records.open(partition, name, found[name], kind)
+                for what, (name, kind) in wanted.items()
+            }
         )
         task = self._found.task
         if task is not None and not task.value.erased and task.value.log_id == log_id:
@@ -220,7 +207,7 @@ class _Attempt:
 
     # --- deciding --------------------------------------------------------------------------------
 
-    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere | _Again:
+    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | GivesWay:
         if self._key is not None and self._found.key is not None:
             return await _replay(self._tasks, self._partition, self._key, self._found.key.value)
         if self._message.task_id is None:
@@ -263,29 +250,27 @@ class _Attempt:
             return task
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
-    async def _follow_on(
-        self, task_id: str, found: Stored[Head] | None
-    ) -> Transition | BusyElsewhere | _Again:
+    async def _follow_on(self, task_id: str, found: Stored[Head] | None) -> Transition | GivesWay:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
             await tasks.directory.foreign(self._caller, keys.task, task_id)
         stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
-            return _Again()
+            raise Conflict(keys.task(task_id))
         head, now = stored.value, tasks.records.clock.now()
         if message.session_id is not None and message.session_id != head.session_id:
             await self._refuse_session(head, message.session_id)
         self._check_checkpoint(head)
         if head.pending is not None:
             await self._end_pause(stored)
-            return _Again()
+            raise Conflict(keys.task(task_id))
         if head.running is not None or head.queue:
             if tasks.rules.concurrency == "enqueue":
                 self._check_room(head)
                 return await self._queued(stored, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
-                return BusyElsewhere(partition, head.running.request_id)
+                return GivesWay(partition, head.running.request_id)
             if head.running is not None:
                 raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)
@@ -343,14 +328,11 @@ class _Attempt:
             unsynced=not self._announced and self._key is None,
         )
 
-    async def _queued(self, found: Stored[Head], now: datetime) -> Transition | _Again:
+    async def _queued(self, found: Stored[Head], now: datetime) -> Transition:
         head = found.value
         request = self._request(head, now, status="Queued")
         message = self._user_message(request)
-        try:
-            waiting = await keep_waiting(self._tasks, self._partition, found, message)
-        except Conflict:
-            return _Again()
+        waiting = await keep_waiting(self._tasks, self._partition, found, message)
         request = replace(request, waiting=waiting)
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)

@@ -35,11 +35,12 @@ from tealagents.domain.models import (
     Running,
     Status,
 )
+from tealagents.domain.ports import Clock
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Headless, RecordStore, Stored, no_task
-from tealagents.state.removal import MAKING_SECONDS, bury, forget, give_up
+from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
 from tealagents.state.workers import Lease, Peers, Word
@@ -115,13 +116,11 @@ class Written(Struct, frozen=True, kw_only=True):
 class Tasks:
     """Finds, changes and ends the requests of one agent."""
 
-    def __init__(
-        self, records: RecordStore, lease: Lease, directory: Directory, rules: TaskRules, source: str
-    ) -> None:
+    def __init__(self, records: RecordStore, lease: Lease, rules: TaskRules, source: str) -> None:
         self.records = records
         self.lease = lease
         self.peers = Peers(records, lease)
-        self.directory = directory
+        self.directory = Directory(records)
         self.rules = rules
         #: `name:version`, the `source` of every answer
         self.source = source
@@ -152,13 +151,10 @@ class Tasks:
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
         """The head, unless it or its session is deleted, or it is past its `expires_at`."""
-        gone = found is None or found.value.erased or self.expired(found.value)
+        gone = found is None or found.value.erased or is_expired(found.value, self.records.clock)
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
         return found
-
-    def expired(self, head: Head) -> bool:
-        return head.expires_at is not None and head.expires_at <= self.records.clock.now()
 
     async def request(self, partition: str, request_id: str) -> Stored[RequestRecord]:
         """A request as it stands; one whose process died is ended first. `NotFound` with its task."""
@@ -278,15 +274,16 @@ class Tasks:
         """Looks, decides, commits; again from the beginning where the head has changed meanwhile.
 
         `look` reads the head, and whatever else the decision needs; it finds none where a task is to be made.
-        `decide` returns a `Transition`, or what there is to say instead of one.
+        `decide` returns a `Transition`, or what there is to say instead of one. It raises `Conflict` where it
+        knows that the head has changed, as by what had to be ended first.
         """
         while True:
             found = await look()
             version = found.version if found is not None else None
-            decided = await decide(found)
-            if not isinstance(decided, Transition):
-                return decided
             with suppress(Conflict):
+                decided = await decide(found)
+                if not isinstance(decided, Transition):
+                    return decided
                 return await self.commit(partition, decided, version=version)
 
     async def commit(
@@ -307,7 +304,7 @@ class Tasks:
         """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
         records, head = self.records, transition.head
         absent = {keys.task(head.task_id): None}
-        making = await bury(records, partition, head, absent, making_seconds=MAKING_SECONDS)
+        making = await bury(records, partition, head, absent, making=True)
         try:
             written = await self._commit(partition, transition, making.version, operation)
         except Conflict:
@@ -482,6 +479,11 @@ class Tasks:
                 if found is None or found.value.status != "Running":
                     return
                 await watch.wait(left)
+
+
+def is_expired(head: Head, clock: Clock) -> bool:
+    """Whether a task is past its `expires_at`: no reader finds it any more."""
+    return head.expires_at is not None and head.expires_at <= clock.now()
 
 
 def _concerned(transition: Transition) -> list[str]:

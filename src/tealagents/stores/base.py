@@ -35,6 +35,7 @@ __all__ = [
     "check_key",
     "check_keys",
     "check_scan",
+    "in_a_line",
     "is_address",
     "scan_bounds",
 ]
@@ -223,6 +224,12 @@ def scan_bounds(prefix: str, after: str | None, reverse: bool) -> tuple[str, str
     elif after is not None:
         low = max(low, after + " ")
     return low, high
+
+
+def in_a_line(error: BaseException, text: object = None) -> str:
+    """The class of a driver's error, and the first line of its text; `text` where it says it elsewhere."""
+    lines = str(error if text is None else text).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 # --- the base ---------------------------------------------------------------------------------------

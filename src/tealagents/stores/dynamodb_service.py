@@ -25,7 +25,7 @@ from botocore.exceptions import ConnectionError as ConnectingError
 from botocore.parsers import ResponseParserError
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
-from tealagents.stores.base import StoreConfigError
+from tealagents.stores.base import StoreConfigError, in_a_line
 
 __all__ = ["ATTEMPTS", "BUSY", "DynamoService", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
 
@@ -291,5 +291,4 @@ def reason(error: BaseException) -> str:
     if isinstance(error, ClientError):
         details = error.response["Error"]
         return f"{details.get('Code')}: {details.get('Message')}"
-    text = str(error)
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return in_a_line(error)

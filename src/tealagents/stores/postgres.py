@@ -38,6 +38,7 @@ from tealagents.stores.base import (
     check_key,
     check_keys,
     check_scan,
+    in_a_line,
     is_address,
     scan_bounds,
 )
@@ -387,8 +388,7 @@ def _reason(error: BaseException) -> str:
     """What went wrong, in a line. The driver's texts name users and databases, never passwords."""
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
-    name = type(error).__name__
-    if (known := next((says for kind, says in _KNOWN.items() if isinstance(error, kind)), None)) is not None:
-        return f"{name}: {known}"
-    text = str(error.args[0] if isinstance(error, PostgresError) and error.args else error)
-    return f"{name}: {text.splitlines()[0] if text else ''}"
+    known = next((says for kind, says in _KNOWN.items() if isinstance(error, kind)), None)
+    if known is None and isinstance(error, PostgresError) and error.args:
+        known = error.args[0]
+    return in_a_line(error, known)

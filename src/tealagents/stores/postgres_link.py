@@ -19,6 +19,7 @@ import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError, PostgresError
 
 from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.stores.base import in_a_line
 from tealagents.stores.links import ANSWER_SECONDS, Connect, LinkedWatches, LinkLost, LinkSession, Listener
 from tealagents.stores.watches import Topic
 
@@ -109,11 +110,11 @@ class PostgresWatches(LinkedWatches):
             try:
                 connection = await asyncpg.connect(**{**arguments, **_TIMEOUTS})
             except (PostgresError, *LOST) as error:
-                raise LinkLost(_reason(error)) from None
+                raise LinkLost(in_a_line(error)) from None
             try:
                 yield _ListeningConnection(connection, listener, self._prefix + self._sender, self._sender)
             except (PostgresError, *LOST) as error:
-                raise LinkLost(_reason(error)) from None
+                raise LinkLost(in_a_line(error)) from None
             finally:
                 connection.terminate()
 
@@ -169,8 +170,3 @@ def _name(topic: Topic) -> str:
 
 def _digest(text: str, size: int) -> str:
     return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong, in a line; the driver's texts hold no password."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

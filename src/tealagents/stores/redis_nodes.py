@@ -27,6 +27,7 @@ from redis.exceptions import (
 )
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
+from tealagents.stores.base import in_a_line
 from tealagents.stores.pool import Pool
 
 __all__ = ["Address", "ConnectionBroke", "NodeUnreachable", "Nodes", "pack", "reason", "send_packed"]
@@ -330,5 +331,4 @@ def reason(error: BaseException) -> str:
     """What went wrong, in a line. Neither the driver nor the server quotes a password."""
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
-    text = str(error)
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return in_a_line(error)

@@ -14,7 +14,6 @@ from tealagents.api.items import media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
-from tealagents.state.latest import changed_at
 
 _STATES = {"Queued": "SUBMITTED", "Running": "WORKING", "Paused": "INPUT_REQUIRED"}
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -24,7 +23,7 @@ INPUT_MODES = ("text/plain", "application/json", *_IMAGES)
 def task(record: RequestRecord, messages: Iterable[Message] = ()) -> Json:
     """A request as it stands, with some of its messages."""
     now = status(record, record.status, record.error.detail if record.error else "")
-    at = timestamp(changed_at(record), "milliseconds")
+    at = timestamp(record.changed_at, "milliseconds")
     shown = {
         "status": paused(record.pause) if record.pause else {**now, "timestamp": at},
         "artifacts": [artifact(record.output)] if record.output or record.status == "Completed" else [],

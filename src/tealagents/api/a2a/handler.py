@@ -20,7 +20,6 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import AdmittedCall, Replied
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ENDED, Json, RequestRecord
-from tealagents.state.latest import changed_at
 from tealagents.state.new_message import NewMessage
 
 
@@ -123,7 +122,7 @@ class Handler(RequestHandler):
         def wanted(record: RequestRecord) -> bool:
             sent = params.context_id in ("", record.task_id) and not record.resent  # a history is no task
             state = pb.TaskState.Value(documents.task(record)["status"]["state"])
-            return sent and params.status in (0, state) and changed_at(record).timestamp() >= since
+            return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
 
         views, token, total = await requests.page(self._exchange, call.user, wanted, params.page_token, size)
         tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in views]
