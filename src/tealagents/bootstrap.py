@@ -245,8 +245,17 @@ def _sign_in(config: ServiceConfig) -> SignIn:
     )
 
 
-def _description(config: ServiceConfig) -> str:
-    return config.description or config.metadata.description or config.name
+def settings_of(config: ServiceConfig) -> ApiSettings:
+    """The API's settings, whatever the agent is served by."""
+    return ApiSettings(
+        prefix=config.prefix,
+        description=config.description or config.metadata.description or config.name,
+        max_body_bytes=config.limits.max_body_bytes,
+        max_items=config.limits.max_items,
+        keepalive_seconds=config.limits.keepalive_seconds,
+        cors_origins=config.cors_origins,
+        is_local=is_loopback_host if is_open(config) else None,
+    )
 
 
 @asynccontextmanager
@@ -326,16 +335,10 @@ class ServiceWiring:
         )
 
     def _settings(self) -> ApiSettings:
-        config, limits = self.config, self.config.limits
-        return ApiSettings(
-            prefix=config.prefix,
-            description=_description(config),
-            max_body_bytes=limits.max_body_bytes,
-            max_items=limits.max_items,
-            keepalive_seconds=limits.keepalive_seconds,
-            cors_origins=config.cors_origins,
+        config = self.config
+        return dataclasses.replace(
+            settings_of(config),
             public_url=config.public_url,
-            is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": _shared(self._store_probe)},
             console=f"{config.prefix}/console/" if config.console.enabled else None,

@@ -17,7 +17,6 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from tealagents import telemetry
 from tealagents.api.bearer import Bearer
-from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents.app import Front, StatelessApp
 from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
@@ -27,10 +26,10 @@ from tealagents.bootstrap import (
     agent_of,
     credential_of,
     identity_problems,
-    is_open,
     model_of,
     observer_of,
     observing,
+    settings_of,
 )
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
@@ -40,7 +39,6 @@ from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
 from tealagents.limits import Limits
 from tealagents.llm.encoding import valid_name
-from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.records import SystemClock
@@ -240,7 +238,7 @@ class _Wiring:
         front = Front(
             name=config.name,
             version=config.version,
-            settings=self._settings(),
+            settings=settings_of(config),
             input_type=self.input_type,
             output_type=self.output_type,
             turns=self.turns,
@@ -279,18 +277,6 @@ class _Wiring:
         # more than the process takes, so that its bound is met first
         most = limits.max_concurrent_requests + 1
         return limits.model_copy(update={"max_requests_per_user": most})
-
-    def _settings(self) -> ApiSettings:
-        config, limits = self.config, self.config.limits
-        return ApiSettings(
-            prefix=config.prefix,
-            description=config.description or config.metadata.description or config.name,
-            max_body_bytes=limits.max_body_bytes,
-            max_items=limits.max_items,
-            keepalive_seconds=limits.keepalive_seconds,
-            cors_origins=config.cors_origins,
-            is_local=is_loopback_host if is_open(config) else None,
-        )
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:
