@@ -20,7 +20,7 @@ from tealagents.api.host import Host, Wrap
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
-from tealagents.config.models import AgentConfig
+from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.config.summary import model_service
 from tealagents.domain.errors import CorruptState, TealError, ToolFailed
@@ -111,7 +111,7 @@ def _encryption_keys(config: ServiceConfig) -> tuple[str | None, list[str]]:
 def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -> Model:
     """The config's model client; `credential` gives it tokens where it has no key."""
     agent, limits = config.agent, config.limits
-    name = agent.client or ("openai-responses" if config.thread.kind == "remote" else "openai-chat")
+    name = agent.client or CLIENTS[config.thread.kind]
     options: Json = {
         "model": agent.model,
         "api_key": config.api_key.get_secret_value() if config.api_key else None,
