@@ -106,20 +106,12 @@ def check_tools(tools: Sequence[ToolSpec]) -> None:
 # --- types and templates -------------------------------------------------------------------------
 
 
-def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | None]:
-    """What the agent is sent, and what it answers with; None: text.
-
-    Each is a class of the config's file of types, else a standard one.
-    """
-    module = _module_of(config)
-    return _input_of(config, module), _output_of(config, module)
-
-
 def _module_of(config: EarlierConfig) -> ModuleType | None:
     return imported(config.types_module) if config.types_module is not None else None
 
 
 def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:
+    """What the agent is sent: a class of the config's file of types, else a standard one."""
     given = _named(config.input_type, config, module)
     if _schema_of(given, "input_type").get("type", "object") != "object":
         raise ToolsetError(f"the input_type {given.__name__} is no object, which the body of each call is")
@@ -138,6 +130,7 @@ def _may_have(kind: type[BaseModel], name: str) -> bool:
 
 
 def _output_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel] | None:
+    """What it answers with; None: text."""
     if not config.output_type:
         return None
     wanted = _named(config.output_type, config, module)
@@ -224,7 +217,8 @@ class _Wiring:
         if config.auth.provider != GATEWAY:
             self.auth = open_auth(config.auth.provider, config.auth.options, clock)
         self.observer: Observer = observer_of(config, config.agents)
-        self.input_type, self.output_type = types_of(config)
+        module = _module_of(config)
+        self.input_type, self.output_type = _input_of(config, module), _output_of(config, module)
         each = [one for _, one in agents(config)]
         # of two with one name the first counts
         self.agents = {one.agent.name: _AgentWiring(one, self, clock) for one in reversed(each)}
