@@ -20,7 +20,7 @@ from tealagents.api.host import Host, Wrap
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
-from tealagents.config.models import AgentConfig
+from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.config.summary import model_service
 from tealagents.domain.errors import CorruptState, TealError, ToolFailed
@@ -110,7 +110,7 @@ def _encryption_keys(config: ServiceConfig) -> tuple[str | None, list[str]]:
 def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -> Model:
     """The config's model client; `credential` gives it tokens where it has no key."""
     agent, limits = config.agent, config.limits
-    name = agent.client or ("openai-responses" if config.thread.kind == "remote" else "openai-chat")
+    name = agent.client or CLIENTS[config.thread.kind]
     options: Json = {
         "model": agent.model,
         "api_key": config.api_key.get_secret_value() if config.api_key else None,
@@ -244,8 +244,17 @@ def _sign_in(config: ServiceConfig) -> SignIn:
     )
 
 
-def _description(config: ServiceConfig) -> str:
-    return config.description or config.metadata.description or config.name
+def settings_of(config: ServiceConfig) -> ApiSettings:
+    """The API's settings, whatever the agent is served by."""
+    return ApiSettings(
+        prefix=config.prefix,
+        description=config.description or config.metadata.description or config.name,
+        max_body_bytes=config.limits.max_body_bytes,
+        max_items=config.limits.max_items,
+        keepalive_seconds=config.limits.keepalive_seconds,
+        cors_origins=config.cors_origins,
+        is_local=is_loopback_host if is_open(config) else None,
+    )
 
 
 @asynccontextmanager
@@ -325,16 +334,10 @@ class ServiceWiring:
         )
 
     def _settings(self) -> ApiSettings:
-        config, limits = self.config, self.config.limits
-        return ApiSettings(
-            prefix=config.prefix,
-            description=_description(config),
-            max_body_bytes=limits.max_body_bytes,
-            max_items=limits.max_items,
-            keepalive_seconds=limits.keepalive_seconds,
-            cors_origins=config.cors_origins,
+        config = self.config
+        return dataclasses.replace(
+            settings_of(config),
             public_url=config.public_url,
-            is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": _shared(self._store_probe)},
             console=f"{config.prefix}/console/" if config.console.enabled else None,

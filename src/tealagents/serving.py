@@ -10,7 +10,8 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: signals that end a service in good order
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Drains(Protocol):
@@ -33,8 +34,8 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    servers = {number: signal.getsignal(number) for number in _SIGNALS}
-    heard = [number for number in _SIGNALS if servers[number] is not signal.SIG_IGN]
+    servers = {number: signal.getsignal(number) for number in STOPPING}
+    heard = [number for number in STOPPING if servers[number] is not signal.SIG_IGN]
     draining: list[asyncio.Task[None]] = []
 
     def hand_over(number: signal.Signals) -> None:

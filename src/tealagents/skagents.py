@@ -17,7 +17,6 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from tealagents import telemetry
 from tealagents.api.bearer import Bearer
-from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents.app import Front, StatelessApp
 from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
@@ -27,10 +26,10 @@ from tealagents.bootstrap import (
     agent_of,
     credential_of,
     identity_problems,
-    is_open,
     model_of,
     observer_of,
     observing,
+    settings_of,
 )
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
@@ -40,7 +39,6 @@ from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
 from tealagents.limits import Limits
 from tealagents.llm.encoding import valid_name
-from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.records import SystemClock
@@ -108,20 +106,12 @@ def check_tools(tools: Sequence[ToolSpec]) -> None:
 # --- types and templates -------------------------------------------------------------------------
 
 
-def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | None]:
-    """What the agent is sent, and what it answers with; None: text.
-
-    Each is a class of the config's file of types, else a standard one.
-    """
-    module = _module_of(config)
-    return _input_of(config, module), _output_of(config, module)
-
-
 def _module_of(config: EarlierConfig) -> ModuleType | None:
     return imported(config.types_module) if config.types_module is not None else None
 
 
 def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:
+    """What the agent is sent: a class of the config's file of types, else a standard one."""
     given = _named(config.input_type, config, module)
     if _schema_of(given, "input_type").get("type", "object") != "object":
         raise ToolsetError(f"the input_type {given.__name__} is no object, which the body of each call is")
@@ -140,6 +130,7 @@ def _may_have(kind: type[BaseModel], name: str) -> bool:
 
 
 def _output_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel] | None:
+    """What it answers with; None: text."""
     if not config.output_type:
         return None
     wanted = _named(config.output_type, config, module)
@@ -226,7 +217,8 @@ class _Wiring:
         if config.auth.provider != GATEWAY:
             self.auth = open_auth(config.auth.provider, config.auth.options, clock)
         self.observer: Observer = observer_of(config, config.agents)
-        self.input_type, self.output_type = types_of(config)
+        module = _module_of(config)
+        self.input_type, self.output_type = _input_of(config, module), _output_of(config, module)
         each = [one for _, one in agents(config)]
         # of two with one name the first counts
         self.agents = {one.agent.name: _AgentWiring(one, self, clock) for one in reversed(each)}
@@ -240,7 +232,7 @@ class _Wiring:
         front = Front(
             name=config.name,
             version=config.version,
-            settings=self._settings(),
+            settings=settings_of(config),
             input_type=self.input_type,
             output_type=self.output_type,
             turns=self.turns,
@@ -279,18 +271,6 @@ class _Wiring:
         # more than the process takes, so that its bound is met first
         most = limits.max_concurrent_requests + 1
         return limits.model_copy(update={"max_requests_per_user": most})
-
-    def _settings(self) -> ApiSettings:
-        config, limits = self.config, self.config.limits
-        return ApiSettings(
-            prefix=config.prefix,
-            description=config.description or config.metadata.description or config.name,
-            max_body_bytes=limits.max_body_bytes,
-            max_items=limits.max_items,
-            keepalive_seconds=limits.keepalive_seconds,
-            cors_origins=config.cors_origins,
-            is_local=is_loopback_host if is_open(config) else None,
-        )
 
     @asynccontextmanager
     async def _lifespan(self, app: object) -> AsyncIterator[None]:

@@ -37,7 +37,6 @@ class MonitoredService(ForkedService):
                 "TA_METRICS_PORT": str(self.metrics_port),
                 **env,
             },
-            None,
         )
 
     def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:

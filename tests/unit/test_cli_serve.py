@@ -235,7 +235,7 @@ def test_no_process_is_started_once_a_signal_has_come(
     with socket.socket() as listener:
         for stopped, count in (([signal.SIGTERM], 0), ([], 2)):
             _run_workers(2, listener, {}, stopped)
-            _run_reloading(tmp_path, listener, {}, stopped)
+            _run_reloading(tmp_path, listener, {}, stopped, lambda: None)
             assert len(started) == count
 
 

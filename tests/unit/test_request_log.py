@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tealagents.api.bearer import WELL_KNOWN
+from tealagents.domain.current import current_ids
 from tealagents.telemetry.logs import JsonLines, Readable
 from tealagents.telemetry.requests import route_of
 from tealagents.testing.forking import Nursery
@@ -131,8 +132,10 @@ def test_both_forms_of_the_log_have_it() -> None:
     """Readable for a person, fields for a machine."""
     facts = {"route": "POST /A/1", "status": "Failed", "code": "model_error", "duration": 0.5}
     record = logging.LogRecord("requests", logging.INFO, __file__, 1, "%s %s", ("POST /A/1", "Failed"), None)
-    record.__dict__.update(ids={"request_id": "r"}, facts=facts)
+    record.__dict__.update(facts=facts)
+    token = current_ids.set({"request_id": "r"})
     line = Readable(content=False).format(record)
+    current_ids.reset(token)
     assert line.endswith("INFO    POST /A/1 Failed code=model_error duration=0.5  [r]")
     fields = json.loads(JsonLines(content=False).format(record))
     assert {name: fields[name] for name in facts} == facts

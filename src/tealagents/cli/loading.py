@@ -1,6 +1,7 @@
 """Reading a config for a command: its mistakes are printed, and end the command."""
 
 import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ def load_or_exit(
 
     Where only one key is `needed`, a `${NAME}` in any other need not be set.
     """
-    import os
-
     env = {**os.environ, **(overrides or {})}
     unset: list[ConfigProblem] | None = None if needed is None else []
     try:

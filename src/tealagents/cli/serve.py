@@ -24,6 +24,7 @@ from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
+from tealagents.serving import STOPPING
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 3
 #: and what still runs once the service has ended
 LEFT_SECONDS = 2.0
-#: signals that end the service in good order
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 #: new objects after which the garbage collector looks for what is no longer used
 YOUNG_OBJECTS = 10_000
 #: seconds between two looks whether connections are accepted
@@ -68,7 +67,8 @@ def serve_command(
     """
     if reload and workers > 1:
         raise fail("--reload serves with one process; leave out --reload or --workers")
-    with _unhurried_collector(), _offline_model(offline) as model:
+    gc.disable()  # until `_settled`: it was 8 % of the start
+    with _offline_model(offline) as model:
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
         if model:
@@ -226,7 +226,7 @@ def _run(
 
     # The server raises the signal again that stopped it; having drained, we exit with 0.
     stopped = list[int]()
-    for number in _STOPPING:
+    for number in STOPPING:
         signal.signal(number, lambda number, _: stopped.append(number))
     options: dict[str, Any] = {
         **server_options(config.limits),
@@ -258,7 +258,7 @@ def _run_here(
             super().handle_exit(sig, frame)
 
     server = Noting(Config(build_or_exit(config), **options))
-    for number in _STOPPING:  # the server itself listens a moment later
+    for number in STOPPING:  # the server itself listens a moment later
         signal.signal(number, server.handle_exit)
     if stopped:
         return
@@ -293,7 +293,7 @@ def _run_reloading(
     listener: socket.socket,
     options: dict[str, Any],
     stopped: Sequence[int],
-    follow: Callable[[], None] = lambda: None,
+    follow: Callable[[], None],
 ) -> None:
     """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`.
 
@@ -313,7 +313,7 @@ def _run_reloading(
     )
     reloader = Reloader(config, target=Server(config).run, sockets=[listener])
     reloader.follow = follow
-    for number in _STOPPING:  # the reloader itself listens a moment later
+    for number in STOPPING:  # the reloader itself listens a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:
         reloader.run()
@@ -436,7 +436,7 @@ def _ended_by_signals() -> Iterator[threading.Event]:
     """
     started = threading.Event()
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    servers = {number: signal.getsignal(number) for number in _STOPPING}
+    servers = {number: signal.getsignal(number) for number in STOPPING}
 
     def signaled(number: int, frame: FrameType | None) -> None:
         if callable(server := servers[signal.Signals(number)]):
@@ -468,16 +468,6 @@ def _end_soon() -> None:
     timer = threading.Timer(LEFT_SECONDS, end)
     timer.daemon = True
     timer.start()
-
-
-@contextlib.contextmanager
-def _unhurried_collector() -> Iterator[None]:
-    """The garbage collector begins only when all is started (`_settled`): it was 8 % of the start."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _settled() -> None:

@@ -15,11 +15,12 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.watchfilesreload import WatchFilesReload
 
+from tealagents.serving import STOPPING
+
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
 #: seconds between two signals to a worker: at once, they would be one
 APART_SECONDS = 0.2
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Supervisor(Multiprocess):
 
     def handle_signals(self) -> None:
         """Also those that start workers, of which the machine may not let any begin just now."""
-        stops = sum(number in _STOPPING for number in self.signal_queue)
+        stops = sum(number in STOPPING for number in self.signal_queue)
         self.stopped, self.hurried = self.stopped or stops > 0, stops > 1
         try:
             super().handle_signals()
@@ -84,7 +85,7 @@ class Supervisor(Multiprocess):
 
     def join_all(self) -> None:
         """Waits for the workers to drain; another signal meanwhile is theirs."""
-        for number in _STOPPING:
+        for number in STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
         if self.hurried or self.signal_queue:
             time.sleep(APART_SECONDS)

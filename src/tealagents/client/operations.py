@@ -16,7 +16,6 @@ from tealagents.client.documents import (
     Approval,
     AuditEntry,
     Checkpoint,
-    Health,
     Json,
     Me,
     Message,
@@ -33,7 +32,7 @@ from tealagents.client.wire import Flow, Stream, segment
 
 
 class Operations(Rules):
-    """Rules, applied to each route."""
+    """Rules, applied to each route; `request` and `health` are rules themselves."""
 
     # --- messages and requests ------------------------------------------------------------------------
 
@@ -45,9 +44,6 @@ class Operations(Rules):
 
     def background(self, content: Content, options: MessageOptions) -> Flow[Accepted]:
         return self.accepted(calls.in_background(calls.message(content, options)))
-
-    def request(self, request_id: str) -> Flow[RequestDocument]:
-        return self.found(request_id)
 
     def wait(self, request_id: str, timeout: float | None) -> Flow[Answer]:
         return self.waited(request_id, math.inf if timeout is None else timeout)
@@ -138,9 +134,6 @@ class Operations(Rules):
 
     def tenant_tasks(self, oid: str | None, status: str | None, metadata: str | None) -> Stream[Task, None]:
         return self.listed("/tenant/tasks", Task.parse, oid=oid, status=status, metadata=metadata)
-
-    def health(self) -> Flow[Health]:
-        return self.described(Health.parse)
 
 
 def _request(request_id: str) -> str:

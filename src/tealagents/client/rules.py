@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard, TypeVar
 
 from tealagents.client import calls
-from tealagents.client.documents import Accepted, Answer, Json, RequestDocument, each, text
+from tealagents.client.documents import Accepted, Answer, Health, Json, RequestDocument, each, text
 from tealagents.client.errors import (
     ClientError,
     ConnectionLost,
@@ -181,19 +181,14 @@ class Rules:
         problem = reply.problem()
         if problem.request_id is None or not (problem.replayed or isinstance(problem, RequestInProgress)):
             raise problem
-        found = yield from self.found(problem.request_id)
-        return Accepted(
-            session_id=found.session_id,
-            task_id=found.task_id,
-            request_id=found.request_id,
-            status=found.status,
-        )
+        found = yield from self.request(problem.request_id)
+        return Accepted.parse(found.raw)
 
     def waited(self, request_id: str, timeout: float) -> Flow[Answer]:
         """Poll the request until it has ended or paused."""
         until, pause = self.clock() + timeout, FIRST_POLL
         while True:
-            request = yield from self.found(request_id, self._budget(until))
+            request = yield from self.request(request_id, self._budget(until))
             if request.status not in UNFINISHED:
                 return request.answer()
             if self.clock() + pause > until:
@@ -201,7 +196,7 @@ class Rules:
             yield from sleep(pause)
             pause = min(LONGEST_POLL, pause * 1.5)
 
-    def found(self, request_id: str, budget: Budget | None = None) -> Flow[RequestDocument]:
+    def request(self, request_id: str, budget: Budget | None = None) -> Flow[RequestDocument]:
         call = calls.read(f"/requests/{segment(request_id)}")
         return self.document(call, RequestDocument.parse, budget)
 
@@ -222,18 +217,18 @@ class Rules:
         if not (isinstance(problem, NotFound) and budget.used):
             raise problem
 
-    def described(self, parse: Callable[[Json], T]) -> Flow[T]:
+    def health(self) -> Flow[Health]:
         """The state of the service: one attempt, where a 503 with a state is an answer, too."""
         call = calls.read("/health")
         outcome = yield from fetch(call)
         if isinstance(outcome, Lost):
             raise self._given_up(outcome, call) from outcome.error
         if outcome.ok:
-            return parse(outcome.document())
+            return Health.parse(outcome.document())
         problem = outcome.problem()
         if not isinstance(problem.raw.get("status"), str):
             raise problem
-        return parse(problem.raw)
+        return Health.parse(problem.raw)
 
     # --- lists ----------------------------------------------------------------------------------------
 
@@ -328,7 +323,7 @@ class Rules:
 
     def _settle(self, cursor: Cursor) -> Stream[StreamEvent, ProblemError | None]:
         """The log has no more events: the end is read from the request itself."""
-        request = yield from self.found(cursor.request_id or "")
+        request = yield from self.request(cursor.request_id or "")
         if request.status in UNFINISHED:
             return RequestInProgress("the request is still running, but its event log has ended", status=409)
         if request.error is not None:

@@ -11,11 +11,9 @@
 Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
 """
 
-from tealagents.config.auth import AuthConfig
 from tealagents.config.models import (
     API_VERSIONS,
     AgentConfig,
-    Component,
     ConfigFile,
     ConsoleSection,
     ThreadConfig,
@@ -29,8 +27,6 @@ from tealagents.config.urls import masked
 __all__ = [
     "API_VERSIONS",
     "AgentConfig",
-    "AuthConfig",
-    "Component",
     "ConfigError",
     "ConfigFile",
     "ConfigProblem",

@@ -29,7 +29,7 @@ def _texts(module: str) -> Mapping[tuple[str, str], str]:
 
 #: where options are declared; the bases of pydantic are none of ours
 _MODULES = (
-    *(f"{__package__}.{name}" for name in ("auth", "models", "settings", "service")),
+    *(f"{__package__}.{name}" for name in ("auth", "models", "settings")),
     *(f"tealagents.{name}" for name in ("limits", "auth.options", "tools.options", "tools.catalogue")),
 )
 

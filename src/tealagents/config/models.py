@@ -42,6 +42,8 @@ from tealagents.options import (
 
 #: The versions of the file that this package serves.
 API_VERSIONS = ("tealagents/v1alpha1",)
+#: how the model is called where the file does not say, by the kind of the thread
+CLIENTS: Mapping[ThreadKind, str] = {"local": "openai-chat", "remote": "openai-responses"}
 
 
 def contradiction(message: str, *path: str | int) -> PydanticCustomError:

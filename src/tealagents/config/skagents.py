@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
@@ -39,8 +39,6 @@ from tealagents.mistakes import did_you_mean
 from tealagents.options import CountOrNone, Origins, Text, UrlSegment
 
 V1, V2 = "skagents/v1", "skagents/v2alpha1"
-#: what a file of the second version takes: a conversation with images
-MULTIMODAL = "BaseMultiModalInputWithUserContext"
 
 #: keys of `spec` that are about state, or need it
 _OF_STATE = ("persistence", "thread", "concurrency", "on_disconnect", "protocols", "console")
@@ -106,11 +104,15 @@ class SequentialSpec(_Served):
 
 
 class _V1(Older):
+    #: whatever version it names
+    served_as: ClassVar[str] = V1
+    metadata: ClassVar[Metadata] = Metadata()
+
     api_version: Annotated[str, Field(alias="apiVersion")]
     """Version of this structure."""
     kind: Literal["Sequential", "Chat"]
     """What is served."""
-    service_name: UrlSegment
+    name: Annotated[UrlSegment, Field(alias="service_name")]
     """Name of the agent, the first part of every path."""
     version: UrlSegment
     """Version of the agent, the second part of every path."""
@@ -138,6 +140,11 @@ class SequentialFile(_V1):
 
 class AgentFile(Older):
     """`skagents/v2alpha1`."""
+
+    served_as: ClassVar[str] = V2
+    #: a conversation with images
+    input_type: ClassVar[str] = "BaseMultiModalInputWithUserContext"
+    output_type: ClassVar[None] = None
 
     api_version: Annotated[str, Field(alias="apiVersion")]
     """Version of this structure."""
@@ -248,10 +255,10 @@ def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loadi
     base = combined(
         ConfigFile.model_construct(
             api_version="tealagents/v1alpha1",
-            name=file.name if isinstance(file, AgentFile) else file.service_name,
+            name=file.name,
             version=file.version,
             description=file.description,
-            metadata=file.metadata if isinstance(file, AgentFile) else Metadata(),
+            metadata=file.metadata,
             spec=Spec(
                 agent=agents[0],
                 limits=spec.limits,
@@ -263,11 +270,11 @@ def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loadi
         loading,
     )
     own = {each.name: getattr(base, each.name) for each in fields(base)}
-    own |= {"api_version": V2 if isinstance(file, AgentFile) else V1, "kind": file.kind}
+    own |= {"api_version": file.served_as, "kind": file.kind}
     return EarlierConfig(
         **own,
-        input_type=MULTIMODAL if isinstance(file, AgentFile) else file.input_type,
-        output_type=None if isinstance(file, AgentFile) else file.output_type,
+        input_type=file.input_type,
+        output_type=file.output_type,
         agents=tuple(with_programs_below(agent, folder) for agent in agents),
         tasks=tasks,
         types_module=loading.settings.types_module or beside(loading.document, "custom_types.py"),

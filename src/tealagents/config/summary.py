@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tealagents.config.auth import AuthConfig
-from tealagents.config.models import AgentConfig
+from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.service import ServiceConfig
 from tealagents.config.urls import masked
 from tealagents.outbound.addresses import shown
@@ -27,7 +27,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "config", str(config.source)
     yield "serves", f"{config.prefix} ({config.kind}, {config.api_version})"
     for agent in agents:
-        client = agent.client or _CLIENTS[config.thread.kind]
+        client = agent.client or CLIENTS[config.thread.kind]
         yield "model", f"{_whose(agent, agents)}{agent.model}, by {client}{_options(agent)}"
     if service := model_service(config):
         yield "model service", service
@@ -63,7 +63,6 @@ def _state(config: ServiceConfig) -> Iterator[tuple[str, str]]:
 
 
 _CONSOLE = {None: "on loopback addresses only", True: "served", False: "not served"}
-_CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}
 
 
 def _whose(agent: AgentConfig, agents: Sequence[AgentConfig]) -> str:

@@ -25,7 +25,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
-from tealagents.telemetry.logs import Ids, named_ids, said
+from tealagents.domain.current import current_ids
+from tealagents.telemetry.logs import named_ids, said
 from tealagents.telemetry.scraping import offered
 
 #: seconds that what is left may take to be exported at the end
@@ -58,8 +59,7 @@ class Exported(logging.Handler):
 
     def _export(self, record: logging.LogRecord) -> None:
         severity = next(number for level, number in _SEVERITIES if record.levelno >= level)
-        attributes = {"logger": record.name}
-        attributes |= named_ids(getattr(record, "ids", {}))
+        attributes = {"logger": record.name, **named_ids(current_ids.get())}
         if record.exc_info and record.exc_info[0] is not None:
             attributes["exception.type"] = record.exc_info[0].__name__
         message = said(record, content=self._content)
@@ -136,7 +136,6 @@ def _logging(base: str, resource: Resource) -> LoggerProvider:
 def _exported(logs: LoggerProvider, *, content: bool) -> Iterator[None]:
     """Within, what is logged is exported."""
     handler = Exported(logs.get_logger("tealagents"), content=content)
-    handler.addFilter(Ids())
     logging.getLogger().addHandler(handler)
     try:
         yield

@@ -44,14 +44,6 @@ def named_ids(ids: Mapping[str, str]) -> dict[str, str]:
     return {f"tealagents.{name}": value for name, value in ids.items()}
 
 
-class Ids(logging.Filter):
-    """Puts the ids of the current request on a record."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.ids = current_ids.get()
-        return True
-
-
 def _no_handshake(record: logging.LogRecord) -> bool:
     """Drops uvicorn's lines about WebSockets: a request has one of ours, and their query may hold a token."""
     return not (isinstance(record.msg, str) and '"WebSocket %s"' in record.msg)
@@ -85,7 +77,7 @@ class JsonLines(_Lines):
             "level": record.levelname,
             "logger": record.name,
             "message": said(record, content=self._content),
-            **getattr(record, "ids", {}),
+            **current_ids.get(),
             **getattr(record, "facts", {}),
         }
         if record.exc_info:
@@ -104,7 +96,7 @@ class Readable(_Lines):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        ids = getattr(record, "ids", {})
+        ids = current_ids.get()
         about = f"  [{ids['request_id']}]" if "request_id" in ids else ""
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         facts = getattr(record, "facts", {}).items()
@@ -155,7 +147,6 @@ def configure_logs(level: str, *, content: bool) -> None:
         # None where it is closed: the handler writes nothing then
         on_terminal = sys.stderr is not None and sys.stderr.isatty()
         handler.setFormatter((Readable if on_terminal else JsonLines)(content=content))
-        handler.addFilter(Ids())
         root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_no_handshake)

@@ -92,9 +92,9 @@ class AuthorityKey:
     issuer: str | None = None
 
     @classmethod
-    def generate(cls, *, bits: int = 2048, kid: str | None = None, issuer: str | None = None) -> Self:
+    def generate(cls, *, bits: int = 2048, issuer: str | None = None) -> Self:
         private = rsa.generate_private_key(public_exponent=65537, key_size=bits)
-        return cls(kid or secrets.token_urlsafe(20), private, issuer)
+        return cls(secrets.token_urlsafe(20), private, issuer)
 
     def jwk(self, issuer: str | None) -> Json:
         public = RSAAlgorithm.to_jwk(self.private.public_key(), as_dict=True)
@@ -109,7 +109,6 @@ class LocalAuthority:
         self,
         *,
         tenant: str = TENANT,
-        domain: str = "contoso.example",
         audiences: Iterable[str] = (SERVICE_ID, APP_ID_URI),
         scopes: Iterable[str] = (SCOPE,),
         client_secret: str = "a secret of the local authority",
@@ -120,7 +119,7 @@ class LocalAuthority:
     ) -> None:
         """With a `certificate`, a PEM file that holds its key as well, it serves over https."""
         self.tenant = tenant
-        self.domain = domain
+        self.domain = "contoso.example"
         self.audiences = tuple(audiences)
         self.scopes = tuple(scopes)
         self.client_secret = client_secret

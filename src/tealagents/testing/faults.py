@@ -17,7 +17,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -183,7 +183,6 @@ class FaultProxy:
         self._numbers = iter(range(1 << 62))
         self._random: random.Random | None = None
         self._rate = 0.0
-        self._kinds: Sequence[Kind] = KINDS
         self._hold = 0.05
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
@@ -206,12 +205,13 @@ class FaultProxy:
         """Resets every open connection."""
         self._for_all(ProxiedConnection.reset)
 
-    def half_close_all(self, direction: Direction = "reply") -> None:
-        self._for_all(lambda connection: connection.half_close(direction))
+    def half_close_all(self) -> None:
+        """Ends what the server says on every open connection."""
+        self._for_all(ProxiedConnection.half_close)
 
-    def chaos(self, *, seed: int, rate: float, kinds: Sequence[Kind] = KINDS, hold: float = 0.05) -> None:
-        """From now on a chunk meets one of `kinds` with the probability `rate`; delays last up to `hold`."""
-        self._random, self._rate, self._kinds, self._hold = random.Random(seed), rate, kinds, hold
+    def chaos(self, *, seed: int, rate: float, hold: float = 0.05) -> None:
+        """From now on a chunk meets one of `KINDS` with the probability `rate`; delays last up to `hold`."""
+        self._random, self._rate, self._hold = random.Random(seed), rate, hold
 
     def calm(self) -> None:
         """Ends `chaos` and every fault that holds for all connections."""
@@ -222,7 +222,7 @@ class FaultProxy:
         chance = self._random
         if chance is None or chance.random() >= self._rate:
             return chunk
-        kind = chance.choice(self._kinds)
+        kind = chance.choice(KINDS)
         self.struck[kind] += 1
         pause = chance.uniform(0, self._hold)
         if kind == "delay":
@@ -233,7 +233,7 @@ class FaultProxy:
             connection.cut_after(connection.passed[direction] + len(chunk), direction)
             return chunk
         if kind == "half_close":
-            connection.half_close("reply")
+            connection.half_close()
         elif kind == "drop_reply":
             connection._mute = True
         elif kind == "reset":

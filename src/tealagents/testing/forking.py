@@ -133,10 +133,10 @@ class Nursery:
         return str(self.folder / "tealagents")
 
     def service(
-        self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None, port: int | None = None
+        self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None
     ) -> "ForkedService":
         """A service to enter, as `ServiceProcess` is."""
-        return ForkedService(self, config, env, port)
+        return ForkedService(self, config, env)
 
     def ask(self, **order: Any) -> int | None:
         assert self._process is not None
@@ -152,13 +152,9 @@ class ForkedService(ServiceProcess):
     """A `ServiceProcess` that a nursery forks."""
 
     def __init__(
-        self,
-        nursery: Nursery,
-        config: Mapping[str, Any] | Path,
-        env: Mapping[str, str] | None,
-        port: int | None,
+        self, nursery: Nursery, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None
     ) -> None:
-        super().__init__(config, env, port)
+        super().__init__(config, env)
         self._nursery = nursery
 
     def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:

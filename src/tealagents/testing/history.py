@@ -125,7 +125,7 @@ class Correspondent:
         self.http = http
         self._replicas = replicas
         self._rng = rng
-        self._patience = deadlines
+        self._deadlines = deadlines
 
     async def send(self, task_id: str | None, *, attempts: int = 1, streamed: bool = False) -> Operation:
         """Sends one message; with more than one attempt under an idempotency key."""
@@ -156,7 +156,7 @@ class Correspondent:
     ) -> Literal["answered", "refused", "never sent", "uncertain"]:
         url = self._rng.choice(self._replicas)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._deadlines):
                 if operation.streamed:
                     status, replayed, document = await self._stream(operation, url, body, headers)
                 else:
@@ -210,7 +210,7 @@ class Correspondent:
         began = time.monotonic()
         read = reader(self.http, self._rng.choice(self._replicas))
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._deadlines):
                 messages = await everything(read, f"/tasks/{task_id}/messages")
         except (httpx.TransportError, httpx.HTTPStatusError, TimeoutError):
             return

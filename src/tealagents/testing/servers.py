@@ -23,10 +23,12 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Self
+
+from tealagents.testing.waits import until
 
 __all__ = [
     "ClusterNode",
@@ -312,7 +314,7 @@ class RedisCluster:
             node.expect_ok("CLUSTER", "ADDSLOTSRANGE", str(bounds[epoch - 1]), str(bounds[epoch] - 1))
         for node in others:
             first.expect_ok("CLUSTER", "MEET", node.host, str(node.port), str(node.bus_port))
-        _until(lambda: all(node.joined(len(self.nodes)) for node in self.nodes), "the Redis cluster to form")
+        until(lambda: all(node.joined(len(self.nodes)) for node in self.nodes), every=0.05)
 
 
 class ClusterNode(RedisServer):
@@ -666,11 +668,3 @@ def _program(name: str, hint: str) -> str:
     if found := shutil.which(name):
         return found
     raise ServerMissing(hint)
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"waited in vain for {what}")
-        time.sleep(0.05)

@@ -203,12 +203,9 @@ class Process(Protocol):
 class ServiceProcess(RunningService):
     """A service as a process of its own, as it is run in production."""
 
-    def __init__(
-        self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None, port: int | None = None
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None) -> None:
         super().__init__(config)
         self._env = dict(env or {})
-        self._wanted_port = port
         self._process: Process | None = None
         self._log = tempfile.NamedTemporaryFile(prefix="tealagents-", suffix=".log", delete=False)  # noqa: SIM115
 
@@ -231,7 +228,7 @@ class ServiceProcess(RunningService):
 
     def start(self) -> None:
         """Starts it (again), on the port it had; one that was free a moment ago may be taken by now."""
-        fixed = self.port or self._wanted_port
+        fixed = self.port
         for _ in range(PORTS_TRIED):
             self.port = fixed or free_port()
             try:
