@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from agents import ENVIRONMENT, agent
 from hostile import EVIL, TEXTS
@@ -62,44 +63,82 @@ def _said(text: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def everywhere(service: ServiceThread) -> dict[str, str]:
-    """Tasks that hold the texts: as messages, answers, arguments, results, metadata, reasons, errors."""
+def client(service: ServiceThread) -> Iterator[httpx.Client]:
+    with service.client("ada") as client:
+        yield client
 
-    def as_title(text: str) -> None:
+
+# each test has made what it looks at, and no more: the texts are long, and many processes run tests of one module
+
+
+@pytest.fixture(scope="module")
+def talk(client: httpx.Client) -> str:
+    """A task with the texts as messages, answers, arguments and results."""
+    talk: str = client.post("", json=_said(f"case 0: {TEXTS[0]}", metadata={"title": "All of it"})).json()[
+        "task_id"
+    ]
+    for number, text in list(enumerate(TEXTS))[1:]:
+        answer = client.post("", json=_said(f"case {number}: {text}", task_id=talk)).json()
+        assert answer["status"] == "Completed", answer
+    return talk
+
+
+@pytest.fixture(scope="module")
+def fork(client: httpx.Client, talk: str) -> str:
+    """The first half of that, as a task of its own."""
+    points = client.get(f"/tasks/{talk}/checkpoints", params={"limit": 60}).json()["items"]
+    forked = client.post(f"/tasks/{talk}/fork", json={"checkpoint_id": points[30]["checkpoint_id"]})
+    made: str = forked.json()["task_id"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def paused(client: httpx.Client) -> dict[str, str]:
+    """Tasks that wait for an approval: of a call for each text, and of one whose schema is made of them."""
+    asked = {name: client.post("", json=_said(name)).json() for name in ("delete it all", "fill in")}
+    return {name: answer["task_id"] for name, answer in asked.items()}
+
+
+@pytest.fixture(scope="module")
+def consent(client: httpx.Client) -> str:
+    """A task whose calls, once approved, wait for consents."""
+    asked = client.post("", json=_said("consent")).json()
+    approved = client.post(f"/requests/{asked['request_id']}/resume", json={"action": "approve"}).json()
+    assert len(approved["content"]["authorizations"]) == 60
+    task: str = approved["task_id"]
+    return task
+
+
+@pytest.fixture(scope="module")
+def ended(client: httpx.Client) -> dict[str, str]:
+    """Tasks with the texts as what the model service says of its failure, and as the reason of a decision."""
+    failed = client.post("", json=_said("fail", metadata={"title": "Failed"})).json()
+    decided = client.post("", json=_said("delete it all", metadata={"title": "Decided"})).json()
+    where = f"/requests/{decided['request_id']}/resume"
+    reason = "".join(TEXTS[:40])[:4000]
+    client.post(where, json={"action": "reject", "reason": reason}).raise_for_status()
+    return {"failed": failed["task_id"], "decided": decided["task_id"]}
+
+
+@pytest.fixture(scope="module")
+def titled(client: httpx.Client) -> int:
+    """How many tasks have a text as their title, and as the key of their metadata."""
+
+    def begin(text: str) -> None:
         short = text[:20_000]
         client.post("", json=_said("hello", metadata={"title": short, short[:200]: short})).raise_for_status()
 
-    with service.client("ada") as client:
-        talk = client.post("", json=_said(f"case 0: {TEXTS[0]}", metadata={"title": "All of it"})).json()
-        for number, text in list(enumerate(TEXTS))[1:]:
-            answer = client.post("", json=_said(f"case {number}: {text}", task_id=talk["task_id"])).json()
-            assert answer["status"] == "Completed", answer
-        failed = client.post("", json=_said("fail", metadata={"title": "Failed"}))
-        pause = client.post("", json=_said("delete it all", metadata={"title": "Paused"})).json()
-        decided = client.post("", json=_said("delete it all", metadata={"title": "Decided"})).json()
-        reason = "".join(TEXTS[:40])[:4000]
-        where = f"/requests/{decided['request_id']}/resume"
-        client.post(where, json={"action": "reject", "reason": reason}).raise_for_status()
-        points = client.get(f"/tasks/{talk['task_id']}/checkpoints", params={"limit": 60}).json()["items"]
-        point = {"checkpoint_id": points[30]["checkpoint_id"]}
-        fork = client.post(f"/tasks/{talk['task_id']}/fork", json=point)
-        consent, form = (client.post("", json=_said(text)).json() for text in ("consent", "fill in"))
-        approved = client.post(f"/requests/{consent['request_id']}/resume", json={"action": "approve"}).json()
-        assert len(approved["content"]["authorizations"]) == 60
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(as_title, TEXTS))
+    with ThreadPoolExecutor(4) as pool:
+        return len(list(pool.map(begin, TEXTS)))
+
+
+@pytest.fixture(scope="module")
+def users(service: ServiceThread) -> set[str]:
+    """Users with a task, who are called by a text."""
     for name in USERS:
         with service.client(name) as client:
             client.post("", json=_said("hello")).raise_for_status()
-    return {
-        "talk": talk["task_id"],
-        "failed": failed.json()["task_id"],
-        "pause": pause["task_id"],
-        "decided": decided["task_id"],
-        "fork": fork.json()["task_id"],
-        "consent": consent["task_id"],
-        "form": form["task_id"],
-    }
+    return set(USERS)
 
 
 def _harmless(tab: Tab) -> None:
@@ -127,6 +166,15 @@ def _scrolled_up(tab: Tab) -> set[str]:
         expect(turns.first).not_to_have_id(first or "")
 
 
+def _all_listed(tab: Tab, least: int) -> None:
+    """Shows the whole list: other tests may have begun some of it."""
+    shown, older = tab.page.locator(".task"), tab.button("Older conversations")
+    expect(shown.nth(49)).to_be_visible()
+    while (count := shown.count()) < least or older.count():
+        older.click()
+        expect(shown.nth(count)).to_be_visible()
+
+
 @pytest.fixture
 def ada(tabs: Tabs, service: ServiceThread) -> Tab:
     return _signed_in(tabs, service, "ada")
@@ -136,10 +184,10 @@ def _signed_in(tabs: Tabs, service: ServiceThread, user: str) -> Tab:
     return tabs.signed_in(f"{service.url}/console/", user, viewport={"width": 1280, "height": 900})
 
 
-def test_in_messages_answers_arguments_and_results(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_messages_answers_arguments_and_results(ada: Tab, talk: str) -> None:
     """In messages, answers, and the arguments and results of tools."""
     assert len(TEXTS) == 60
-    ada.open("tasks", everywhere["talk"])
+    ada.open("tasks", talk)
     expect(ada.page.locator(".turn").last).to_contain_text("constructor.constructor")
     seen = _scrolled_up(ada)
     assert len(seen) == 60
@@ -149,25 +197,25 @@ def test_in_messages_answers_arguments_and_results(ada: Tab, everywhere: dict[st
     expect(first.locator(".markdown").first).to_contain_text("<script>hacked=1")
 
 
-def test_in_the_trace_the_tree_and_the_audit(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_the_trace_the_tree_and_the_audit(ada: Tab, talk: str) -> None:
     """As inputs and outputs of steps, as labels of the tree, as actors and actions."""
-    ada.open("tasks", everywhere["talk"], "trace")
+    ada.open("tasks", talk, "trace")
     expect(ada.page.locator(".waterfall")).to_have_count(60)
     _open_all(ada, ".step-line")
     expect(ada.page.locator(".step:not([data-kind=reduction]) .step-details")).to_have_count(180)
     _harmless(ada)
-    ada.open("tasks", everywhere["talk"], "travel")
+    ada.open("tasks", talk, "travel")
     expect(ada.page.locator(".node")).to_have_count(60)
     _harmless(ada)
-    ada.open("tasks", everywhere["talk"], "audit")
+    ada.open("tasks", talk, "audit")
     expect(ada.page.locator(".verdict[data-state=verified]")).to_be_visible()
     _open_all(ada, "td button")
     _harmless(ada)
 
 
-def test_in_what_the_model_was_sent(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_what_the_model_was_sent(ada: Tab, talk: str) -> None:
     """As parts of the prompts of all requests: the messages of both sides, calls and results."""
-    ada.open("tasks", everywhere["talk"], "trace")
+    ada.open("tasks", talk, "trace")
     expect(ada.page.locator(".waterfall")).to_have_count(60)
     _open_all(ada, ".step[data-kind=model] .step-line")
     shown = ada.page.locator(".sent-parts")
@@ -179,9 +227,9 @@ def test_in_what_the_model_was_sent(ada: Tab, everywhere: dict[str, str]) -> Non
     _harmless(ada)
 
 
-def test_in_two_branches(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_two_branches(ada: Tab, talk: str, fork: str) -> None:
     """As the messages of both sides of a comparison, and as their titles."""
-    ada.open("compare", everywhere["talk"], "current", everywhere["fork"], "current")
+    ada.open("compare", talk, "current", fork, "current")
     expect(ada.page.locator(".common .turn")).to_have_count(30)
     expect(ada.page.locator(".branch").first.locator(".turn")).to_have_count(30)
     _open_all(ada, ".common > summary")
@@ -192,9 +240,9 @@ def test_in_two_branches(ada: Tab, everywhere: dict[str, str]) -> None:
     expect(ada.page.locator(".markdown a:not([href])")).to_have_count(0)
 
 
-def test_in_a_form_made_of_a_schema(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_a_form_made_of_a_schema(ada: Tab, paused: dict[str, str]) -> None:
     """As names, descriptions and choices of arguments, those that can be added, too."""
-    ada.open("tasks", everywhere["form"])
+    ada.open("tasks", paused["fill in"])
     ada.button("Edit the arguments").click()
     expect(ada.page.locator(".field")).to_have_count(60)
     expect(ada.page.get_by_role("button", name="Add optional")).to_have_count(60)
@@ -203,9 +251,9 @@ def test_in_a_form_made_of_a_schema(ada: Tab, everywhere: dict[str, str]) -> Non
     _harmless(ada)
 
 
-def test_in_requests_for_consent(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_requests_for_consent(ada: Tab, consent: str) -> None:
     """As servers, addresses and scopes. Only addresses of the web are links; none is followed by itself."""
-    ada.open("tasks", everywhere["consent"])
+    ada.open("tasks", consent)
     expect(ada.page.locator(".authorizations li")).to_have_count(60)
     links = ada.page.locator(".authorizations a")
     expect(links).to_have_count(30)
@@ -214,25 +262,19 @@ def test_in_requests_for_consent(ada: Tab, everywhere: dict[str, str]) -> None:
     _harmless(ada)
 
 
-def test_in_the_list_of_the_tenant(tabs: Tabs, service: ServiceThread, everywhere: dict[str, str]) -> None:
+def test_in_the_list_of_the_tenant(tabs: Tabs, service: ServiceThread, titled: int, users: set[str]) -> None:
     """As titles and as names of users: what an auditor is shown of all."""
     dave = _signed_in(tabs, service, "dave")
     dave.button("All of the tenant").click()
-    shown = dave.page.locator(".task")
-    total = 67 + len(USERS)
-    for count in range(50, total, 50):
-        expect(shown).to_have_count(count)
-        dave.button("Older conversations").click()
-    expect(shown).to_have_count(total)
-    assert set(dave.page.locator(".task .owner").all_inner_texts()) == {"ada", *USERS}
+    _all_listed(dave, titled + len(users))
+    assert set(dave.page.locator(".task .owner").all_inner_texts()) == {"ada", *users}
     _harmless(dave)
     dave.button("Mine").click()
 
 
-def test_in_metadata(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_metadata(ada: Tab, titled: int) -> None:
     """As titles in the list and above a conversation, and as keys and values."""
-    ada.button("Older conversations").click()
-    expect(ada.page.locator(".task")).to_have_count(67)
+    _all_listed(ada, titled)
     _harmless(ada)
     for beginning in ("<script>", "<svg onload", "invoice_"):
         ada.page.locator(".task", has_text=beginning).first.click()
@@ -241,10 +283,9 @@ def test_in_metadata(ada: Tab, everywhere: dict[str, str]) -> None:
         _harmless(ada)
 
 
-def test_in_pauses_and_errors(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_in_pauses_and_errors(ada: Tab, paused: dict[str, str], ended: dict[str, str]) -> None:
     """As arguments that are shown, or edited, as reasons, and as what a model service says of its failure."""
     ada.open("approvals")
-    expect(ada.page.locator(".card")).to_have_count(3)
     files = ada.page.locator(".card", has_text="Files-delete")
     expect(files.locator(".shown-call")).to_have_count(60)
     files.locator(".shown-call .quiet").evaluate_all("(all) => all.forEach((each) => each.click())")
@@ -252,15 +293,15 @@ def test_in_pauses_and_errors(ada: Tab, everywhere: dict[str, str]) -> None:
     _harmless(ada)
     ada.button("Decided").click()
     expect(files.get_by_text("Decided by ada")).to_be_visible()
-    ada.open("tasks", everywhere["decided"], "trace")
+    ada.open("tasks", ended["decided"], "trace")
     _open_all(ada, ".step-line")
     _harmless(ada)
-    ada.open("tasks", everywhere["failed"])
+    ada.open("tasks", ended["failed"])
     expect(ada.page.locator(".ended")).to_contain_text("<script>hacked=1")
     _harmless(ada)
 
 
-def test_arguments_hide_nothing(ada: Tab, everywhere: dict[str, str]) -> None:
+def test_arguments_hide_nothing(ada: Tab, paused: dict[str, str]) -> None:
     """What would reorder or vanish is shown as its code point: an approver sees what would run."""
     ada.open("approvals")
     call = ada.page.locator(".shown-call", has_text="invoice_")
