@@ -68,7 +68,7 @@ def client(service: ServiceThread) -> Iterator[httpx.Client]:
         yield client
 
 
-# each test has made what it looks at, and no more: the texts are long, and many processes run tests of one module
+# each test makes what it looks at, and no more: the texts are long, and many processes run tests of one file
 
 
 @pytest.fixture(scope="module")
