@@ -1,8 +1,10 @@
 """PostgreSQL: the contract of stores, and what is this store's own."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -20,6 +22,8 @@ from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
 
 
 class TestPostgres(StoreContract):
@@ -335,6 +339,25 @@ async def test_a_server_with_few_connections(
     await sql.execute("ALTER ROLE few CONNECTION LIMIT 0")
     with pytest.raises(PersistenceUnavailable, match="too many connections"):
         await store_of(f"{url}?schema=few").open()
+
+
+@pytest.mark.parametrize("granted", [True, False])
+async def test_a_role_with_the_grants_of_the_page_serves_what_another_role_has_made(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection", granted: bool
+) -> None:
+    """It owns nothing and makes nothing."""
+    schema = f"tealagents_{granted}".lower()
+    async with store_of(f"{postgres_server.url}?schema={schema}"):
+        await sql.execute(f"CREATE ROLE {schema} LOGIN")
+        if granted:
+            [grants] = re.findall(r"^```sql\n(GRANT USAGE.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+            await sql.execute(grants.replace("tealagents", schema).replace("TO app", f"TO {schema}"))
+    url = postgres_server.url.replace("tealagents:", f"{schema}:")
+    with nullcontext() if granted else pytest.raises(PersistenceUnavailable, match="denied"):
+        async with store_of(f"{url}?schema={schema}") as store:
+            await store.commit("p", put("key", b"1"))
+            await store.commit("p", Commit(operation=operation_id(), expect={"other": None}, delete=["key"]))
+            assert await store.read("p", ["key"]) == [None]
 
 
 async def test_a_database_of_another_encoding(

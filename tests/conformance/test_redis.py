@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,28 @@ class TestRedis(StoreContract):
     @pytest.fixture
     def open_store(self, redis_url: str) -> OpenStore:
         return lambda: store_of(redis_url)
+
+
+#: what docs/stores.md has the operator type for a user that may do no more than it has to
+PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+[RIGHTS] = re.findall(r"^ACL SETUSER agent (.+)$", PAGE, re.MULTILINE)
+
+
+class TestWithTheRightsOfThePage(StoreContract):
+    """As a user with the access list that the page on stores shows."""
+
+    examples = 20
+
+    @pytest.fixture
+    def open_store(self, redis_server: RedisServer) -> OpenStore:
+        url = with_the_rights_of_the_page(redis_server)
+        return lambda: store_of(f"{url}?prefix=tealagents:")
+
+
+def with_the_rights_of_the_page(server: RedisServer) -> str:
+    """The server's URL for a user that has them."""
+    assert server.ask("ACL", "SETUSER", "agent", *RIGHTS.split()) == "+OK"
+    return server.url.replace("//", "//agent:PASSWORD@")
 
 
 class TestTheRedisLink(LinkContract):
@@ -95,6 +118,22 @@ async def test_a_service_that_forbids_questions(
         async with store_of(server.url.replace("//", "//ann:pw@")) as store:
             await store.commit("p", put("key", b"1"))
     assert "it must be noeviction" in caplog.text
+
+
+async def test_the_rights_of_the_page_are_enough_to_start(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And to check the server's settings: nothing is warned of, and a watch is woken."""
+    server.ask("CONFIG", "SET", "appendfsync", "always")
+    url = with_the_rights_of_the_page(server)
+    with caplog.at_level(logging.WARNING):
+        async with store_of(url) as store, store_of(url) as other, store.watch("p", "topic") as watch:
+            async with store.watch("p", "another"):
+                pass
+            await other.commit("p", Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"}))
+            assert await watch.wait(MISSING)
+    assert not caplog.text
+    assert server.ask("ACL", "LOG").split("\n").count("username") <= 1  # that it is no cluster
 
 
 async def test_a_replica_is_refused(server: RedisServer) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio.connection import Connection
@@ -81,6 +82,28 @@ async def test_a_watch_of_a_cluster_that_forbids_questions_is_woken(secretive: R
                     pass
                 await notify(other, partition, "topic")
                 assert await watch.wait(MISSING)
+
+
+async def test_the_rights_of_the_page_are_enough_for_a_cluster(caplog: pytest.LogCaptureFixture) -> None:
+    """Commits to all its nodes, watches that are woken, and no warning."""
+    page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+    [rights] = re.findall(r"^ACL SETUSER agent (.+)$", page, re.MULTILINE)
+    with running(RedisCluster) as cluster:
+        for node in cluster.nodes:
+            node.expect_ok("ACL", "SETUSER", "agent", *rights.split(), "+cluster|slots", "+asking")
+            node.expect_ok("CONFIG", "SET", "appendfsync", "always")
+            node.expect_ok("CONFIG", "SET", "appendonly", "yes")
+        url = cluster.url.replace("//", "//agent:PASSWORD@")
+        with caplog.at_level(logging.WARNING):
+            async with store_of(url) as store, store_of(url) as other:
+                for partition in map(str, range(6)):
+                    async with store.watch(partition, "topic") as watch:
+                        while await watch.wait(SILENCE):
+                            pass
+                        await notify(other, partition, "topic")
+                        assert await watch.wait(MISSING)
+        assert not caplog.text
+        assert [node.ask("ACL", "LOG") for node in cluster.nodes] == [""] * len(cluster.nodes)
 
 
 async def test_a_watch_is_woken_where_the_cluster_shows_itself_late(secretive: RedisCluster) -> None:

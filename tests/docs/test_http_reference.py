@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import httpx
 import pytest
@@ -13,8 +13,9 @@ from tealagents.api.v1alpha1.openapi import EVENTS
 from tealagents.client import StreamEvent
 from tealagents.client.events import parse_event
 from tealagents.client.sse import ServerSentEvent
-from tealagents.domain.models import Json
+from tealagents.domain.models import ENDED, FinishReason, Json, StepKind, ToolOutcome
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.threads.views import Report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -81,6 +82,25 @@ def test_every_error_code_is_documented_with_its_status() -> None:
     for code, statuses, advice in rows:
         assert str(STATUSES[code]) in statuses, code
         assert advice.strip(), code
+
+
+def test_every_kind_of_step_and_every_action_of_the_audit_is_documented() -> None:
+    """With no other; tool calls and model calls with their outcomes."""
+    kinds, actions = section("Trace and audit").split("| `action` |")
+    assert set(first_cells(kinds)) == {"kind", *get_args(StepKind)}
+    outcomes = {*get_args(FinishReason), *get_args(get_type_hints(ToolOutcome)["outcome"])}
+    assert outcomes <= set(re.findall(r"`(\w+)`", kinds))
+    listed = re.findall(r"`([\w.]+)`", "".join(re.findall(r"^(\|[^|]+\|)", actions, re.MULTILINE)))
+    assert sorted(listed) == sorted(written_actions())
+
+
+def written_actions() -> set[str]:
+    """What is appended to logs: by name, by the status of a request, by the kind of a report."""
+    rooms = (ROOT / "src/tealagents" / name for name in ("state", "engine"))
+    code = "".join(file.read_text() for room in rooms for file in room.rglob("*.py"))
+    named = re.findall(r'\b(?:draft|record|_change)\([^()"]*"([\w.]+)"', code)
+    ended = {f"request.{status.lower()}" for status in ENDED}
+    return {*named, *ended, *(f"{kind}.noted" for kind in get_args(get_type_hints(Report)["kind"]))}
 
 
 def test_every_header_of_an_answer_is_documented() -> None:

@@ -133,6 +133,14 @@ def test_arguments_of_the_commands() -> None:
     assert shown == {name: arguments.get(name, "") for name in COMMANDS}
 
 
+def test_variables_of_make_are_those_of_the_makefile() -> None:
+    """What a page says of `make run` works; the README names its port, which another process may have."""
+    known = set(re.findall(r"^(\w+) *\?=", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {page: set(re.findall(r"\bmake \w+ (\w+)=", page.read_text())) for page in PAGES}
+    assert "PORT" in named[ROOT / "README.md"]
+    assert set().union(*named.values()) <= known
+
+
 def test_every_page_is_in_the_index() -> None:
     """The index links to every page of the documentation."""
     index = (ROOT / "docs/index.md").read_text()

@@ -9,6 +9,8 @@ from benchmarks.operations import Asked
 from benchmarks.simulation import FIRST, FOLLOW_ON, NEXT, Simulated, simulate
 
 from tealagents.state.tasks import TaskRules
+from tealagents.testing.service import offline_service
+from tealagents.testing.waits import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
@@ -23,6 +25,20 @@ def stated() -> dict[str, Asked]:
 async def test_what_the_page_says_is_asked() -> None:
     """Counted again it is the same; `python -m benchmarks.sizing` prints the table."""
     assert await operations.count() == stated()
+
+
+def test_a_background_request_that_no_one_follows_stores_its_deltas() -> None:
+    """As a stream does; a request for JSON stores none, as the page says."""
+    message = {"items": [{"content_type": "text", "content": "pieces-5"}]}
+    stored = {}
+    with offline_service() as (service, _), service.client("ada") as client:
+        for prefer in ("respond-async", "wait"):
+            sent = client.post("", json=message, headers={"prefer": prefer}).raise_for_status()
+            path = f"/requests/{sent.json()['request_id']}"
+            until(lambda path=path: client.get(path).json()["status"] == "Completed")  # type: ignore[misc]
+            stored[prefer] = client.get(f"{path}/events").text.count("event: partial-response")
+    assert stored["respond-async"] > stored["wait"] == 0
+    assert "JSON answers write none. A background request writes them as a stream does" in PAGE
 
 
 def test_the_tables_of_costs_and_sizes() -> None:

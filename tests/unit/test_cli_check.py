@@ -53,6 +53,33 @@ def test_what_is_wrong_with_the_tools_is_said(folder: Path, name: str, text: str
     assert "Traceback" not in checked.output
 
 
+@pytest.mark.parametrize(
+    ("below", "document", "placed"),
+    [
+        ("remote_plugins: [Shop]", '{"openapi": "3.1.0"}', "spec.agent.remote_plugins: {}/shop.json"),
+        ("remote_plugins: [Shop]", None, "spec.agent.remote_plugins: The OpenAPI document"),
+        ("remote_plugins: [Shopp]", None, "spec.agent.remote_plugins: {}/remote.yaml: there is no remote"),
+        ("toolsets: ['${AWAY}', 'fractions:no']", None, "spec.agent.toolsets[1]: "),
+        ("plugins: []", "catalogue", "TA_PLUGIN_CATALOG_FILE: The catalogue {}/shop.json is not JSON"),
+    ],
+)
+def test_a_mistake_in_a_tool_is_placed_at_a_key_that_the_file_has(
+    folder: Path, below: str, document: str | None, placed: str
+) -> None:
+    """Or at the variable that names the catalogue. It was `plugins`, whether the file had that or not."""
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("plugins: [Files]", below))
+    (folder / "remote.yaml").write_text("remote_plugins: [{plugin_name: Shop, openapi_json_path: shop.json}]")
+    variables = {"TA_REMOTE_PLUGIN_PATH": str(folder / "remote.yaml")}
+    if document is not None:
+        (folder / "shop.json").write_text(document)
+    if document == "catalogue":
+        variables["TA_PLUGIN_CATALOG_FILE"] = str(folder / "shop.json")
+    checked = check(folder, **variables)
+    assert checked.exit_code == 2, checked.output
+    assert placed.format(folder) in checked.output
+
+
 def test_a_plugin_is_made_as_it_is_when_the_service_starts(folder: Path) -> None:
     """Within an event loop, of which it may take hold."""
     plugins = folder / "custom_plugins.py"

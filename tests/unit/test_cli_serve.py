@@ -156,9 +156,11 @@ def waiting(
 def test_a_signal_while_the_start_waits_ends_it(
     nursery: Nursery, tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
-    """For a plugin, a tool server or a store: it serves nothing, and exits with 0."""
+    """For a plugin, a tool server or a store: it serves nothing, exits with 0, and logs no error."""
     served = waiting(nursery, tmp_path, *options, number=int(number))
     assert (served.returncode, served.stdout) == (0, ""), served
+    assert '"a signal ended the start"' in served.stderr
+    assert '"ERROR"' not in served.stderr
 
 
 @pytest.mark.parametrize("options", [("--workers", "2"), ("--reload",)])

@@ -163,7 +163,10 @@ def number(annotation: Any, metadata: Any) -> str:
     parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
     low = next((f"{each.gt:g} <" for each in parts if hasattr(each, "gt") and each.gt is not None), "")
     low = next((f"{each.ge:g} ≤" for each in parts if hasattr(each, "ge") and each.ge is not None), low)
+    high = next((f"{each.le:g}" for each in parts if getattr(each, "le", None) and each.le < 100_000), None)
     word = "whole number" if annotation is int else "number"
+    if high and "≤" in low:
+        return f"{word}, {low.split()[0]} to {high}"
     return f"{word}, {low.split()[0]} or more" if "≤" in low else f"{word}, more than {low.split()[0]}"
 
 

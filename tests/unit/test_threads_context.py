@@ -371,7 +371,7 @@ async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedS
     model = ScriptedModel()
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         await engine.say("I prefer tea.")
-        plainly = ("Please don't", "Don’t ever", "dont", "Do not", "Never", "You cannot")
+        plainly = ("Please don't", "Don’t ever", "dont", "Do not", "Never", "Never, ever", "You cannot")
         for asked in (*plainly, "Don't you", "Do not ", "Don't, please,", "You should never just"):
             await engine.say(f"{asked} forget my preferences!")
         await engine.say("hello")
@@ -384,6 +384,24 @@ async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedS
         await engine.say("I prefer wine. I can't use these any more, so please forget my preferences")
         await engine.say("hello")
     assert last_sent(model)[1].endswith(":\n- wine")
+
+
+async def test_preferences_are_forgotten_beside_a_not_and_when_a_question_asks_for_it(
+    store: CountedStore,
+) -> None:
+    """The “not” of the clause before counts as little as that of “Can't you …?”; a second one does."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        beside = ("I'd rather not, please", "I'd rather not - please", "Do not use them -- please,")
+        for asked in (*beside, "Can't you just", "Won’t you please", "Why don't you", "Why not"):
+            await engine.say("I prefer tea.")
+            await engine.say(f"{asked} forget my preferences?")
+            await engine.say("hello")
+            assert last_sent(model) == ["Be brief.", "hello"], asked
+        await engine.say("I prefer milk.")
+        await engine.say("Why can't you just not forget my preferences?")
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith("\n- milk")
 
 
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:

@@ -148,12 +148,16 @@ async def test_names_and_descriptions_come_from_the_document(tmp_path: Path, ser
 
 
 async def test_only_chosen_operations(tmp_path: Path, server: str) -> None:
-    """An entry may choose operations; one that is not there is an error with the nearest name."""
+    """An entry may choose operations; of one that is not there the error names those that are."""
     async with opened(tmp_path, library.document(), server, operations=["search", "post_search"]) as tools:
         assert list(tools) == ["Library-search", "Library-post_search"]
-    with pytest.raises(ToolsetError, match=r"no operation 'serch'. Did you mean 'search'"):
+    found = r"no operation 'serch'; found: addAnything, .* and 40 more. Did you mean 'search'"
+    with pytest.raises(ToolsetError, match=found):
         async with opened(tmp_path, library.document(), server, operations=["serch"]):
             pass
+    beds: Json = {"openapi": "3.1.0", "paths": {"/beds": {"get": {"responses": {}}}}}
+    with pytest.raises(ToolsetError, match=r"no operation 'GET /beds'; found: get_beds\.$"):
+        operations(beds, "it", ["GET /beds"])
 
 
 async def test_operations_of_one_name_are_named_with_their_places(tmp_path: Path, server: str) -> None:

@@ -165,7 +165,8 @@ def _unopened(store: "BaseStore", error: Exception) -> Ailment:
         )
     return Ailment(
         f"the store cannot be reached: {error}",
-        "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it.",
+        "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it, and that its user has "
+        "the rights in docs/stores.md.",
     )
 
 
@@ -190,7 +191,8 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written: {error}",
-            "Free space on its disk or memory, let this user write to it, or end what locks its tables.",
+            "Free space on its disk or memory, let this user write to it (docs/stores.md), or end what locks "
+            "its tables.",
         )
     if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):
         yield Ailment(

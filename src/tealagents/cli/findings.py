@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.config.auth import AUTH
 from tealagents.config.problems import ConfigProblem, KeyPath
+from tealagents.config.settings import variables
 from tealagents.domain.ports import ToolSpec
 from tealagents.registry import import_from
 
@@ -87,7 +88,7 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
-        found.wrong.append(_placed(config, (*place, *_key_of_tools(config, str(error))), error))
+        found.wrong.append(_placed_tools(config, place, error))
 
 
 def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
@@ -95,22 +96,29 @@ def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
     return str(config.document.problem(key, str(error)))
 
 
+def _placed_tools(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
+    """The error with the key of the agent, which stands at `place`, that it is about."""
+    from tealagents.tools import ToolsetError
+
+    key = error.key if isinstance(error, ToolsetError) else ()
+    if key and key[0] in variables():
+        return str(ConfigProblem(None, None, str(key[0]), str(error)))
+    match key:
+        case (str(tools), int(index)):
+            key = (tools, _named(config, place, tools)[index])
+    return _placed(config, (*place, *key), error)
+
+
 def _with_named_tools(config: ServiceConfig, place: KeyPath) -> ServiceConfig:
     """The config without those of its agent's tools that a `${NAME}` that is not set has a part in."""
     named = {
-        key: tuple(
-            each
-            for index, each in enumerate(getattr(config.agent, key))
-            if not config.document.is_open((*place, key, index))
-        )
+        key: tuple(getattr(config.agent, key)[index] for index in _named(config, place, key))
         for key in ("plugins", "remote_plugins", "toolsets")
     }
     return replace(config, agent=config.agent.model_copy(update=named))
 
 
-def _key_of_tools(config: ServiceConfig, error: str) -> KeyPath:
-    """The agent's key whose tools an error is about, as far as its words name one."""
-    for index, toolset in enumerate(config.agent.toolsets):
-        if repr(toolset.name) in error:
-            return ("toolsets", index)
-    return ("remote_plugins" if "remote plugin" in error else "plugins",)
+def _named(config: ServiceConfig, place: KeyPath, key: str) -> list[int]:
+    """Which entries of a list of tools no such `${NAME}` has a part in."""
+    entries = range(len(getattr(config.agent, key)))
+    return [index for index in entries if not config.document.is_open((*place, key, index))]

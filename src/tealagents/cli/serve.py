@@ -415,7 +415,9 @@ def _application(config: ServiceConfig) -> "ASGIApp":
             if started.is_set():
                 raise
             _end_soon()
-            await send({"type": "lifespan.startup.failed", "message": "a signal ended the start"})
+            log.info("a signal ended the start")
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
+            await send({"type": "lifespan.startup.failed"})
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         except (Exception, SystemExit) as error:

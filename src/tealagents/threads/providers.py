@@ -33,7 +33,9 @@ _PREFERS = re.compile(
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
 #: ends a part of a sentence with a verb of its own, as far as that can be seen
-_CLAUSES = re.compile(r"[.!?;:—–()\n]|(?<!please),(?!\s*please)", re.I)
+_CLAUSES = re.compile(r"[.!?;:—–()\n]|\s-+\s|(?<!please)(?<!ever),(?!\s*(?:ever\b|please\s*,))", re.I)
+#: asks for what it seems to negate: “Can't you …?”, “Why don't you …?”, “Why not …?”
+_ASKED = re.compile(r"\bwhy\s+(?:not\b|\w+n['’]?t\s+you\b)|\b(?:ca|could|wo|would)n['’]t\s+you\b", re.I)
 #: stands right before the verb that it negates, with at most some such words between
 _NEGATED = re.compile(
     r"(?:n['’]t|\b(?:dont|not|cannot|never))"
@@ -73,7 +75,7 @@ class UserPreferences(ContextProvider):
 def _is_to_forget(text: str) -> bool:
     """Whether the user asks somewhere to forget the preferences, and not to keep them."""
     asked = map(_FORGET.match, _CLAUSES.split(text))
-    return any(each is not None and not _NEGATED.search(each[1]) for each in asked)
+    return any(each is not None and not _NEGATED.search(_ASKED.sub("", each[1])) for each in asked)
 
 
 # --- facts ----------------------------------------------------------------------------------------

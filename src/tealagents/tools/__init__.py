@@ -43,7 +43,7 @@ from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_unique, govern, report
 from tealagents.tools.code import load_plugins
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, tools_of
 from tealagents.tools.naming import prefix_of
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
@@ -93,9 +93,11 @@ class Sources:
     more_to_come: bool = False
 
     @cached_property
+    @tools_of("TA_PLUGIN_CATALOG_FILE")
     def catalogue(self) -> Catalogue | None:
         return Catalogue.load(self.catalogue_file, self.environment) if self.catalogue_file else None
 
+    @tools_of("plugins")
     def code(self) -> list[Toolset]:
         """The plugin file's classes, made."""
         if not self.plugins:
@@ -107,6 +109,7 @@ class Sources:
             )
         return [load_plugins(self.plugin_module, self.plugins)]
 
+    @tools_of("remote_plugins")
     def services(self) -> list[OpenAPIPlugin]:
         """The OpenAPI services, not opened: their documents are not read."""
         if not self.remote:
@@ -127,6 +130,7 @@ class Sources:
         entries = self.catalogue.entries() if self.catalogue is not None else ()
         return any(entry.auth and entry.tool_id.startswith(prefix_of(plugin)) for entry in entries)
 
+    @tools_of("mcp_servers")
     def mcp(
         self, consents: Consents | None = None, changed: Callable[[], None] | None = None
     ) -> list[Toolset]:
@@ -149,7 +153,11 @@ class Sources:
 
     def third_party(self) -> list[Toolset]:
         """The toolsets of others, made and not opened."""
-        return [_third_party(name, options) for name, options in self.toolsets]
+        made = []
+        for index, (name, options) in enumerate(self.toolsets):
+            with tools_of("toolsets", index):
+                made.append(_third_party(name, options))
+        return made
 
     def check(self) -> None:
         """`ToolsetError` for names that clash, and for an `auth` of the catalogue's that would not hold."""
@@ -165,6 +173,7 @@ class Sources:
                     f"The names of the tools of {one!r} and {other!r} clash. Rename one of the two."
                 )
 
+    @tools_of("mcp_servers")
     def _check_authorizations(self) -> None:
         """An MCP server asks for the authorization that its own entry names, and for no other."""
         for entry in self.catalogue.entries() if self.catalogue is not None else ():
@@ -224,7 +233,8 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     sources.third_party()
     sources.check()
     async with AsyncExitStack() as stack:
-        await _enter_all(stack, services)
+        with tools_of("remote_plugins"):
+            await _enter_all(stack, services)
         toolsets = [*code, *services]
         check_unique(toolsets)
         return [tool.spec for toolset in toolsets for tool in govern(toolset.tools(), catalogue)]

@@ -22,7 +22,7 @@ from tealagents.registry import import_from
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
@@ -158,7 +158,7 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
     }
     if name in found:
         return found[name]
-    there = ", ".join(sorted(found)) or "none"
+    there = listed(sorted(found))
     if inspect.isclass(getattr(module, name, None)):
         raise ToolsetError(
             f"{file.name}: the class {name} is not a plugin: derive it from tealagents.plugins.Plugin."

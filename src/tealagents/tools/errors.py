@@ -1,6 +1,7 @@
 """The one error of opening tools, and the HTTP errors that leave open whether a call was carried out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from tealagents.domain.errors import ToolFailed
 
@@ -14,6 +15,19 @@ class ToolsetError(ToolFailed):
 
     Raised at start only. The text names the file, the place in it, and what to do.
     """
+
+    #: the key of `spec.agent` that the tools come from, or the variable; empty where it is no single one
+    key: tuple[str | int, ...] = ()
+
+
+@contextmanager
+def tools_of(*key: str | int) -> Iterator[None]:
+    """A `ToolsetError` from here on is one of this key, unless it has one."""
+    try:
+        yield
+    except ToolsetError as error:
+        error.key = error.key or key
+        raise
 
 
 def may_be_done(status: int, headers: Mapping[str, str]) -> bool:

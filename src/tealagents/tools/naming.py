@@ -59,6 +59,12 @@ def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
     return text if len(text) <= most else text[:most] + "…"
 
 
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """The names, as many as an error repeats; `none` where there are none."""
+    more = [f"and {len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*map(excerpt, names[:most]), *more]) or "none"
+
+
 def suggestion(wrong: str, known: Sequence[str]) -> str:
     """` Did you mean …?`, or nothing: not for what is too long to be a slip, which would take minutes."""
     if len(wrong) > MAX_EXCERPT:

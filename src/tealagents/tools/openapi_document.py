@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.openapi_schema import OMITTED, Fields, Schemas, resolved
 from tealagents.tools.options import explained
 
@@ -225,7 +225,10 @@ def _chosen(found: list[_Place], wanted: Sequence[str] | None, where: str) -> li
     chosen = []
     for name in there if wanted is None else wanted:
         if name not in there:
-            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
+            raise ToolsetError(
+                f"{where} has no operation {name!r}; found: {listed(sorted(there))}."
+                f"{suggestion(name, list(there))}"
+            )
         first, *others = there[name]
         if others:
             raise ToolsetError(

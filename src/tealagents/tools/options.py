@@ -12,7 +12,7 @@ from tealagents.domain.ports import Governance
 from tealagents.options import Flag, Headers, HttpUrl, Options, Seconds, Text, Words
 from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import listed, suggestion
 
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 Cost = Literal["low", "medium", "high"]
@@ -163,9 +163,8 @@ def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str])
     chosen = []
     for name in names:
         if name not in entries:
-            there = ", ".join(sorted(entries)) or "none"
             raise ToolsetError(
-                f"{file}: there is no remote plugin {name!r}; found: {there}."
+                f"{file}: there is no remote plugin {name!r}; found: {listed(sorted(entries))}."
                 f"{suggestion(name, list(entries))}"
             )
         chosen.append(_resolved(entries[name], file, environment))
