@@ -1,6 +1,8 @@
 """The tables of `docs/scale.md`, and a simulation that is held against them."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,14 @@ from tealagents.testing.service import offline_service
 from tealagents.testing.waits import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Afterwards it is what it was: what is counted here runs in this process, and logs errors alone."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
 
 
 def stated() -> dict[str, Asked]:
