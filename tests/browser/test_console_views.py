@@ -268,7 +268,7 @@ def test_branches_with_long_messages_are_drawn_within_their_columns(
 
 
 def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, service: ServiceThread) -> None:
-    """The end of the conversation stays in view when it grows."""
+    """The end of the conversation stays in view when it grows, and when there is less room for it."""
     (answer,) = talk(service, "\n".join(["a long story", *"abcdefghijklmnopqrstuvwxyz"]))
     ada.page.set_viewport_size({"width": 1180, "height": 420})
     endings: list[Route] = []
@@ -280,7 +280,15 @@ def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, se
     ada.page.route(f"**/tasks/{answer['task_id']}", lambda route: polls.append(route))
     endings[0].continue_()
     expect(ada.page.locator(".ended")).to_be_visible()
-    expect(ada.page.locator(".turn-footer")).to_be_in_viewport(ratio=1)
+    footer = ada.page.locator(".turn-footer")
+    expect(footer).to_be_in_viewport(ratio=1)
+    message = ada.page.get_by_role("textbox", name="Message", exact=True)
+    for lines in (4, 8, 9):
+        message.fill("x\n" * lines)
+        expect(footer).to_be_in_viewport(ratio=1)
+    message.fill("")
+    ada.page.set_viewport_size({"width": 1180, "height": 340})
+    expect(footer).to_be_in_viewport(ratio=1)
     ada.page.unroute_all(behavior="ignoreErrors")
     for held in polls:
         held.continue_()

@@ -108,8 +108,11 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
 /** The field is as high as its text, up to a third of the window. */
 function useGrowth(field, text) {
   useLayoutEffect(() => {
-    field.current.style.height = "auto";
-    field.current.style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+    const {style, parentElement: form} = field.current;
+    form.style.minHeight = `${form.offsetHeight}px`; // while it is measured, what is above it is not moved
+    style.height = "auto";
+    style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+    form.style.minHeight = "";
   }, [text]);
 }
 

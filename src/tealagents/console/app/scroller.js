@@ -107,11 +107,12 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);
   useEffect(() => void (jump && toNewest()), [jump]);
-  // how a request ended, or an image, may be loaded later
+  // how a request ended, or an image, may be loaded later; a long message below, or a keyboard, leaves less room
   useEffect(() => {
-    const grown = new ResizeObserver(stayAtEnd);
-    grown.observe(feed.current);
-    return () => grown.disconnect();
+    const resized = new ResizeObserver(stayAtEnd);
+    resized.observe(feed.current);
+    resized.observe(box.current);
+    return () => resized.disconnect();
   }, []);
   /** who unfolds something goes on looking at it */
   const clicked = (event) => event.target.closest("summary") && (place.current.atEnd = false);
