@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import pytest
@@ -607,7 +609,7 @@ def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: 
     finn = tabs.signed_in(f"{service.url}/console/", "finn")
     held: list[Route] = []
     finn.page.route("**/tasks?**", _by_two)
-    finn.page.route("**/tasks?**cursor=**", lambda route: held.append(route))
+    finn.page.route("**/tasks?**cursor=**", lambda route: held.append(route), times=1)
     finn.page.reload()
     with finn.page.expect_request("**/tasks?**cursor=**"):
         finn.button("Older conversations").click()
@@ -626,7 +628,7 @@ def _by_two(route: Route) -> None:
 
 
 def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> None:
-    """What waits all at once, and what is over page by page; each decision once."""
+    """What waits all at once, and what is over page by page, none of them empty; each decision once."""
     paused = [talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="gus")[0] for n in range(5)]
     gus = tabs.signed_in(f"{service.url}/console/", "gus")
     gus.page.route("**/approvals?**", _by_two)
@@ -646,6 +648,34 @@ def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> Non
     # in the order of time: what is older continues below
     expect(cards).to_contain_text([f"{n}.txt" for n in (4, 3, 2, 1, 0)])
     expect(gus.button("Show more")).to_have_count(0)
+    # where much was looked through for little, no click shows nothing
+    gus.page.route("**/approvals?status=expired**", _found_in({11}))
+    gus.button("Expired").click()
+    expect(cards).to_have_count(1)
+    gus.page.route("**/approvals?status=canceled**", _found_in({0, 11}))
+    gus.button("Canceled").click()
+    expect(cards).to_have_count(1)
+    gus.button("Show more").click()
+    expect(cards).to_have_count(2)
+    expect(gus.button("Show more")).to_have_count(0)
+
+
+def _found_in(pages: set[int]) -> Callable[[Route], None]:
+    """Twelve pages of approvals, of which these hold one."""
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        page = int(query.get("cursor", ["0"])[0])
+        pause = {"approval_id": str(uuid4()), "task_id": str(uuid4()), "status": query["status"][0]}
+        pause |= {"tool_calls": [], "created_at": "2026-01-01T00:00:00Z"}
+        route.fulfill(
+            json={
+                "items": [pause] if page in pages else [],
+                "next_cursor": str(page + 1) if page < 11 else None,
+            }
+        )
+
+    return answer
 
 
 def test_a_pause_that_arrives_does_not_move_the_buttons_of_others(tabs: Tabs, service: ServiceThread) -> None:

@@ -52,9 +52,23 @@ export function useRead(read, keys, everyMs) {
   return {...state, reload};
 }
 
+/** pages in which nothing was found that are read for one that holds something */
+const MOST_EMPTY = 20;
+
+/**
+ * Adds pages while there are any: until there are `count`, and from the one at `from` on one that holds something. The
+ * service looks through a number of items for each page, and may find none in them that was asked for.
+ */
+async function goOn(list, pages, count, from) {
+  const isFound = () => pages.slice(from).some((page) => page.items.length) || pages.length - from >= MOST_EMPTY;
+  while (pages.at(-1).next_cursor !== null && (pages.length < count || !isFound()))
+    pages.push(await list.page(pages.at(-1).next_cursor));
+  return pages;
+}
+
 /**
  * A list, page by page. The first one is read again every `everyMs`, and the others with it where it holds other
- * items by then, or on `reload()`. `more()` adds a page; null where there is none.
+ * items by then, or on `reload()`. `more()` adds what follows; null where there is nothing.
  */
 export function usePages(list, keys, everyMs) {
   const shown = useMemo(() => ({pages: [], asked: 0, read: 0}), keys);
@@ -63,8 +77,7 @@ export function usePages(list, keys, everyMs) {
     const {asked} = shown;
     const pages = [await list.page()];
     if (asked === shown.read && sameItems(pages[0], shown.pages[0])) pages.push(...shown.pages.slice(1));
-    while (pages.length < shown.pages.length && pages.at(-1).next_cursor !== null)
-      pages.push(await list.page(pages.at(-1).next_cursor));
+    await goOn(list, pages, shown.pages.length, 0);
     shown.read = asked;
     return (shown.pages = pages);
   };
@@ -73,8 +86,9 @@ export function usePages(list, keys, everyMs) {
   const next = () => shown.pages.at(-1)?.next_cursor ?? null;
   const more = useAttempt()(async () => {
     const cursor = next();
-    const page = await list.page(cursor);
-    if (cursor === next()) shown.pages = [...shown.pages, page]; // else they were read again meanwhile
+    const known = shown.pages.length;
+    const pages = await goOn(list, [...shown.pages], 0, known);
+    if (cursor === next()) shown.pages = [...shown.pages, ...pages.slice(known)]; // else they were read again meanwhile
     redraw((n) => n + 1);
   });
   const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);
