@@ -222,13 +222,18 @@ def test_an_answer_is_followed_although_a_gateway_answered_in_the_place_of_the_s
 _HIDE = """Object.defineProperty(document, "hidden", {value: true, configurable: true});
 Object.defineProperty(document, "visibilityState", {value: "hidden", configurable: true});
 document.dispatchEvent(new Event("visibilitychange"))"""
+_NOTE_WHAT_IS_SAID = """() => {
+  window.said = new Set();
+  const note = () => document.querySelectorAll("[data-live] .ended").forEach((each) => said.add(each.textContent));
+  new MutationObserver(note).observe(document.body, {subtree: true, childList: true, characterData: true});
+}"""
 _SHOW = """delete document.hidden; delete document.visibilityState;
 document.dispatchEvent(new Event("visibilitychange"))"""
 
 
 @pytest.mark.usefixtures("closed")
 def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> None:
-    """Although it brings nothing for as long as the agent waits."""
+    """Although it brings nothing for as long as the agent waits. What was lost is announced once."""
     ada.say("Please wait at the gate.")
     expect(ada.text("Let me see first.")).to_be_visible()
     ada.page.evaluate(_HIDE)
@@ -236,17 +241,20 @@ def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> N
     behind: list[Route] = []
     is_back: list[bool] = []
 
-    def first_lost(route: Route) -> None:
+    def two_lost(route: Route) -> None:
         if is_back or "last-event-id" not in route.request.headers:
             return route.continue_()
         behind.append(route)
-        return route.abort() if len(behind) == 1 else None
+        return route.abort() if len(behind) <= 2 else None
 
-    ada.page.route("**/events", first_lost)
-    ada.page.evaluate(_SHOW)
+    ada.page.route("**/events", two_lost)
+    ada.page.evaluate(_NOTE_WHAT_IS_SAID)
+    with ada.page.expect_request(lambda request: "/events" in request.url and len(behind) == 2):
+        ada.page.evaluate(_SHOW)
     expect(ada.text("The connection was lost")).to_be_visible()
+    assert len(ada.page.evaluate("[...said]")) == 1
     is_back.append(True)
-    for route in behind[1:]:
+    for route in behind[2:]:
         route.continue_()
     expect(ada.text("The connection was lost")).to_have_count(0)
     gate.touch()

@@ -147,7 +147,7 @@ function Running({live, said, user, foreign, onTaken, reload}) {
           <${Icon} name="warn" />
           <div>
             <strong>The connection was lost</strong>
-            <p>Reconnecting, attempt ${lost.attempt} … What has become of the answer is shown then.</p>
+            <p>Reconnecting … What has become of the answer is shown then.</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : pause ? "A decision is needed." : ""}</div>
