@@ -751,6 +751,18 @@ def test_what_was_decided_on_a_later_page_is_not_offered_again(tabs: Tabs, servi
     sue.page.unroute_all(behavior="ignoreErrors")
 
 
+#: counts how often a time of the first of January is written
+_COUNT_TIMES = """() => {
+  const {toDateString} = Date.prototype;
+  let count = 0;
+  Date.prototype.toDateString = function () {
+    count += this.toISOString().startsWith("2026-01-01");
+    return toDateString.call(this);
+  };
+  window.uncounted = () => ((Date.prototype.toDateString = toDateString), count);
+}"""
+
+
 def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: ServiceThread) -> None:
     """An inbox that stays open does not grow without end, and looks up what one can see."""
     talk(service, 'call Files-delete {"path": "one.txt"}', user="tom")
@@ -767,6 +779,16 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
     tom.open("approvals")
     cards = tom.page.get_by_role("article")
     expect(cards).to_have_count(61)
+    # what is not laid out is no wider than a phone
+    tom.page.set_viewport_size({"width": 390, "height": 740})
+    assert tom.page.evaluate("document.querySelector('main').scrollWidth") == 390
+    tom.page.set_viewport_size({"width": 1180, "height": 740})
+    # while they are the same, they are not drawn again
+    tom.page.evaluate(_COUNT_TIMES)
+    with tom.page.expect_response("**/approvals?**"):
+        tom.look_again()
+    tom.page.evaluate("fetch('config.json')")
+    assert tom.page.evaluate("uncounted()") == 0
     tom.requests.clear()
     waiting.clear()
     tom.look_again()

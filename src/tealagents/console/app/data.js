@@ -27,7 +27,9 @@ export function useRead(read, keys, everyMs) {
       under ??= read(leaving.signal)
         .then((data) => {
           failed = false;
-          if (!leaving.signal.aborted && data !== undefined) setState({data, error: null});
+          // nothing is drawn anew for what is the same
+          if (!leaving.signal.aborted && data !== undefined)
+            setState((known) => (known.data === data && !known.error ? known : {data, error: null}));
         })
         .catch((error) => {
           failed = passes(error);
@@ -103,22 +105,24 @@ const InboxContext = createContext(null);
 /** What waits, of the newest 2,000 pauses, as `useRead` gives it: it is read once for all who ask. */
 export const useInbox = () => useContext(InboxContext);
 
-/** how long pages beyond the first are not read again where the first has not changed */
-const LATER_PAGES_MS = 30_000;
+/** how long what was read is kept where the first page holds the same: a pause does not change while it waits */
+const SAME_MS = 30_000;
 
 export function Inbox({children}) {
   const {client} = useApp();
-  const later = useRef(null);
+  const known = useRef(null);
   const read = async (signal) => {
     const list = client.approvals({status: "pending", limit: 200, signal});
-    const own = (later.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
-    const page = await list.page();
-    if (!own.first || !sameItems(own.first, page) || Date.now() - own.since > LATER_PAGES_MS)
-      Object.assign(own, {items: await itemsFrom(list, page.next_cursor), since: Date.now(), first: page});
-    return [...page.items, ...own.items];
+    const own = (known.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
+    const first = await list.page();
+    if (!own.first || !sameItems(own.first, first) || Date.now() - own.since > SAME_MS) {
+      const items = [...first.items, ...(await itemsFrom(list, first.next_cursor))];
+      Object.assign(own, {first, items, since: Date.now()});
+    }
+    return own.items;
   };
   const {reload, ...state} = useRead(read, [client], 4000);
-  const again = useCallback(() => ((later.current = null), reload()), [reload]);
+  const again = useCallback(() => ((known.current = null), reload()), [reload]);
   return html`<${InboxContext.Provider} value=${{...state, reload: again}}>${children}<//>`;
 }
 
