@@ -60,6 +60,19 @@ def test_an_approver_whose_connection_broke_sees_the_outcome(tabs: Tabs, service
     expect(card.get_by_role("alert")).to_have_count(0)
 
 
+def test_while_the_service_is_away_the_inbox_does_not_say_that_nothing_waits(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    ned = tabs.signed_in(f"{service.url}/console/", "ned").open("approvals")
+    nothing = ned.text("Nothing is waiting for you")
+    expect(nothing).to_be_visible()
+    ned.expected = {502}
+    ned.page.route("**/approvals?**", lambda route: route.fulfill(status=502))
+    ned.look_again()
+    expect(ned.text("The service cannot be reached")).to_be_visible()
+    expect(nothing).to_have_count(0)
+
+
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
     """The page says so in its place."""
     first, _ = talk(service, "hello", "My name is Ada.")

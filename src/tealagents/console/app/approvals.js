@@ -364,7 +364,7 @@ function Feed({items, loaded, error, reload, more, children}) {
     <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
       ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
     </div>
-    ${loaded && !more && items.length === 0 && children}
+    ${loaded && !error && !more && items.length === 0 && children}
     ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
     ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
   `;
