@@ -527,13 +527,20 @@ def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
 
 
 def test_what_a_button_cannot_do_is_said(ada: Tab, service: ServiceThread) -> None:
-    """A browser allows copying on pages over HTTPS only."""
+    """A browser allows copying on pages over HTTPS only, and the user may not allow it."""
     (answer,) = talk(service, "hello")
     ada.open("tasks", answer["task_id"])
     ada.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
+    said = ada.text("Browsers copy only with permission, from pages over HTTPS. Select the text instead.")
     ada.button("Copy the answer").click()
-    expect(ada.text("Browsers can copy only from pages over HTTPS. Select the text instead.")).to_be_visible()
+    expect(said).to_be_visible()
     ada.page.evaluate("delete navigator.clipboard")
+    ada.page.get_by_label("Images").set_input_files(__file__)
+    expect(said).to_have_count(0)
+    ada.page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject(new Error('denied')))")
+    ada.button("Copy the answer").click()
+    expect(said).to_be_visible()
+    ada.page.evaluate("delete navigator.clipboard.writeText")
 
 
 def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: ServiceThread) -> None:

@@ -420,12 +420,18 @@ def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str
     expect(ada.text("There is no such page")).to_be_visible()
 
 
-def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
+def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: ServiceThread) -> None:
+    """And does not lie over what one writes."""
+    (answer,) = talk(service, "hello")
     ada.page.set_viewport_size({"width": 390, "height": 780})
+    ada.open("tasks", answer["task_id"])
     ada.page.get_by_label("Images").set_input_files(__file__)
     notice = ada.page.locator(".notice")
     expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
     assert notice.evaluate("notice => notice.offsetWidth") > 260
+    message = ada.page.get_by_role("textbox", name="Message").bounding_box()
+    shown = notice.bounding_box()
+    assert message and shown and shown["y"] + shown["height"] < message["y"]
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
