@@ -896,6 +896,24 @@ def test_items_of_several_lines_each_are_formatted(ada: Tab) -> None:
     assert _drawn(ada, code + item * 500) == "markdown"
 
 
+def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab) -> None:
+    """Also where what is in them is a block of its own; a cell of a table reads as itself."""
+    directions = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const all = [...place.querySelectorAll("ul, ol, blockquote, td")];
+        const found = all.map((each) => `${each.localName} ${getComputedStyle(each).direction}`);
+        place.remove();
+        return found;
+    }"""
+    text = "- واحد\n\n- foo\n\nand\n\n1. اثنان\n\nand\n\n> اقتباس\n\n- one\n\n|a|b|\n|-|-|\n|واحد|one|"
+    assert ada.page.evaluate(directions, text) == (
+        ["ul rtl", "ol rtl", "blockquote rtl", "ul ltr", "td rtl", "td ltr"]
+    )
+
+
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {
