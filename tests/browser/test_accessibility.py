@@ -96,6 +96,18 @@ def test_axe_finds_nothing_serious(
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
 
 
+def test_with_colours_of_the_system_what_is_current_can_be_read(
+    tabs: Tabs, service: ServiceThread, task: dict[str, str]
+) -> None:
+    """All of a conversation's line in the list has the colour of its title; buttons and messages have a frame."""
+    ada = tabs.signed_in(f"{service.url}/console/", "ada", forced_colors="active").open("tasks", task["task"])
+    style = "(each) => getComputedStyle(each)"
+    current = ada.page.locator(".task[aria-current]")
+    assert current.locator("time").evaluate(f"{style}.color") == current.evaluate(f"{style}.color")
+    for framed in (ada.button("Send"), ada.page.locator(".bubble").first):
+        assert framed.evaluate(f"{style}.borderTopWidth") == "1px"
+
+
 def test_a_pause_is_announced(tabs: Tabs, service: ServiceThread) -> None:
     """One who does not see it hears that a decision is needed, as that an answer is complete."""
     ada = tabs.signed_in(f"{service.url}/console/", "ada")
