@@ -46,14 +46,17 @@ function seen(box, drawn) {
 /**
  * `items`, each as `draw(item, place)` makes it and known by `keyOf(item)`, below `start` and above the children. It
  * stays at the end while the end is what one looks at, elsewhere at the item that one looks at. Another `jump` leads
- * to the end.
+ * to the end. `left` is a ref that keeps where one was, unless that was the end: one comes back there.
  */
-export function Scroller({label, what, items, keyOf, draw, start, jump, follow, children}) {
+export function Scroller({label, what, items, keyOf, draw, start, jump, follow, left, children}) {
   const count = items.length;
-  const [range, setRange] = useState(() => ({first: Math.max(0, count - FIRST), end: NEWEST}));
+  const [back] = useState(() => (left.current?.at < count ? left.current : null));
+  const [range, setRange] = useState(() =>
+    back ? {first: Math.max(0, back.at - STEP), end: back.at + FIRST * 2} : {first: Math.max(0, count - FIRST), end: NEWEST},
+  );
   const box = useRef(null);
   const feed = useRef(null);
-  const place = useRef({atEnd: true, top: 0, height: 0, held: null, moving: false});
+  const place = useRef({atEnd: !back, top: 0, height: 0, held: null, moving: false});
   const first = Math.min(range.first, Math.max(0, count - 1));
   const last = Math.min(range.end, count);
 
@@ -98,6 +101,13 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     box.current.focus({preventScroll: true});
     to();
   };
+  useLayoutEffect(() => {
+    if (back) box.current.scrollTop += feed.current.children[back.at - first].getBoundingClientRect().top - back.top;
+    return () => {
+      const at = place.current.atEnd ? null : seen(box.current, feed.current.children);
+      left.current = at && {at: Number(at.item.getAttribute("aria-posinset")) - 1, top: at.top};
+    };
+  }, []);
   useLayoutEffect(() => {
     const {held} = place.current;
     if (held?.item.isConnected && !place.current.atEnd) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
