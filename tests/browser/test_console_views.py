@@ -48,6 +48,25 @@ def test_time_travel(ada: Tab, service: ServiceThread) -> None:
     expect(page.locator(".branch").last).to_contain_text("red")
 
 
+def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, service: ServiceThread) -> None:
+    """And the tree is drawn in its measure: rows do not lie over each other."""
+    first, _ = talk(service, "My name is Ada.", "hello")
+    ada.open("tasks", first["task_id"], "travel")
+    tree = ada.page.locator(".tree")
+    expect(tree.locator(".node")).to_have_count(2)
+    rule = (
+        "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
+    )
+    assert ada.page.evaluate(rule).startswith("93.75%")
+    ada.page.evaluate("document.documentElement.style.fontSize = '30px'")
+    assert tree.evaluate(
+        "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
+    )
+    drawn, rows = (tree.locator(part).bounding_box() for part in ("svg", "ol"))
+    assert drawn and rows and abs(drawn["height"] - rows["height"]) < 1
+    ada.page.evaluate("document.documentElement.style.fontSize = ''")
+
+
 def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -> None:
     """The chain is recomputed here: an entry that was changed on its way is found."""
     (answer,) = talk(service, "hello")
