@@ -60,12 +60,14 @@ _FAINT = """(() => {
     const {backgroundColor} = getComputedStyle(element);
     return backgroundColor === "rgba(0, 0, 0, 0)" ? behind(element.parentElement) : backgroundColor;
   };
-  const fields = document.querySelectorAll(".composer, select, textarea, input:not([type=checkbox], [type=file])");
-  return [...fields].filter((field) => {
+  const isFaint = (field) => {
     const {borderTopColor, borderTopWidth} = getComputedStyle(field);
     const sides = [behind(field), behind(field.parentElement)];
-    return field.checkVisibility() && borderTopWidth !== "0px" && sides.some((side) => contrast(borderTopColor, side) < 3);
-  }).map((field) => `faint border: ${field.outerHTML.slice(0, 120)}`);
+    return borderTopWidth !== "0px" && sides.some((side) => contrast(borderTopColor, side) < 3);
+  };
+  const fields = ".composer, select, textarea, input:not([type=checkbox], [type=file])";
+  const seen = [...document.querySelectorAll(fields)].filter((field) => field.checkVisibility());
+  return seen.filter(isFaint).map((field) => `faint border: ${field.outerHTML.slice(0, 120)}`);
 })()"""
 
 
@@ -123,7 +125,7 @@ def test_axe_finds_nothing_serious(
 def test_with_colours_of_the_system_what_is_current_can_be_read(
     tabs: Tabs, service: ServiceThread, task: dict[str, str]
 ) -> None:
-    """All of a conversation's line in the list has the colour of its title; buttons and messages have a frame."""
+    """All of a conversation's entry has the colour of its title; buttons and messages have a frame."""
     ada = tabs.signed_in(f"{service.url}/console/", "ada", forced_colors="active").open("tasks", task["task"])
     style = "(each) => getComputedStyle(each)"
     current = ada.page.locator(".task[aria-current]")

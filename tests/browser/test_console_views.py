@@ -54,16 +54,16 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     ada.open("tasks", first["task_id"], "travel")
     tree = ada.page.locator(".tree")
     expect(tree.locator(".node")).to_have_count(2)
-    rule = (
-        "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
-    )
+    rule = "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
     assert ada.page.evaluate(rule).startswith("93.75%")
     ada.page.evaluate("document.documentElement.style.fontSize = '30px'")
     assert tree.evaluate(
         "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
     )
     drawn, rows = (tree.locator(part).bounding_box() for part in ("svg", "ol"))
-    assert drawn and rows and abs(drawn["height"] - rows["height"]) < 1
+    assert drawn
+    assert rows
+    assert abs(drawn["height"] - rows["height"]) < 1
     ada.page.evaluate("document.documentElement.style.fontSize = ''")
 
 

@@ -237,7 +237,8 @@ Object.defineProperty(document, "visibilityState", {value: "hidden", configurabl
 document.dispatchEvent(new Event("visibilitychange"))"""
 _NOTE_WHAT_IS_SAID = """() => {
   window.said = new Set();
-  const note = () => document.querySelectorAll("[data-live] .ended").forEach((each) => said.add(each.textContent));
+  const note = () =>
+    document.querySelectorAll("[data-live] .ended").forEach((each) => said.add(each.textContent));
   new MutationObserver(note).observe(document.body, {subtree: true, childList: true, characterData: true});
 }"""
 _SHOW = """delete document.hidden; delete document.visibilityState;
@@ -431,7 +432,9 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: Servic
     assert notice.evaluate("notice => notice.offsetWidth") > 260
     message = ada.page.get_by_role("textbox", name="Message").bounding_box()
     shown = notice.bounding_box()
-    assert message and shown and shown["y"] + shown["height"] < message["y"]
+    assert message
+    assert shown
+    assert shown["y"] + shown["height"] < message["y"]
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 

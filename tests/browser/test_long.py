@@ -56,7 +56,9 @@ def test_another_view_leads_back_to_what_one_looked_at(long: Tab) -> None:
     long.page.go_back()
     expect(message).to_be_in_viewport()
     after = message.bounding_box()
-    assert before and after and abs(before["y"] - after["y"]) < 2
+    assert before
+    assert after
+    assert abs(before["y"] - after["y"]) < 2
     long.page.get_by_role("region", name="Messages").focus()
     long.page.keyboard.press("End")
     expect(_message(long, TURNS)).to_be_in_viewport()
