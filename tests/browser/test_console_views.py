@@ -169,6 +169,7 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     ada.button("Edit the arguments").click()
     form = ada.page.locator(".fields")
     expect(form.get_by_label("path required")).to_have_value("log")
+    expect(form.get_by_label("path required")).to_be_focused()
     expect(form.get_by_role("button", name="Leave out path")).to_have_count(0)
     keep = form.get_by_label("keep", exact=True)
     keep.fill("2.5")
@@ -692,8 +693,8 @@ def _found_in(pages: set[int]) -> Callable[[Route], None]:
     def answer(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
         page = int(query.get("cursor", ["0"])[0])
-        pause = {"approval_id": str(uuid4()), "task_id": str(uuid4()), "status": query["status"][0]}
-        pause |= {"tool_calls": [], "created_at": "2026-01-01T00:00:00Z"}
+        ids = {"approval_id": str(uuid4()), "task_id": str(uuid4())}
+        pause = {**ids, "status": query["status"][0], "tool_calls": [], "created_at": "2026-01-01T00:00:00Z"}
         route.fulfill(
             json={
                 "items": [pause] if page in pages else [],

@@ -252,9 +252,18 @@ function Outcome({outcome}) {
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   // it may have been edited before a decision that failed, or before the page was left
   const [editing, setEditing] = useState(choice.edited !== undefined);
+  const place = useRef(null);
+  const opened = useRef(false);
+  const isForm = editing && Boolean(schemas);
+  // who opens the form goes on in it
+  useEffect(() => {
+    if (isForm && opened.current) place.current.querySelector("input, select, textarea")?.focus();
+    opened.current = false;
+  }, [isForm]);
   const name = nameOf(call);
   const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
   const edit = () => {
+    opened.current = true;
     setEditing(true);
     onEdit();
   };
@@ -263,9 +272,9 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
     onChange({edited: undefined});
   };
   return html`
-    <fieldset class="shown-call">
+    <fieldset class="shown-call" ref=${place}>
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
-      ${editing && schemas
+      ${isForm
         ? html`<${Fields} value=${choice.edited ?? given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
         : html`<${Json} value=${choice.edited ?? call.arguments} />`}
       <div class="row">
