@@ -45,14 +45,40 @@ MORE = {
 _SETTLED = """document.getAnimations().every((each) =>
   each.playState !== "running" || each.effect.getTiming().iterations === Infinity)"""
 
+#: fields whose border is hard to see on one of its sides, which axe does not look at
+_FAINT = """(() => {
+  const channel = (c) => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map((c) => channel(Number(c)));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (...colours) => {
+    const [dark, bright] = colours.map(light).sort((one, other) => one - other);
+    return (bright + 0.05) / (dark + 0.05);
+  };
+  const behind = (element) => {
+    const {backgroundColor} = getComputedStyle(element);
+    return backgroundColor === "rgba(0, 0, 0, 0)" ? behind(element.parentElement) : backgroundColor;
+  };
+  const isFaint = (field) => {
+    const {borderTopColor, borderTopWidth} = getComputedStyle(field);
+    const sides = [behind(field), behind(field.parentElement)];
+    return borderTopWidth !== "0px" && sides.some((side) => contrast(borderTopColor, side) < 3);
+  };
+  const fields = ".composer, select, textarea, input:not([type=checkbox], [type=file])";
+  const seen = [...document.querySelectorAll(fields)].filter((field) => field.checkVisibility());
+  return seen.filter(isFaint).map((field) => `faint border: ${field.outerHTML.slice(0, 120)}`);
+})()"""
+
 
 def _findings(tab: Tab, source: str) -> list[str]:
-    """What axe calls serious or critical, each with the element."""
+    """What axe calls serious or critical, each with the element, and fields that are hard to see."""
     tab.page.wait_for_function(_SETTLED)
     if tab.page.evaluate("typeof axe === 'undefined'"):  # it stays while the page does
         tab.page.evaluate(source)
     found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
+    faint: list[str] = tab.page.evaluate(_FAINT)
+    return faint + [
         f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
         for each in found["violations"]
         if each["impact"] in ("serious", "critical")
@@ -94,6 +120,18 @@ def test_axe_finds_nothing_serious(
         found[view] = _findings(tab, source)
     assert {view: findings for view, findings in found.items() if findings} == {}
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+
+
+def test_with_colours_of_the_system_what_is_current_can_be_read(
+    tabs: Tabs, service: ServiceThread, task: dict[str, str]
+) -> None:
+    """All of a conversation's entry has the colour of its title; buttons and messages have a frame."""
+    ada = tabs.signed_in(f"{service.url}/console/", "ada", forced_colors="active").open("tasks", task["task"])
+    style = "(each) => getComputedStyle(each)"
+    current = ada.page.locator(".task[aria-current]")
+    assert current.locator("time").evaluate(f"{style}.color") == current.evaluate(f"{style}.color")
+    for framed in (ada.button("Send"), ada.page.locator(".bubble").first):
+        assert framed.evaluate(f"{style}.borderTopWidth") == "1px"
 
 
 def test_a_pause_is_announced(tabs: Tabs, service: ServiceThread) -> None:

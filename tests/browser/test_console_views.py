@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import pytest
@@ -44,6 +46,25 @@ def test_time_travel(ada: Tab, service: ServiceThread) -> None:
     )
     expect(page.locator(".branch").first).to_contain_text("green")
     expect(page.locator(".branch").last).to_contain_text("red")
+
+
+def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, service: ServiceThread) -> None:
+    """And the tree is drawn in its measure: rows do not lie over each other."""
+    first, _ = talk(service, "My name is Ada.", "hello")
+    ada.open("tasks", first["task_id"], "travel")
+    tree = ada.page.locator(".tree")
+    expect(tree.locator(".node")).to_have_count(2)
+    rule = "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
+    assert ada.page.evaluate(rule).startswith("93.75%")
+    ada.page.evaluate("document.documentElement.style.fontSize = '30px'")
+    assert tree.evaluate(
+        "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
+    )
+    drawn, rows = (tree.locator(part).bounding_box() for part in ("svg", "ol"))
+    assert drawn
+    assert rows
+    assert abs(drawn["height"] - rows["height"]) < 1
+    ada.page.evaluate("document.documentElement.style.fontSize = ''")
 
 
 def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -> None:
@@ -148,6 +169,7 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     ada.button("Edit the arguments").click()
     form = ada.page.locator(".fields")
     expect(form.get_by_label("path required")).to_have_value("log")
+    expect(form.get_by_label("path required")).to_be_focused()
     expect(form.get_by_role("button", name="Leave out path")).to_have_count(0)
     keep = form.get_by_label("keep", exact=True)
     keep.fill("2.5")
@@ -268,7 +290,7 @@ def test_branches_with_long_messages_are_drawn_within_their_columns(
 
 
 def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, service: ServiceThread) -> None:
-    """The end of the conversation stays in view when it grows."""
+    """The end of the conversation stays in view when it grows, and when there is less room for it."""
     (answer,) = talk(service, "\n".join(["a long story", *"abcdefghijklmnopqrstuvwxyz"]))
     ada.page.set_viewport_size({"width": 1180, "height": 420})
     endings: list[Route] = []
@@ -280,7 +302,15 @@ def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, se
     ada.page.route(f"**/tasks/{answer['task_id']}", lambda route: polls.append(route))
     endings[0].continue_()
     expect(ada.page.locator(".ended")).to_be_visible()
-    expect(ada.page.locator(".turn-footer")).to_be_in_viewport(ratio=1)
+    footer = ada.page.locator(".turn-footer")
+    expect(footer).to_be_in_viewport(ratio=1)
+    message = ada.page.get_by_role("textbox", name="Message", exact=True)
+    for lines in (4, 8, 9):
+        message.fill("x\n" * lines)
+        expect(footer).to_be_in_viewport(ratio=1)
+    message.fill("")
+    ada.page.set_viewport_size({"width": 1180, "height": 340})
+    expect(footer).to_be_in_viewport(ratio=1)
     ada.page.unroute_all(behavior="ignoreErrors")
     for held in polls:
         held.continue_()
@@ -517,13 +547,20 @@ def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
 
 
 def test_what_a_button_cannot_do_is_said(ada: Tab, service: ServiceThread) -> None:
-    """A browser allows copying on pages over HTTPS only."""
+    """A browser allows copying on pages over HTTPS only, and the user may not allow it."""
     (answer,) = talk(service, "hello")
     ada.open("tasks", answer["task_id"])
     ada.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
+    said = ada.text("Browsers copy only with permission, from pages over HTTPS. Select the text instead.")
     ada.button("Copy the answer").click()
-    expect(ada.text("Browsers can copy only from pages over HTTPS. Select the text instead.")).to_be_visible()
+    expect(said).to_be_visible()
     ada.page.evaluate("delete navigator.clipboard")
+    ada.page.get_by_label("Images").set_input_files(__file__)
+    expect(said).to_have_count(0)
+    ada.page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject(new Error('denied')))")
+    ada.button("Copy the answer").click()
+    expect(said).to_be_visible()
+    ada.page.evaluate("delete navigator.clipboard.writeText")
 
 
 def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: ServiceThread) -> None:
@@ -599,7 +636,7 @@ def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: 
     finn = tabs.signed_in(f"{service.url}/console/", "finn")
     held: list[Route] = []
     finn.page.route("**/tasks?**", _by_two)
-    finn.page.route("**/tasks?**cursor=**", lambda route: held.append(route))
+    finn.page.route("**/tasks?**cursor=**", lambda route: held.append(route), times=1)
     finn.page.reload()
     with finn.page.expect_request("**/tasks?**cursor=**"):
         finn.button("Older conversations").click()
@@ -618,7 +655,7 @@ def _by_two(route: Route) -> None:
 
 
 def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> None:
-    """What waits all at once, and what is over page by page; each decision once."""
+    """What waits all at once, and what is over page by page, none of them empty; each decision once."""
     paused = [talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="gus")[0] for n in range(5)]
     gus = tabs.signed_in(f"{service.url}/console/", "gus")
     gus.page.route("**/approvals?**", _by_two)
@@ -638,6 +675,34 @@ def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> Non
     # in the order of time: what is older continues below
     expect(cards).to_contain_text([f"{n}.txt" for n in (4, 3, 2, 1, 0)])
     expect(gus.button("Show more")).to_have_count(0)
+    # where much was looked through for little, no click shows nothing
+    gus.page.route("**/approvals?status=expired**", _found_in({11}))
+    gus.button("Expired").click()
+    expect(cards).to_have_count(1)
+    gus.page.route("**/approvals?status=canceled**", _found_in({0, 11}))
+    gus.button("Canceled").click()
+    expect(cards).to_have_count(1)
+    gus.button("Show more").click()
+    expect(cards).to_have_count(2)
+    expect(gus.button("Show more")).to_have_count(0)
+
+
+def _found_in(pages: set[int]) -> Callable[[Route], None]:
+    """Twelve pages of approvals, of which these hold one."""
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        page = int(query.get("cursor", ["0"])[0])
+        ids = {"approval_id": str(uuid4()), "task_id": str(uuid4())}
+        pause = {**ids, "status": query["status"][0], "tool_calls": [], "created_at": "2026-01-01T00:00:00Z"}
+        route.fulfill(
+            json={
+                "items": [pause] if page in pages else [],
+                "next_cursor": str(page + 1) if page < 11 else None,
+            }
+        )
+
+    return answer
 
 
 def test_a_pause_that_arrives_does_not_move_the_buttons_of_others(tabs: Tabs, service: ServiceThread) -> None:
@@ -713,6 +778,18 @@ def test_what_was_decided_on_a_later_page_is_not_offered_again(tabs: Tabs, servi
     sue.page.unroute_all(behavior="ignoreErrors")
 
 
+#: counts how often a time of the first of January is written
+_COUNT_TIMES = """() => {
+  const {toDateString} = Date.prototype;
+  let count = 0;
+  Date.prototype.toDateString = function () {
+    count += this.toISOString().startsWith("2026-01-01");
+    return toDateString.call(this);
+  };
+  window.uncounted = () => ((Date.prototype.toDateString = toDateString), count);
+}"""
+
+
 def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: ServiceThread) -> None:
     """An inbox that stays open does not grow without end, and looks up what one can see."""
     talk(service, 'call Files-delete {"path": "one.txt"}', user="tom")
@@ -729,6 +806,16 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
     tom.open("approvals")
     cards = tom.page.get_by_role("article")
     expect(cards).to_have_count(61)
+    # what is not laid out is no wider than a phone
+    tom.page.set_viewport_size({"width": 390, "height": 740})
+    assert tom.page.evaluate("document.querySelector('main').scrollWidth") == 390
+    tom.page.set_viewport_size({"width": 1180, "height": 740})
+    # while they are the same, they are not drawn again
+    tom.page.evaluate(_COUNT_TIMES)
+    with tom.page.expect_response("**/approvals?**"):
+        tom.look_again()
+    tom.page.evaluate("fetch('config.json')")
+    assert tom.page.evaluate("uncounted()") == 0
     tom.requests.clear()
     waiting.clear()
     tom.look_again()
@@ -827,6 +914,24 @@ def test_items_of_several_lines_each_are_formatted(ada: Tab) -> None:
     code = "1. Write this:\n   ```\n" + "   x = f(y)\n" * 300 + "   ```\n"
     item = "- **one**\n  two\n  - three\n    four\n"
     assert _drawn(ada, code + item * 500) == "markdown"
+
+
+def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab) -> None:
+    """Also where what is in them is a block of its own; a cell of a table reads as itself."""
+    directions = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const all = [...place.querySelectorAll("ul, ol, blockquote, td")];
+        const found = all.map((each) => `${each.localName} ${getComputedStyle(each).direction}`);
+        place.remove();
+        return found;
+    }"""
+    text = "- واحد\n\n- foo\n\nand\n\n1. اثنان\n\nand\n\n> اقتباس\n\n- one\n\n|a|b|\n|-|-|\n|واحد|one|"
+    assert ada.page.evaluate(directions, text) == (
+        ["ul rtl", "ol rtl", "blockquote rtl", "ul ltr", "td rtl", "td ltr"]
+    )
 
 
 def _drawn(tab: Tab, text: str) -> str:

@@ -60,6 +60,19 @@ def test_an_approver_whose_connection_broke_sees_the_outcome(tabs: Tabs, service
     expect(card.get_by_role("alert")).to_have_count(0)
 
 
+def test_while_the_service_is_away_the_inbox_does_not_say_that_nothing_waits(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    ned = tabs.signed_in(f"{service.url}/console/", "ned").open("approvals")
+    nothing = ned.text("Nothing is waiting for you")
+    expect(nothing).to_be_visible()
+    ned.expected = {502}
+    ned.page.route("**/approvals?**", lambda route: route.fulfill(status=502))
+    ned.look_again()
+    expect(ned.text("The service cannot be reached")).to_be_visible()
+    expect(nothing).to_have_count(0)
+
+
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
     """The page says so in its place."""
     first, _ = talk(service, "hello", "My name is Ada.")
@@ -222,13 +235,19 @@ def test_an_answer_is_followed_although_a_gateway_answered_in_the_place_of_the_s
 _HIDE = """Object.defineProperty(document, "hidden", {value: true, configurable: true});
 Object.defineProperty(document, "visibilityState", {value: "hidden", configurable: true});
 document.dispatchEvent(new Event("visibilitychange"))"""
+_NOTE_WHAT_IS_SAID = """() => {
+  window.said = new Set();
+  const note = () =>
+    document.querySelectorAll("[data-live] .ended").forEach((each) => said.add(each.textContent));
+  new MutationObserver(note).observe(document.body, {subtree: true, childList: true, characterData: true});
+}"""
 _SHOW = """delete document.hidden; delete document.visibilityState;
 document.dispatchEvent(new Event("visibilitychange"))"""
 
 
 @pytest.mark.usefixtures("closed")
 def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> None:
-    """Although it brings nothing for as long as the agent waits."""
+    """Although it brings nothing for as long as the agent waits. What was lost is announced once."""
     ada.say("Please wait at the gate.")
     expect(ada.text("Let me see first.")).to_be_visible()
     ada.page.evaluate(_HIDE)
@@ -236,17 +255,20 @@ def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> N
     behind: list[Route] = []
     is_back: list[bool] = []
 
-    def first_lost(route: Route) -> None:
+    def two_lost(route: Route) -> None:
         if is_back or "last-event-id" not in route.request.headers:
             return route.continue_()
         behind.append(route)
-        return route.abort() if len(behind) == 1 else None
+        return route.abort() if len(behind) <= 2 else None
 
-    ada.page.route("**/events", first_lost)
-    ada.page.evaluate(_SHOW)
+    ada.page.route("**/events", two_lost)
+    ada.page.evaluate(_NOTE_WHAT_IS_SAID)
+    with ada.page.expect_request(lambda request: "/events" in request.url and len(behind) == 2):
+        ada.page.evaluate(_SHOW)
     expect(ada.text("The connection was lost")).to_be_visible()
+    assert len(ada.page.evaluate("[...said]")) == 1
     is_back.append(True)
-    for route in behind[1:]:
+    for route in behind[2:]:
         route.continue_()
     expect(ada.text("The connection was lost")).to_have_count(0)
     gate.touch()
@@ -399,12 +421,20 @@ def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str
     expect(ada.text("There is no such page")).to_be_visible()
 
 
-def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
+def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: ServiceThread) -> None:
+    """And does not lie over what one writes."""
+    (answer,) = talk(service, "hello")
     ada.page.set_viewport_size({"width": 390, "height": 780})
+    ada.open("tasks", answer["task_id"])
     ada.page.get_by_label("Images").set_input_files(__file__)
     notice = ada.page.locator(".notice")
     expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
     assert notice.evaluate("notice => notice.offsetWidth") > 260
+    message = ada.page.get_by_role("textbox", name="Message").bounding_box()
+    shown = notice.bounding_box()
+    assert message
+    assert shown
+    assert shown["y"] + shown["height"] < message["y"]
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 

@@ -44,6 +44,24 @@ def test_from_signing_in_to_the_second_message(tabs: Tabs, service: ServiceThrea
     expect(tab.page.get_by_label("Your name")).to_be_focused()
 
 
+def test_in_a_narrow_window(tabs: Tabs, service: ServiceThread) -> None:
+    """What has the focus is hidden with the list: one goes on in the conversation, and back where one was."""
+    talk(service, "My name is Nora.", "hello", user="nora")
+    tab = tabs.open(f"{service.url}/console/", viewport={"width": 640, "height": 450})
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Your name").fill("nora")
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.get_by_role("navigation", name="Console")).to_be_focused()
+    expect(tab.link("Skip to the content")).to_have_count(0)
+    conversation = tab.page.locator(".task", has_text="My name is Nora.")
+    _press(conversation)
+    expect(_message(tab)).to_be_focused()
+    _press(tab.link("Conversations"))
+    expect(conversation).to_be_focused()
+    _press(tab.page.get_by_role("link", name="Approvals"))
+    expect(tab.page.get_by_role("main")).to_be_focused()
+
+
 def test_a_phone_does_not_cover_the_answer_with_its_keyboard(tabs: Tabs, service: ServiceThread) -> None:
     """Who taps has to tap the field to write."""
     phone = tabs.signed_in(f"{service.url}/console/", "ada", has_touch=True, is_mobile=True).open("new")

@@ -43,6 +43,30 @@ def test_home_and_end(long: Tab) -> None:
     expect(_message(long, 1)).to_have_count(0)
 
 
+def test_another_view_leads_back_to_what_one_looked_at(long: Tab) -> None:
+    """Who looks at the traces of older answers does not begin at the end each time."""
+    long.page.get_by_role("region", name="Messages").focus()
+    long.page.keyboard.press("Home")
+    expect(_message(long, 1)).to_be_in_viewport()
+    message = _message(long, 6)
+    message.evaluate("message => message.scrollIntoView()")
+    before = message.bounding_box()
+    long.link("Details").click()
+    expect(long.text("This conversation")).to_be_visible()
+    long.page.go_back()
+    expect(message).to_be_in_viewport()
+    after = message.bounding_box()
+    assert before
+    assert after
+    assert abs(before["y"] - after["y"]) < 2
+    long.page.get_by_role("region", name="Messages").focus()
+    long.page.keyboard.press("End")
+    expect(_message(long, TURNS)).to_be_in_viewport()
+    long.link("Details").click()
+    long.page.go_back()
+    expect(_message(long, TURNS)).to_be_in_viewport()
+
+
 def test_screen_readers_announce_the_place(long: Tab) -> None:
     """Each message says which of how many it is, though not all of them are drawn."""
     newest = long.page.get_by_role("article").last

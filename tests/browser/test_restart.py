@@ -36,9 +36,12 @@ def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killab
     # the process is gone, so this would be untrue
     expect(tab.page.locator("[data-live]")).not_to_contain_text("still working")
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
+    tab.say("And now?")
+    expect(tab.page.locator(".dock").get_by_role("alert")).to_contain_text("The service cannot be reached")
     killable.start()
     ended = tab.page.locator(".ended[data-status=Failed]")
     expect(ended).to_contain_text("The process that was answering stopped")
     expect(tab.page.locator(".answer", has_text="Let me see first.")).to_be_visible()
+    expect(tab.page.get_by_role("alert")).to_have_count(0)
     tab.say("My name is Ada.")
     expect(tab.text("Nice to meet you, Ada.")).to_be_visible()

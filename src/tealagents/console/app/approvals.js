@@ -252,9 +252,18 @@ function Outcome({outcome}) {
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   // it may have been edited before a decision that failed, or before the page was left
   const [editing, setEditing] = useState(choice.edited !== undefined);
+  const place = useRef(null);
+  const opened = useRef(false);
+  const isForm = editing && Boolean(schemas);
+  // who opens the form goes on in it
+  useEffect(() => {
+    if (isForm && opened.current) place.current.querySelector("input, select, textarea")?.focus();
+    opened.current = false;
+  }, [isForm]);
   const name = nameOf(call);
   const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
   const edit = () => {
+    opened.current = true;
     setEditing(true);
     onEdit();
   };
@@ -263,9 +272,9 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
     onChange({edited: undefined});
   };
   return html`
-    <fieldset class="shown-call">
+    <fieldset class="shown-call" ref=${place}>
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
-      ${editing && schemas
+      ${isForm
         ? html`<${Fields} value=${choice.edited ?? given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
         : html`<${Json} value=${choice.edited ?? call.arguments} />`}
       <div class="row">
@@ -364,7 +373,7 @@ function Feed({items, loaded, error, reload, more, children}) {
     <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
       ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
     </div>
-    ${loaded && !more && items.length === 0 && children}
+    ${loaded && !error && !more && items.length === 0 && children}
     ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
     ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
   `;
@@ -395,9 +404,10 @@ const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.creat
 function useMayRead() {
   const {client, roles} = useApp();
   const any = !roles.includes("approver") || roles.includes("auditor");
-  const {data: own} = useRead(async (signal) => (any ? null : client.tasks({limit: 200, signal}).page()), [client, any], 10_000);
-  const ids = new Set(own?.items.map((task) => task.task_id));
-  return (id) => any || ids.has(id);
+  const idsOf = ({items}) => items.map((task) => task.task_id).join();
+  const look = async (signal) => (any ? "" : idsOf(await client.tasks({limit: 200, signal}).page()));
+  const {data: own} = useRead(look, [client, any], 10_000);
+  return (id) => any || (own ?? "").includes(id);
 }
 
 function Item({item, open, onDecided}) {

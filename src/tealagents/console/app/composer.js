@@ -28,8 +28,8 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     if (autofocus || document.activeElement?.id === "main") goOn();
   }, []);
   useEffect(() => {
-    // what it had to wait for is over
-    if (!onStop) setError((known) => (["task_busy", "approval_pending"].includes(known?.code) ? null : known));
+    // what it had to wait for is over, and who says so can be reached
+    if (!onStop) setError((known) => (!known?.code || ["task_busy", "approval_pending"].includes(known.code) ? null : known));
   }, [!onStop]);
   const empty = text.trim() === "" && images.length === 0;
 
@@ -38,6 +38,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const write = (now) => {
     drafts.set(draft, now);
     drafts.set(key);
+    setError(null); // of another message
     setText(now);
   };
   /** What is there by now, which may be more than was drawn. */
@@ -108,8 +109,11 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
 /** The field is as high as its text, up to a third of the window. */
 function useGrowth(field, text) {
   useLayoutEffect(() => {
-    field.current.style.height = "auto";
-    field.current.style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+    const {style, parentElement: form} = field.current;
+    form.style.minHeight = `${form.offsetHeight}px`; // while it is measured, what is above it is not moved
+    style.height = "auto";
+    style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+    form.style.minHeight = "";
   }, [text]);
 }
 

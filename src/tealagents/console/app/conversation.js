@@ -44,7 +44,7 @@ export function NewConversation({sessionId}) {
   `;
 }
 
-export function Conversation({task, foreign, reload}) {
+export function Conversation({task, foreign, reload, left}) {
   const {client, patient, drafts} = useApp();
   const attempt = useAttempt();
   /** the message, by its key, of which is said that it ends the pause if it is sent again */
@@ -89,7 +89,7 @@ export function Conversation({task, foreign, reload}) {
   if (!items) return html`<${Pending} what="the messages" error=${error} onRetry=${reloadMessages} />`;
   return html`
     <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
-      start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts}>
+      start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts} left=${left}>
       ${running && html`<${Running} live=${live} said=${said} user=${shownUser} foreign=${foreign} onTaken=${setDecided} reload=${refresh} />`}
       ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => cancel(requestId)} />`)}
       ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
@@ -147,7 +147,7 @@ function Running({live, said, user, foreign, onTaken, reload}) {
           <${Icon} name="warn" />
           <div>
             <strong>The connection was lost</strong>
-            <p>Reconnecting, attempt ${lost.attempt} … What has become of the answer is shown then.</p>
+            <p>Reconnecting … What has become of the answer is shown then.</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : pause ? "A decision is needed." : ""}</div>

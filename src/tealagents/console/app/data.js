@@ -27,7 +27,9 @@ export function useRead(read, keys, everyMs) {
       under ??= read(leaving.signal)
         .then((data) => {
           failed = false;
-          if (!leaving.signal.aborted && data !== undefined) setState({data, error: null});
+          // nothing is drawn anew for what is the same
+          if (!leaving.signal.aborted && data !== undefined)
+            setState((known) => (known.data === data && !known.error ? known : {data, error: null}));
         })
         .catch((error) => {
           failed = passes(error);
@@ -52,9 +54,23 @@ export function useRead(read, keys, everyMs) {
   return {...state, reload};
 }
 
+/** pages in which nothing was found that are read for one that holds something */
+const MOST_EMPTY = 20;
+
+/**
+ * Adds pages while there are any: until there are `count`, and from the one at `from` on one that holds something. The
+ * service looks through a number of items for each page, and may find none in them that was asked for.
+ */
+async function goOn(list, pages, count, from) {
+  const isFound = () => pages.slice(from).some((page) => page.items.length) || pages.length - from >= MOST_EMPTY;
+  while (pages.at(-1).next_cursor !== null && (pages.length < count || !isFound()))
+    pages.push(await list.page(pages.at(-1).next_cursor));
+  return pages;
+}
+
 /**
  * A list, page by page. The first one is read again every `everyMs`, and the others with it where it holds other
- * items by then, or on `reload()`. `more()` adds a page; null where there is none.
+ * items by then, or on `reload()`. `more()` adds what follows; null where there is nothing.
  */
 export function usePages(list, keys, everyMs) {
   const shown = useMemo(() => ({pages: [], asked: 0, read: 0}), keys);
@@ -63,8 +79,7 @@ export function usePages(list, keys, everyMs) {
     const {asked} = shown;
     const pages = [await list.page()];
     if (asked === shown.read && sameItems(pages[0], shown.pages[0])) pages.push(...shown.pages.slice(1));
-    while (pages.length < shown.pages.length && pages.at(-1).next_cursor !== null)
-      pages.push(await list.page(pages.at(-1).next_cursor));
+    await goOn(list, pages, shown.pages.length, 0);
     shown.read = asked;
     return (shown.pages = pages);
   };
@@ -73,8 +88,9 @@ export function usePages(list, keys, everyMs) {
   const next = () => shown.pages.at(-1)?.next_cursor ?? null;
   const more = useAttempt()(async () => {
     const cursor = next();
-    const page = await list.page(cursor);
-    if (cursor === next()) shown.pages = [...shown.pages, page]; // else they were read again meanwhile
+    const known = shown.pages.length;
+    const pages = await goOn(list, [...shown.pages], 0, known);
+    if (cursor === next()) shown.pages = [...shown.pages, ...pages.slice(known)]; // else they were read again meanwhile
     redraw((n) => n + 1);
   });
   const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);
@@ -89,22 +105,24 @@ const InboxContext = createContext(null);
 /** What waits, of the newest 2,000 pauses, as `useRead` gives it: it is read once for all who ask. */
 export const useInbox = () => useContext(InboxContext);
 
-/** how long pages beyond the first are not read again where the first has not changed */
-const LATER_PAGES_MS = 30_000;
+/** how long what was read is kept where the first page holds the same: a pause does not change while it waits */
+const SAME_MS = 30_000;
 
 export function Inbox({children}) {
   const {client} = useApp();
-  const later = useRef(null);
+  const known = useRef(null);
   const read = async (signal) => {
     const list = client.approvals({status: "pending", limit: 200, signal});
-    const own = (later.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
-    const page = await list.page();
-    if (!own.first || !sameItems(own.first, page) || Date.now() - own.since > LATER_PAGES_MS)
-      Object.assign(own, {items: await itemsFrom(list, page.next_cursor), since: Date.now(), first: page});
-    return [...page.items, ...own.items];
+    const own = (known.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
+    const first = await list.page();
+    if (!own.first || !sameItems(own.first, first) || Date.now() - own.since > SAME_MS) {
+      const items = [...first.items, ...(await itemsFrom(list, first.next_cursor))];
+      Object.assign(own, {first, items, since: Date.now()});
+    }
+    return own.items;
   };
   const {reload, ...state} = useRead(read, [client], 4000);
-  const again = useCallback(() => ((later.current = null), reload()), [reload]);
+  const again = useCallback(() => ((known.current = null), reload()), [reload]);
   return html`<${InboxContext.Provider} value=${{...state, reload: again}}>${children}<//>`;
 }
 

@@ -5,18 +5,24 @@
 export function keepFocus() {
   /** what has the focus, and what it is within, from the inside out */
   let trail = [];
+  /** what had it when its part of the page was hidden, which may come back: on a phone the list, and a conversation */
+  let hidden = null;
   document.addEventListener("focusin", ({target}) => (trail = within(target)));
   // who points elsewhere has left it
   document.addEventListener("pointerdown", () => (trail = []));
   const look = () => {
     const [held] = trail;
-    if (!held || (held.isConnected && !held.disabled)) return;
-    const next = trail.find((each) => each !== held && each.isConnected && each.matches("[tabindex]"));
+    if (!held || isThere(held)) return;
+    const around = trail.find((each) => each !== held && each.matches("[tabindex]") && isThere(each));
+    const others = [hidden, ...["#main", "[autofocus]", ".sidebar"].map((each) => document.querySelector(each))];
+    if (held.isConnected && !held.disabled) hidden = held;
     trail = [];
-    (next ?? document.querySelector("#main, [autofocus]"))?.focus({preventScroll: true});
+    (around ?? others.find((each) => each && isThere(each)))?.focus({preventScroll: true});
   };
-  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, attributeFilter: ["disabled"]});
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, attributeFilter: ["disabled", "data-place"]});
 }
+
+const isThere = (element) => element.checkVisibility() && !element.disabled;
 
 function within(element) {
   const trail = [];

@@ -5,7 +5,7 @@
 import {useEffect, useRef, useState} from "./html.js";
 import {sleep} from "../vendor/client.js";
 
-const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: null, over: false};
+const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: false, over: false};
 
 /**
  * What a request has said so far, as parts: `{type: "text", text}` and
@@ -34,13 +34,13 @@ export function useLive(client, requestId, waitsAt, onEnd) {
     const resting = new AbortController();
     const end = (how) => {
       if (resting.signal.aborted) return;
-      view.put({...how, lost: null, over: true});
+      view.put({...how, lost: false, over: true});
       ended.current?.();
     };
     follow(client, requestId, view, resting.signal).then(end, (problem) => end({problem}));
     return () => {
       resting.abort();
-      view.put({lost: null});
+      view.put({lost: false});
     };
   }, [client, requestId, rests]);
   return live;
@@ -63,8 +63,8 @@ function useHidden() {
 async function follow(client, requestId, view, signal) {
   let last = null;
   let attempt = 0;
-  const onReconnect = (lost) => view.put({lost});
-  const onOpen = () => view.put({lost: null});
+  const onReconnect = () => view.put({lost: true});
+  const onOpen = () => view.put({lost: false});
   do {
     last = null;
     try {
@@ -77,7 +77,8 @@ async function follow(client, requestId, view, signal) {
     } catch (error) {
       const passes = !error.code || error.status === 429 || (error.status >= 500 && attempt < 5);
       if (signal.aborted || !passes) throw error;
-      view.put({lost: {attempt: (attempt += 1)}});
+      attempt += 1;
+      view.put({lost: true});
       await sleep(Math.max(2, error.retryAfter ?? 0) * 1000, signal);
     }
   } while ((attempt || last === "approval-required") && !signal.aborted);
@@ -99,7 +100,7 @@ class Gathered {
   take({event, id, data}) {
     const state = this.#state;
     this.after = id ?? this.after;
-    state.lost = null;
+    state.lost = false;
     if (event === "request") Object.assign(state, {status: data.status, pause: null});
     else if (event === "partial-response") this.#text(data.output_partial);
     else if (event === "tool-call") this.#call(data);

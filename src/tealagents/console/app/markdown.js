@@ -89,7 +89,7 @@ export function Markdown({text, growing = false}) {
   const blocks = useMemo(() => blocksOf(text), [text]);
   if (blocks === null) return html`<${Plain} text=${text} />`;
   if (!growing) return html`<${Made} tokens=${blocks} raw=${text} name="markdown" />`;
-  return html`<div class="markdown" dir="auto">
+  return html`<div class="markdown">
     ${blocks.map((token, place) => html`<${Made} key=${place} tokens=${[token]} raw=${token.type + token.raw} name="block" />`)}
   </div>`;
 }
@@ -102,8 +102,9 @@ function Made({tokens, raw, name}) {
     // what leads nowhere does not look as if it did
     for (const dead of nodes.querySelectorAll("a:not([href])")) dead.replaceWith(...dead.childNodes);
     for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
-    for (const said of nodes.querySelectorAll("p, li, th, td, blockquote, h1, h2, h3, h4, h5, h6")) said.dir = "auto";
+    // with its marks: all that is in a list or a quote reads as its beginning does
+    for (const said of [...nodes.children, ...nodes.querySelectorAll("th, td")]) said.dir = "auto";
     place.current.replaceChildren(nodes);
   }, [raw]);
-  return html`<div class=${name} dir="auto" ref=${place}></div>`;
+  return html`<div class=${name} ref=${place}></div>`;
 }

@@ -46,14 +46,17 @@ function seen(box, drawn) {
 /**
  * `items`, each as `draw(item, place)` makes it and known by `keyOf(item)`, below `start` and above the children. It
  * stays at the end while the end is what one looks at, elsewhere at the item that one looks at. Another `jump` leads
- * to the end.
+ * to the end. `left` is a ref that keeps where one was, unless that was the end: one comes back there.
  */
-export function Scroller({label, what, items, keyOf, draw, start, jump, follow, children}) {
+export function Scroller({label, what, items, keyOf, draw, start, jump, follow, left, children}) {
   const count = items.length;
-  const [range, setRange] = useState(() => ({first: Math.max(0, count - FIRST), end: NEWEST}));
+  const [back] = useState(() => (left.current?.at < count ? left.current : null));
+  const [range, setRange] = useState(() =>
+    back ? {first: Math.max(0, back.at - STEP), end: back.at + FIRST * 2} : {first: Math.max(0, count - FIRST), end: NEWEST},
+  );
   const box = useRef(null);
   const feed = useRef(null);
-  const place = useRef({atEnd: true, top: 0, height: 0, held: null, moving: false});
+  const place = useRef({atEnd: !back, top: 0, height: 0, held: null, moving: false});
   const first = Math.min(range.first, Math.max(0, count - 1));
   const last = Math.min(range.end, count);
 
@@ -99,6 +102,13 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     to();
   };
   useLayoutEffect(() => {
+    if (back) box.current.scrollTop += feed.current.children[back.at - first].getBoundingClientRect().top - back.top;
+    return () => {
+      const at = place.current.atEnd ? null : seen(box.current, feed.current.children);
+      left.current = at && {at: Number(at.item.getAttribute("aria-posinset")) - 1, top: at.top};
+    };
+  }, []);
+  useLayoutEffect(() => {
     const {held} = place.current;
     if (held?.item.isConnected && !place.current.atEnd) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
     stayAtEnd();
@@ -107,11 +117,12 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);
   useEffect(() => void (jump && toNewest()), [jump]);
-  // how a request ended, or an image, may be loaded later
+  // how a request ended, or an image, may be loaded later; a long message below, or a keyboard, leaves less room
   useEffect(() => {
-    const grown = new ResizeObserver(stayAtEnd);
-    grown.observe(feed.current);
-    return () => grown.disconnect();
+    const resized = new ResizeObserver(stayAtEnd);
+    resized.observe(feed.current);
+    resized.observe(box.current);
+    return () => resized.disconnect();
   }, []);
   /** who unfolds something goes on looking at it */
   const clicked = (event) => event.target.closest("summary") && (place.current.atEnd = false);

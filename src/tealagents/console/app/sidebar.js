@@ -20,7 +20,7 @@ export function Sidebar({route, label, onSignOut}) {
   const [place, id] = route.path;
   const [dark, setDark] = useState(isDark);
   return html`
-    <nav class="sidebar" aria-label="Console">
+    <nav class="sidebar" tabindex="-1" aria-label="Console">
       <header class="brand">
         <img src="icon.svg" alt="" width="28" height="28" />
         <h1>${readable(config.name)} <small>${readable(config.version)}</small></h1>

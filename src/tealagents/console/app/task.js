@@ -26,6 +26,8 @@ const FRESH = 2500;
 export function TaskView({taskId, tab}) {
   const {client, me} = useApp();
   const {data: task, error, reload} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
+  /** where one was in the conversation, while one looks at another view of it */
+  const left = useRef(null);
   const changed = async () => {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
@@ -43,7 +45,7 @@ export function TaskView({taskId, tab}) {
         <${Icon} name="info" /> This is another user's conversation (${exact(task.owner.oid)}). You can read it, but not
         change it.
       </div>`}
-      <${Guard} key=${tab}><${View} task=${task} foreign=${foreign} reload=${changed} /><//>
+      <${Guard} key=${tab}><${View} task=${task} foreign=${foreign} reload=${changed} left=${left} /><//>
     </article>
   `;
 }

@@ -10,8 +10,8 @@ import {readable} from "./text.js";
 import {Turn} from "./turn.js";
 import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.js";
 
-/** one row and one lane of the drawing, in pixels */
-const ROW = 68;
+/** one row and one lane of the drawing, in units of which 15 are the size of its font: a row is as high as `.node` */
+const ROW = 67.5;
 const LANE = 22;
 
 export function Travel({task, foreign, reload}) {
@@ -64,7 +64,7 @@ function Tree({nodes, marked, onMark, onLook, task, foreign, reload}) {
   const width = count * LANE;
   return html`
     <div class="tree">
-      <svg class="tree-lines" aria-hidden="true" width=${width} height=${rows.length * ROW}>
+      <svg class="tree-lines" aria-hidden="true" width=${`${width / 15}rem`} height=${`${(rows.length * ROW) / 15}rem`} viewBox=${`0 0 ${width} ${rows.length * ROW}`}>
         ${rows.filter((node) => node.parent).map((node) => html`<path key=${node.id} d=${line(node)} data-on-path=${node.onPath} />`)}
         ${rows.map((node) => html`<circle key=${node.id} cx=${x(node.id)} cy=${y(node.id)} r=${node.current ? 6 : 4.5}
           data-on-path=${node.onPath} data-current=${node.current} />`)}

@@ -86,8 +86,11 @@ export function Turn({turn, task, actions}) {
 function AnswerFooter({turn, task}) {
   const {notify} = useApp();
   const copy = useAttempt()(async () => {
-    if (!navigator.clipboard) throw new Error("Browsers can copy only from pages over HTTPS. Select the text instead.");
-    await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
+    try {
+      await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
+    } catch {
+      throw new Error("Browsers copy only with permission, from pages over HTTPS. Select the text instead.");
+    }
     notify("The answer is copied.");
   });
   return html`
