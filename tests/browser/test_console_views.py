@@ -773,7 +773,7 @@ def test_what_was_decided_on_a_later_page_is_not_offered_again(tabs: Tabs, servi
     with sue.page.expect_response(of_the_first_page):
         sue.look_again()
     sue.open("new")
-    expect(sue.page.get_by_role("article")).to_have_count(0)  # else the view might stay, with what it has decided
+    expect(sue.page.get_by_role("article")).to_have_count(0)  # else the view might stay as it is
     sue.open("approvals")
     expect(sue.page.get_by_role("article")).to_have_count(1)
     sue.page.unroute_all(behavior="ignoreErrors")
