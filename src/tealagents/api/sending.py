@@ -118,10 +118,7 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
     """The answers to the last pause, by the places of its calls; its id; where others are answered."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
     for each in reversed(given.answers):
-        try:
-            approval_id, place = names.read("call", each.call_id, *kinds)
-        except NotFound as none:
-            raise InvalidRequest(each.answer.field, none.detail) from None
+        approval_id, place = names.read("call", each.call_id, *kinds)
         check_reason(each.answer)
         named = named or approval_id
         if approval_id != named:

@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 from openai_talk import Json, create, kinds, retrieved, said, stream, streamed
 from talk import call, lines
+from wire import NOBODYS
 
 from tealagents.testing.service import ServiceThread
 
@@ -216,10 +217,8 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
     with pytest.raises(openai.NotFoundError):
         eve.responses.create(model="Tester", input=approval(request))
     output: Any = {"type": "function_call_output", "call_id": request["id"], "output": "no"}
-    unknown: Any = {**approval(request)[0], "approval_request_id": "mcpr_1"}
     for answer in (
         [output],
-        [unknown],
         approval(request) * 2,
         [*approval(request), {"role": "user", "content": "x"}],
     ):
@@ -248,6 +247,22 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
     with pytest.raises(openai.BadRequestError):
         ada.responses.create(model="Tester", input="go on", previous_response_id=paused.id)
     assert ada.responses.create(model="Tester", input="go on", previous_response_id=ended.id).output_text
+
+
+@pytest.mark.parametrize("made", ["1", f"{NOBODYS}_0"])
+def test_an_answer_to_a_call_that_nobody_made_is_not_found_whatever_its_id_looks_like(
+    ada: OpenAI, made: str
+) -> None:
+    """Of this service's form, or another's: as any id that is unknown."""
+    approved: Any = {"type": "mcp_approval_response", "approval_request_id": f"mcpr_{made}", "approve": True}
+    returned: Any = {"type": "function_call_output", "call_id": f"call_{made}", "output": "x"}
+    for answer in (approved, returned):
+        with pytest.raises(openai.NotFoundError) as unknown:
+            ada.responses.create(model="Tester", input=[answer])
+        assert unknown.value.code == "not_found"
+    told: Any = {"role": "tool", "tool_call_id": f"call_{made}", "content": "x"}
+    with pytest.raises(openai.NotFoundError):
+        ada.chat.completions.create(model="Tester", messages=[told])
 
 
 def test_a_pause_that_is_not_stored_is_answered(ada: OpenAI, file: Path) -> None:

@@ -214,7 +214,8 @@ class StatelessApp:
         if "content-type" in request.headers:
             bodies.require_json(request)
         most = self._front.settings.max_body_bytes
-        body = await bodies.read(request, most, self._incoming, caller.user.key)
+        async with self._front.turns.admission.receiving():
+            body = await bodies.read(request, most, self._incoming, caller.user.key)
         return caller, self._given(bodies.parse(body))
 
     def _given(self, body: Any) -> inputs.Input:
