@@ -41,7 +41,6 @@ def pytest_collection_finish() -> None:
 
     The thresholds let it look at what is new less often, and at everything rarely.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()
