@@ -3,16 +3,14 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from email.utils import formatdate
-from functools import cache
 from typing import Any
 
 import pytest
 from aiobotocore.session import get_session
 from aiohttp import web
-from botocore.loaders import create_loader
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
@@ -25,14 +23,6 @@ from tealagents.testing.servers import DynamoServer, free_port
 from tealagents.testing.store_steps import OpenStore, erase_expired, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
-
-
-@pytest.fixture(scope="module", autouse=True)
-def described_once() -> Iterator[None]:
-    """Each store has a session of its own, which would read what botocore knows of the service anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.session.create_loader", cache(create_loader))
-        yield
 
 
 class TestDynamo(StoreContract):
