@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 TOOLS  := .tools/.ready
 PORT   ?= 8000
 # Tests wait for servers, leases and processes; but each worker collects all tests and starts servers of its own.
@@ -21,17 +22,24 @@ help: ## Show what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 $(READY): pyproject.toml requirements.lock requirements-build.lock
-	@echo "Setting up $(VENV) (once; about half a minute) …"
+	@echo "Setting up $(VENV) (once; a quarter of a minute) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+# One process compiles what all workers of the tests import: otherwise each would, all of them at the same time.
+# What is wrong with a test is shown when they run.
+$(COMPILED): $(READY)
+	@echo "Compiling the tests (once) …"
+	@$(BIN)/python -m pytest --collect-only -q -q >/dev/null 2>&1 || true
 	@touch $@
 
 run: $(READY) ## Serve configs/hello.yaml on http://127.0.0.1:8000, without any key
 	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
 
-test: $(READY) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped
+test: $(COMPILED) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(READY) ## Lint, types, generated code, and which layer may import which
