@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,6 @@ from talk import (
     call,
     cancel,
     connections,
-    in_service,
     items,
     lines,
     paused,
@@ -33,7 +31,6 @@ from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
 from tealagents.domain.errors import Overloaded
-from tealagents.engine import admission
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -54,10 +51,10 @@ def is_left(model: OfflineModel) -> None:
 # --- how many at once -----------------------------------------------------------------------------
 
 
-def sending(service: ServiceThread, user: str, *, sent: int, announced: int, path: str = "") -> socket.socket:
+def sending(service: ServiceThread, user: str, *, sent: int, announced: int) -> socket.socket:
     """A connection on which a message is on its way, and does not end."""
     connection = socket.create_connection(("127.0.0.1", service.port))
-    head = f"POST {service.prefix}{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {user}\r\n"
+    head = f"POST {service.prefix} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {user}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {announced}\r\n\r\n"
     connection.sendall(head.encode() + b" " * sent)
     return connection
@@ -110,27 +107,6 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     with pytest.raises(Overloaded):
         await bodies.read(Request({"type": "http", "headers": []}, receive), 1_000_000, budget, "ada")
     budget.take("ada", 100_000)
-
-
-def test_a_message_that_has_not_arrived_when_the_process_has_drained_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As one that comes during the drain, over each protocol, before the server cancels what it waits for."""
-    monkeypatch.setattr(admission, "LAST_ARRIVALS_SECONDS", 0)
-    paths = ["", "/sse", "/ag-ui", "/openai/v1/responses", "/a2a/message:send", "/mcp"]
-    protocols = ["ag-ui", "openai", "a2a", "mcp"]
-    with working_service(protocols=protocols) as (service, _), ExitStack() as stack:
-        engine = service.app.exchange.service
-        unfinished = partial(sending, service, "ada", sent=9, announced=99)
-        senders = {path: stack.enter_context(unfinished(path=path)) for path in paths}
-        until(lambda: len(engine.admission._deadlines) == len(paths))
-        in_service(service, engine.drain(0))
-        for path, sender in senders.items():
-            sender.settimeout(20)
-            answer = HTTPResponse(sender)
-            answer.begin()
-            assert (answer.status, answer.headers["retry-after"]) == (503, "1"), path
-            assert b"shutting down" in answer.read(), path
 
 
 @pytest.mark.parametrize("suffix", ["", "/sse"])

@@ -177,8 +177,7 @@ class Exchange:
     async def raw_body(self, request: Request) -> bytes:
         """The body as it came, within the limits."""
         user = request.scope.get(_USER, "")
-        async with self.service.admission.receiving():
-            return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
+        return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:

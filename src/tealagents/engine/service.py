@@ -321,7 +321,6 @@ class Service:
         await self._interrupt_rest()
         self.tasks.stop()
         self.closed = True
-        self.admission.receive_no_more()
         self.tails.close()
 
     async def _interrupt_rest(self) -> None:

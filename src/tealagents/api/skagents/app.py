@@ -214,8 +214,7 @@ class StatelessApp:
         if "content-type" in request.headers:
             bodies.require_json(request)
         most = self._front.settings.max_body_bytes
-        async with self._front.turns.admission.receiving():
-            body = await bodies.read(request, most, self._incoming, caller.user.key)
+        body = await bodies.read(request, most, self._incoming, caller.user.key)
         return caller, self._given(bodies.parse(body))
 
     def _given(self, body: Any) -> inputs.Input:

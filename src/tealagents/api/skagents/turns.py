@@ -216,7 +216,6 @@ class Turns:
         for call in self._running:
             with suppress(RuntimeError):  # it waits for nothing now, and its next wait ends at once
                 call.deadline.reschedule(loop.time())
-        self.admission.receive_no_more()
         await asyncio.sleep(0)
 
 
