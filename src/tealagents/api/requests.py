@@ -103,11 +103,6 @@ class Named(Struct, frozen=True):
         head = self.head
         return head.tail_seq if head and head.idle and head.status == "Completed" else None
 
-    @property
-    def _unanswered(self) -> bool:
-        """Whether the last message was not answered, and nothing has come since."""
-        return bool(self.head and self.head.idle and self.head.status in ("Failed", "Canceled"))
-
     async def pause(self, approval_id: str) -> Approval | None:
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
@@ -124,26 +119,16 @@ class Named(Struct, frozen=True):
         raise NotFound("The thread has expired. Begin another.", task_id=self.task_id)
 
     async def fresh(
-        self,
-        sent: Mapping[str, tuple[Item, ...]],
-        issued: Mapping[str | None, str],
-        seen: str | None,
-        waits: bool | None,
+        self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None
     ) -> tuple[Sequence[str], str | None]:
         """Those of a client's messages that are new; or the last one once more, where it was not answered.
 
         That comes with the request that it repeats. `sent` are its messages since the answer of the request
         `seen`, by marks: those that began a request are kept in `client` there, and which one it repeats.
-        `issued` are the marks of messages whose names are of a request. `waits`: the client has a part of the
-        answer to them, and whether a call waits in it; None: it has none. A part that broke off can only be
-        asked for once more, before anything else is said; where a pause may be its end, it is left alone.
+        `issued` are the marks of messages whose names are of a request.
         """
         head, marks = self.head, list(sent)
-        if waits is not None and not self._unanswered:
-            return (), None
-        if not marks or head is None:
-            return marks, None
-        if len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen:
+        if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
             return marks, None
         # the last request with each of the marks, whether that was left unanswered, and of each request that
         # was repeated, the last that repeats it
@@ -155,8 +140,7 @@ class Named(Struct, frozen=True):
                 last = latest.get(record.request_id, record.request_id)
                 if repeated := record.client.get("repeats"):
                     latest[repeated] = last
-                paused = waits and record.approvals
-                unanswered.setdefault(last, record.status in ("Failed", "Canceled") and not paused)
+                unanswered.setdefault(last, record.status in ("Failed", "Canceled"))
                 theirs = list(record.client.get("messages", ()))
                 mark = issued.get(record.request_id)
                 if mark is not None:
@@ -167,7 +151,7 @@ class Named(Struct, frozen=True):
         fresh = [mark for mark in marks if mark not in known]
         if not fresh and marks and unanswered[known[marks[-1]]]:
             return marks[-1:], known[marks[-1]]
-        return fresh if waits is None else (), None
+        return fresh, None
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""

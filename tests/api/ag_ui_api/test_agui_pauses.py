@@ -363,54 +363,6 @@ def test_a_tool_of_the_page_that_failed(page: Page) -> None:
     assert "it broke" in streamed_text(page.run())
 
 
-def test_a_message_whose_run_failed_behind_its_calls_is_answered_when_the_page_runs_again(file: Path) -> None:
-    """Behind a decided pause, and behind the output of the page's own tool, before a word is said.
-
-    Sent once more, the decisions show the run that they led to.
-    """
-    broken = {"when": {"tool_result": True}, "reply": {"error": {"status": 400}}, "times": 2}
-    with serving({"rules": [broken]}) as (service, model), service.client() as client:
-        approved, own = Page(client), Page(client)
-        asked = approved.say(write(file))
-        assert approved.answer(asked, APPROVE)[-1]["type"] == "RUN_ERROR"
-        assert approved.answer(asked, APPROVE)[-1]["type"] == "RUN_ERROR"
-        own.say(weather(), tools=[WEATHER])
-        output(own, "28 degrees")
-        assert own.run()[-1]["type"] == "RUN_ERROR"
-        asked_before = len(model.requests)
-        assert interrupts(approved.run())
-        assert own.run(tools=[WEATHER])[-1]["outcome"]["pendingToolCallIds"]
-        assert len(model.requests) == asked_before + 2
-        assert lines(file) == ["one"]
-
-
-def test_a_message_whose_run_broke_off_in_a_tool_is_processed_again(file: Path) -> None:
-    """The page shows a call without a result, and nobody was asked about it."""
-    with serving(limits={"request_timeout_seconds": 1}) as (service, model), service.client() as client:
-        page = Page(client)
-        for found in (page.say(call("Work-rest", file=str(file), seconds=30)), page.run()):
-            assert found[-1]["code"] == "request_timeout"
-        assert len(model.requests) == 2
-
-
-def test_the_output_of_a_tool_does_not_begin_a_run_again_that_was_canceled_meanwhile(
-    page: Page, ada: httpx.Client, model: OfflineModel
-) -> None:
-    """Pages send it by themselves; nor do answers to interrupts."""
-    begun = page.say(weather(), tools=[WEATHER])
-    request = begun[0]["metadata"]["tealagents"]["request_id"]
-    ada.post(f"/requests/{request}/cancel").raise_for_status()
-    asked = len(model.requests)
-    output(page, "28 degrees")
-    assert kinds(page.run(tools=[WEATHER])) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-    other = Page(ada)
-    paused = other.say(write(Path("unwritten")))
-    ada.post(f"/requests/{paused[0]['metadata']['tealagents']['request_id']}/cancel").raise_for_status()
-    asked += 1
-    assert kinds(other.answer(paused, None)) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-    assert len(model.requests) == asked
-
-
 @pytest.mark.parametrize(
     "tool",
     [{**WEATHER, "name": "no spaces"}, {**WEATHER, "parameters": [1]}, {**WEATHER, "name": "Work-write"}],

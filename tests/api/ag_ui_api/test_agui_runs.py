@@ -407,53 +407,6 @@ def test_a_message_that_was_sent_again_after_its_run_failed_is_shown_once() -> N
         assert len([m for m in stored if m["role"] == "user"]) == 6  # over the service's own API, each try
 
 
-def test_a_page_that_has_a_part_of_an_answer_runs_again_and_gets_the_answer() -> None:
-    """The answer takes the place of the part, on each page; under a runId its run is replayed, whatever came
-    since. Who joins, or runs again once the answer is there, is shown it: the model is not asked."""
-    fault = {"kind": "error", "after_pieces": 1, "message": "it broke", "code": "server_error"}
-    flaky = {"when": {"text": "flaky"}, "reply": {"text": "one two three", "fault": fault}, "times": 2}
-    with serving({"rules": [flaky]}) as (service, model), service.client() as client:
-        page = Page(client)
-        page.say("hello")
-        assert page.say("flaky", runId="broken")[-1]["type"] == "RUN_ERROR"
-        other, late = Page(client, page.thread), Page(client, page.thread)
-        other.messages = list(page.messages)
-        late.run()
-        assert late.said("user") == ["hello", "flaky"]
-        assert len(model.requests) == 2
-        for run_id in ("broken", "second", "second", "broken"):
-            assert page.run(runId=run_id)[-1]["type"] == "RUN_ERROR"
-            assert page.said()[1:] == ["one"]
-        assert len(model.requests) == 3
-        found = page.run(runId="mended")
-        assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
-        assert page.said()[1:] == [streamed_text(found)]
-        assert page.said("user") == ["hello", "flaky"]
-        shown = list(page.messages)
-        for run_id in ("shown", "mended"):
-            assert page.run(runId=run_id)[-1]["outcome"] == {"type": "success"}
-            assert page.messages == shown
-        other.run()
-        assert other.messages == shown
-        assert len(model.requests) == 4
-
-
-def test_a_part_of_an_answer_is_left_alone_where_a_newer_message_follows() -> None:
-    """Said on another page; this one is shown all that was said."""
-    fault = {"kind": "error", "after_pieces": 1, "message": "it broke", "code": "server_error"}
-    flaky = {"when": {"text": "flaky"}, "reply": {"text": "one two three", "fault": fault}}
-    with serving({"rules": [flaky]}) as (service, model), service.client() as client:
-        page = Page(client)
-        page.say("flaky")
-        other = Page(client, page.thread)
-        other.run()
-        other.say("and now?")
-        page.run()
-        assert page.said("user") == other.said("user") == ["flaky", "and now?"]
-        assert page.said() == other.said()
-        assert len(model.requests) == 2
-
-
 def test_of_messages_that_were_new_at_once_the_one_that_is_sent_again_is_shown_once() -> None:
     """The run that failed had both, and the next one only the last."""
     flaky = {"when": {"text": "flaky"}, "reply": {"error": {"status": 400}}, "times": 1}

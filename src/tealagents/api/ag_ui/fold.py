@@ -169,9 +169,10 @@ class RunFold(EventFold):
         self._emit("TOOL_CALL_END", toolCallId=shown)
 
     def _result(self, call: str, text: str, *, is_error: bool) -> None:
-        called, shown = made("call", self._request_id, call), made("res", self._request_id, call)
-        error = {"metadata": {"tealagents": {"is_error": True}}} if is_error else {}
-        self._emit("TOOL_CALL_RESULT", messageId=shown, toolCallId=called, role="tool", content=text, **error)
+        answered, shown = made("call", self._request_id, call), made("res", self._request_id, call)
+        failed = {"metadata": {"tealagents": {"is_error": True}}} if is_error else {}
+        said = {"role": "tool", "content": text}
+        self._emit("TOOL_CALL_RESULT", messageId=shown, toolCallId=answered, **said, **failed)
 
     def _finish(self, outcome: Json, used: TokenUsage, **fields: Any) -> None:
         self.end_text()

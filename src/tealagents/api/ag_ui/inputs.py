@@ -26,12 +26,8 @@ class Given(Struct, frozen=True, kw_only=True):
     """One input."""
 
     body: core.RunAgentInput
-    #: the user's last messages, which may be new, by marks: the same for the same message sent again
+    #: the user's messages at its end, which may be new, by marks: the same for the same message sent again
     last: Mapping[str, tuple[Item, ...]]
-    #: the request whose answer the client had seen before them
-    before: str | None
-    #: whether a call has no result in the part of their answer that the client has; None: it has no part
-    waits: bool | None
     #: the marks of those whose ids a snapshot gave them, by their requests
     issued: Mapping[str | None, str]
     #: what goes with them, and what was said before
@@ -54,6 +50,11 @@ class Given(Struct, frozen=True, kw_only=True):
         """Whether the client is from before 1.0: it sends no version, and its outcomes are only two."""
         return self.body.protocol_version is None
 
+    @property
+    def seen(self) -> str | None:
+        """The request whose answer the client has seen last."""
+        return self.shown[-1][0] if self.shown else None
+
 
 def read(value: Any) -> Given:
     """An input, from its JSON. `InvalidRequest`."""
@@ -64,14 +65,10 @@ def read(value: Any) -> Given:
     instructions = [m for m in body.messages if isinstance(m, core.SystemMessage | core.DeveloperMessage)]
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     kept = tuple(Kept(m.id, m.role, () if isinstance(m, core.ToolMessage) else _items(m)) for m in talk)
-    answers = [n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)]
-    asked = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.UserMessage)), default=0)
-    ours = all(parsed(m.id, "msg", "res")[0] for m in talk[asked:]) and not body.resume
-    start, end = max((n for n in answers if n < asked or not ours), default=0), max(answers, default=0)
-    users = [m for m in talk[start:] if isinstance(m, core.UserMessage)]
+    start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
+    end = talk[start:]
+    users = [m for m in end if isinstance(m, core.UserMessage)]
     last = {_mark(m): _items(m) for m in users}
-    outputs = {m.tool_call_id: _output(m) for m in talk[end:] if isinstance(m, core.ToolMessage)}
-    calls = {call.id for m in talk[end - 1 : end] for call in getattr(m, "tool_calls", None) or ()}
     said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
     context: dict[str, list[str]] = {}
     for each in body.context or ():
@@ -86,11 +83,9 @@ def read(value: Any) -> Given:
     return Given(
         body=body,
         last=last,
-        before=parsed(talk[start - 1].id, "msg")[0] if start else None,
-        waits=not calls <= outputs.keys() if end > asked else None,
         issued={parsed(m.id, "msg")[0]: _mark(m) for m in users},
         message=message,
-        outputs=outputs,
+        outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
         resume=_resume(body),
         shown=tuple(parsed(m.id, "msg") for m in talk if isinstance(m, core.AssistantMessage)),
         kept=kept,

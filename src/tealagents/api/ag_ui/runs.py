@@ -23,7 +23,7 @@ from tealagents.state.new_message import Key
 async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     """The answer to an input."""
     thread = await requests.named(exchange, caller, given.body.thread_id)
-    fresh, repeats = await thread.fresh(given.last, given.issued, given.before, given.waits)
+    fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
     if pause is not None and (pause.status == "pending" or not fresh):
@@ -44,7 +44,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         if not fresh or (pending and pending.request_id in answered):  # which led to another pause
             return await _join(thread, given)
         first = await _send(thread, given, fresh, repeats, key)
-    elif given.waits is None and not given.last.keys() <= set(first.record.client.get("messages", ())):
+    elif not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
     first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
@@ -60,10 +60,12 @@ async def _answered(thread: Named, given: Given) -> Approval | None:
     named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     for approval_id in pending + named:
-        if (pause := await thread.pause(approval_id)) is not None:
-            open_to = pause.status in ("pending", "decided") or any(given.resume.values())
-            if (approval_id in named and open_to) or (pause.status == "pending" and _answers(pause, given)):
-                return pause
+        pause = await thread.pause(approval_id)
+        if pause is None:
+            continue
+        open_to = pause.status in ("pending", "decided") or any(given.resume.values())
+        if (approval_id in named and open_to) or (pause.status == "pending" and _answers(pause, given)):
+            return pause
     return None
 
 
@@ -105,8 +107,7 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
-    seen = given.shown[-1][0] if given.shown else None
-    behind = joins or partly or unseen or not transcripts.continues(stretch, seen)
+    behind = joins or partly or unseen or not transcripts.continues(stretch, given.seen)
     messages = await transcripts.before(exchange, stretch, needed=joins or partly) if behind else None
     return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
