@@ -657,16 +657,6 @@ def answered(service: ServiceThread, *parts: bytes) -> bytes:
     return back
 
 
-def test_who_asks_before_sending_too_much_is_not_told_to_send_it(service: ServiceThread) -> None:
-    """`Expect: 100-continue`, as curl has it for large bodies, is answered with the refusal.
-
-    The connection is closed: the server would wait there for the body, and the client send its next request.
-    """
-    head = f"POST {service.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n{JSON_LINE}"
-    asked = f"{head}content-length: 999999999\r\nexpect: 100-continue\r\n\r\n"
-    assert answered(service, asked.encode()).startswith(b"HTTP/1.1 413 ")
-
-
 @pytest.mark.parametrize(
     "parts",
     [

@@ -177,8 +177,7 @@ def count_message(scope: Scope, body: IncomingBody) -> None:
 async def _read(request: Request, limit: int, resize: Callable[[int], None]) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
-        if request.headers.get("expect", "").lower() != "100-continue":  # nothing comes unless asked for
-            await _discard(request)
+        await _discard(request)
         _too_large(limit)
     chunks: list[bytes] = []
     size = 0

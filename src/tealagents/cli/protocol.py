@@ -212,8 +212,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
             self.headers = _NO_TRAILERS
-            if self.expect_100_continue:  # refused, it sends no body: what comes next would be read as that
-                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
