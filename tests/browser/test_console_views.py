@@ -941,6 +941,30 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
     )
 
 
+def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_marks(ada: Tab) -> None:
+    ends = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const left = (node, at) => {
+          const range = document.createRange();
+          range.setStart(node, at);
+          range.setEnd(node, at + 1);
+          return range.getClientRects()[0].left;
+        };
+        const found = [...place.querySelectorAll("li")].map(({firstChild: node, offsetLeft}) => {
+          const [first, last] = [left(node, 0), left(node, node.length - 1)];
+          const side = Math.min(first, last) - offsetLeft < 40 ? "left" : "right";
+          return `${last < first ? "rtl" : "ltr"} ${side}`;
+        });
+        place.remove();
+        return found;
+    }"""
+    assert ada.page.evaluate(ends, "- Python (easy)!\n- جافا (أصعب)!") == ["ltr left", "rtl left"]
+    assert ada.page.evaluate(ends, "1. جافا (أصعب)!\n2. Python (easy)!") == ["rtl right", "ltr right"]
+
+
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {
