@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import FilePayload, Response, Route, expect
+from playwright.sync_api import FilePayload, Locator, Response, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -54,9 +54,9 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     ada.open("tasks", first["task_id"], "travel")
     tree = ada.page.locator(".tree")
     expect(tree.locator(".node")).to_have_count(2)
-    rule = "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
-    assert ada.page.evaluate(rule).startswith("93.75%")
-    ada.page.evaluate("document.documentElement.style.fontSize = '30px'")
+    of_browser = ada.page.context.new_cdp_session(ada.page)
+    of_browser.send("Page.setFontSizes", {"fontSizes": {"standard": 24}})
+    assert ada.page.evaluate("getComputedStyle(document.documentElement).fontSize") == "22.5px"
     assert tree.evaluate(
         "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
     )
@@ -64,7 +64,22 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     assert drawn
     assert rows
     assert abs(drawn["height"] - rows["height"]) < 1
-    ada.page.evaluate("document.documentElement.style.fontSize = ''")
+    # what has no room for two columns then is drawn as in a narrow window
+    ada.page.set_viewport_size({"width": 800, "height": 740})
+    assert _width(tree.locator(".node-text").first) > 200
+    ada.link("Trace").click()
+    assert _width(ada.page.locator(".bar-place").first) > 200
+    ada.open("approvals")
+    ada.page.set_viewport_size({"width": 320, "height": 740})
+    expect(ada.button("Canceled")).to_be_in_viewport(ratio=1)
+    of_browser.send("Page.setFontSizes", {"fontSizes": {"standard": 16}})
+    of_browser.detach()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def _width(of: Locator) -> float:
+    box = of.bounding_box()
+    return box["width"] if box else 0
 
 
 def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -> None:
