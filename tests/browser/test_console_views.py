@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import FilePayload, Response, Route, expect
+from playwright.sync_api import FilePayload, Locator, Response, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -54,9 +54,9 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     ada.open("tasks", first["task_id"], "travel")
     tree = ada.page.locator(".tree")
     expect(tree.locator(".node")).to_have_count(2)
-    rule = "[...document.styleSheets[0].cssRules].find((each) => each.selectorText === ':root').style.font"
-    assert ada.page.evaluate(rule).startswith("93.75%")
-    ada.page.evaluate("document.documentElement.style.fontSize = '30px'")
+    of_browser = ada.page.context.new_cdp_session(ada.page)
+    of_browser.send("Page.setFontSizes", {"fontSizes": {"standard": 24}})
+    assert ada.page.evaluate("getComputedStyle(document.documentElement).fontSize") == "22.5px"
     assert tree.evaluate(
         "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
     )
@@ -64,7 +64,22 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     assert drawn
     assert rows
     assert abs(drawn["height"] - rows["height"]) < 1
-    ada.page.evaluate("document.documentElement.style.fontSize = ''")
+    # what has no room for two columns then is drawn as in a narrow window
+    ada.page.set_viewport_size({"width": 800, "height": 740})
+    assert _width(tree.locator(".node-text").first) > 200
+    ada.link("Trace").click()
+    assert _width(ada.page.locator(".bar-place").first) > 200
+    ada.open("approvals")
+    ada.page.set_viewport_size({"width": 320, "height": 740})
+    expect(ada.button("Canceled")).to_be_in_viewport(ratio=1)
+    of_browser.send("Page.setFontSizes", {"fontSizes": {"standard": 16}})
+    of_browser.detach()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def _width(of: Locator) -> float:
+    box = of.bounding_box()
+    return box["width"] if box else 0
 
 
 def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -> None:
@@ -166,9 +181,19 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     """What the tool takes and the model has left out can be added, what it needs stays; types are kept to."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')
     ada.open("tasks", pause["task_id"])
-    ada.button("Edit the arguments").click()
     form = ada.page.locator(".fields")
+    held: list[Route] = []
+    ada.page.route("**/approvals/*", lambda route: held.append(route), times=1)
+    with ada.page.expect_request("**/approvals/*"):
+        ada.button("Edit the arguments").click()
+    # who has gone on to the reason before the form is there goes on writing it
+    ada.page.get_by_label("Reason").focus()
+    held[0].continue_()
     expect(form.get_by_label("path required")).to_have_value("log")
+    ada.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
+    expect(ada.page.get_by_label("Reason")).to_be_focused()
+    ada.button("Keep the original arguments").click()
+    ada.button("Edit the arguments").click()
     expect(form.get_by_label("path required")).to_be_focused()
     expect(form.get_by_role("button", name="Leave out path")).to_have_count(0)
     keep = form.get_by_label("keep", exact=True)
@@ -675,10 +700,16 @@ def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> Non
     # in the order of time: what is older continues below
     expect(cards).to_contain_text([f"{n}.txt" for n in (4, 3, 2, 1, 0)])
     expect(gus.button("Show more")).to_have_count(0)
-    # where much was looked through for little, no click shows nothing
-    gus.page.route("**/approvals?status=expired**", _found_in({11}))
+    # where much was looked through for little, no click shows nothing; what comes to be far behind is found
+    expired: set[int] = set()
+    gus.page.route("**/approvals?status=expired**", _found_in(expired))
     gus.button("Expired").click()
+    expect(gus.text("There are no approvals in this state.")).to_be_visible()
+    expired.add(11)
+    gus.page.evaluate("window.now = Date.now; Date.now = () => now() + 31_000")
+    gus.look_again()
     expect(cards).to_have_count(1)
+    gus.page.evaluate("Date.now = now")
     gus.page.route("**/approvals?status=canceled**", _found_in({0, 11}))
     gus.button("Canceled").click()
     expect(cards).to_have_count(1)
@@ -933,6 +964,30 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
     assert ada.page.evaluate(directions, text) == (
         ["ul rtl", "ol rtl", "blockquote rtl", "ul ltr", "td rtl", "td ltr"]
     )
+
+
+def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_marks(ada: Tab) -> None:
+    ends = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const left = (node, at) => {
+          const range = document.createRange();
+          range.setStart(node, at);
+          range.setEnd(node, at + 1);
+          return range.getClientRects()[0].left;
+        };
+        const found = [...place.querySelectorAll("li")].map(({firstChild: node, offsetLeft}) => {
+          const [first, last] = [left(node, 0), left(node, node.length - 1)];
+          const side = Math.min(first, last) - offsetLeft < 40 ? "left" : "right";
+          return `${last < first ? "rtl" : "ltr"} ${side}`;
+        });
+        place.remove();
+        return found;
+    }"""
+    assert ada.page.evaluate(ends, "- Python (easy)!\n- جافا (أصعب)!") == ["ltr left", "rtl left"]
+    assert ada.page.evaluate(ends, "1. جافا (أصعب)!\n2. Python (easy)!") == ["rtl right", "ltr right"]
 
 
 def _drawn(tab: Tab, text: str) -> str:

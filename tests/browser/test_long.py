@@ -67,6 +67,25 @@ def test_another_view_leads_back_to_what_one_looked_at(long: Tab) -> None:
     expect(_message(long, TURNS)).to_be_in_viewport()
 
 
+def test_after_one_has_gone_back_the_conversation_is_shown_from_its_new_end(long: Tab) -> None:
+    """And not from what one had looked at before."""
+    long.page.get_by_role("region", name="Messages").focus()
+    long.page.keyboard.press("Home")
+    expect(_message(long, 1)).to_be_in_viewport()
+    long.link("Time travel").click()
+    _go_to(long, TURNS - 1, "Roll back")
+    long.link("Conversation").click()
+    expect(_message(long, TURNS - 1)).to_be_in_viewport()
+    long.link("Time travel").click()
+    _go_to(long, TURNS, "Go here")
+
+
+def _go_to(tab: Tab, number: int, button: str) -> None:
+    node = tab.page.locator(".node", has=tab.text(f"Message {number}."))
+    node.get_by_role("button", name=button).click()
+    expect(node).to_contain_text("Current")
+
+
 def test_screen_readers_announce_the_place(long: Tab) -> None:
     """Each message says which of how many it is, though not all of them are drawn."""
     newest = long.page.get_by_role("article").last

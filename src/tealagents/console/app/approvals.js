@@ -253,17 +253,17 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   // it may have been edited before a decision that failed, or before the page was left
   const [editing, setEditing] = useState(choice.edited !== undefined);
   const place = useRef(null);
-  const opened = useRef(false);
+  const opened = useRef(null);
   const isForm = editing && Boolean(schemas);
-  // who opens the form goes on in it
+  // who opens the form goes on in it, unless one has gone elsewhere before it is there
   useEffect(() => {
-    if (isForm && opened.current) place.current.querySelector("input, select, textarea")?.focus();
-    opened.current = false;
+    if (isForm && opened.current === document.activeElement) place.current.querySelector("input, select, textarea")?.focus();
+    opened.current = null;
   }, [isForm]);
   const name = nameOf(call);
   const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
   const edit = () => {
-    opened.current = true;
+    opened.current = document.activeElement;
     setEditing(true);
     onEdit();
   };

@@ -68,19 +68,23 @@ async function goOn(list, pages, count, from) {
   return pages;
 }
 
+/** how long what follows the first page is kept while that one holds the same */
+const SAME_MS = 30_000;
+
 /**
  * A list, page by page. The first one is read again every `everyMs`, and the others with it where it holds other
- * items by then, or on `reload()`. `more()` adds what follows; null where there is nothing.
+ * items by then, after a while, or on `reload()`. `more()` adds what follows; null where there is nothing.
  */
 export function usePages(list, keys, everyMs) {
-  const shown = useMemo(() => ({pages: [], asked: 0, read: 0}), keys);
+  const shown = useMemo(() => ({pages: [], asked: 0, read: 0, since: 0}), keys);
   const [, redraw] = useState(0);
   const read = async () => {
     const {asked} = shown;
     const pages = [await list.page()];
-    if (asked === shown.read && sameItems(pages[0], shown.pages[0])) pages.push(...shown.pages.slice(1));
+    const kept = asked === shown.read && Date.now() - shown.since < SAME_MS && sameItems(pages[0], shown.pages[0]);
+    if (kept) pages.push(...shown.pages.slice(1));
     await goOn(list, pages, shown.pages.length, 0);
-    shown.read = asked;
+    if (!kept) Object.assign(shown, {read: asked, since: Date.now()});
     return (shown.pages = pages);
   };
   const {error, reload} = useRead(read, keys, everyMs);
@@ -104,9 +108,6 @@ const InboxContext = createContext(null);
 
 /** What waits, of the newest 2,000 pauses, as `useRead` gives it: it is read once for all who ask. */
 export const useInbox = () => useContext(InboxContext);
-
-/** how long what was read is kept where the first page holds the same: a pause does not change while it waits */
-const SAME_MS = 30_000;
 
 export function Inbox({children}) {
   const {client} = useApp();

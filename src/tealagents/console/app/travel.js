@@ -14,7 +14,7 @@ import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.j
 const ROW = 67.5;
 const LANE = 22;
 
-export function Travel({task, foreign, reload}) {
+export function Travel({task, foreign, reload, left}) {
   const {client} = useApp();
   const read = (signal) => readTree(client, task.task_id, signal);
   const {data: nodes, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
@@ -25,11 +25,13 @@ export function Travel({task, foreign, reload}) {
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
       Each completed request is one. Once there are some, they are drawn here as a tree.
     <//>`;
+  /** Where one was in the conversation says nothing of the one that ends at another point. */
+  const moved = () => ((left.current = null), reload());
   const mark = (id) => setMarked((chosen) => (chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-2)));
   return html`
     <div class="page travel">
       <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
-      <${Tree} nodes=${nodes} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${reload} />
+      <${Tree} nodes=${nodes} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${moved} />
       <${Forks} task=${task} />
       ${looked && html`<${Look} key=${looked.id} task=${task} node=${looked} onClose=${() => setLooked(null)} />`}
     </div>
