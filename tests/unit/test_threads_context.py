@@ -372,7 +372,8 @@ async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedS
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         await engine.say("I prefer tea.")
         plainly = ("Please don't", "Don’t ever", "dont", "Do not", "Never", "Never, ever", "You cannot")
-        for asked in (*plainly, "Don't you", "Do not ", "Don't, please,", "You should never just"):
+        doubted = ("Do not, please", "Never -- ever --", "Won't you", "Why won't you", "Wouldn't you")
+        for asked in (*plainly, *doubted, "Don't you", "Do not ", "Don't, please,", "You should never just"):
             await engine.say(f"{asked} forget my preferences!")
         await engine.say("hello")
         assert last_sent(model)[1].endswith("\n- tea")
@@ -393,7 +394,7 @@ async def test_preferences_are_forgotten_beside_a_not_and_when_a_question_asks_f
     model = ScriptedModel()
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         beside = ("I'd rather not, please", "I'd rather not - please", "Do not use them -- please,")
-        for asked in (*beside, "Can't you just", "Won’t you please", "Why don't you", "Why not"):
+        for asked in (*beside, "Can't you just", "Couldn’t you please", "Why don't you", "Why not"):
             await engine.say("I prefer tea.")
             await engine.say(f"{asked} forget my preferences?")
             await engine.say("hello")

@@ -33,9 +33,14 @@ _PREFERS = re.compile(
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
 #: ends a part of a sentence with a verb of its own, as far as that can be seen
-_CLAUSES = re.compile(r"[.!?;:—–()\n]|\s-+\s|(?<!please)(?<!ever),(?!\s*(?:ever\b|please\s*,))", re.I)
+_CLAUSES = re.compile(
+    r"[.!?;:—–()\n]"
+    r"|(?:(?<=rather not)|(?<!\bnot)(?<!n['’]t)(?<!never)(?<!ever)(?<!please))"
+    r"(?:\s-+\s|,(?!\s*(?:ever\b|please\s*,)))",
+    re.I,
+)
 #: asks for what it seems to negate: “Can't you …?”, “Why don't you …?”, “Why not …?”
-_ASKED = re.compile(r"\bwhy\s+(?:not\b|\w+n['’]?t\s+you\b)|\b(?:ca|could|wo|would)n['’]t\s+you\b", re.I)
+_ASKED = re.compile(r"\bwhy\s+(?:not\b|(?:do|ca|could)n['’]t\s+you\b)|\b(?:ca|could)n['’]t\s+you\b", re.I)
 #: stands right before the verb that it negates, with at most some such words between
 _NEGATED = re.compile(
     r"(?:n['’]t|\b(?:dont|not|cannot|never))"
