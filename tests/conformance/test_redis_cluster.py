@@ -62,6 +62,17 @@ def for_ann(url: str) -> str:
     return url.replace("//", "//ann:pw@")
 
 
+async def is_woken(url: str) -> None:
+    """Commits of one process to partitions of all nodes wake watches of another."""
+    async with store_of(url) as store, store_of(url) as other:
+        for partition in map(str, range(6)):
+            async with store.watch(partition, "topic") as watch:
+                while await watch.wait(SILENCE):
+                    pass
+                await notify(other, partition, "topic")
+                assert await watch.wait(MISSING)
+
+
 async def test_a_cluster_that_forbids_questions_is_recognized(
     secretive: RedisCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,14 +85,7 @@ async def test_a_cluster_that_forbids_questions_is_recognized(
 
 async def test_a_watch_of_a_cluster_that_forbids_questions_is_woken(secretive: RedisCluster) -> None:
     """One that was opened before anything was read or written, too."""
-    url = for_ann(secretive.url)
-    async with store_of(url) as store, store_of(url) as other:
-        for partition in map(str, range(6)):
-            async with store.watch(partition, "topic") as watch:
-                while await watch.wait(SILENCE):
-                    pass
-                await notify(other, partition, "topic")
-                assert await watch.wait(MISSING)
+    await is_woken(for_ann(secretive.url))
 
 
 async def test_the_rights_of_the_page_are_enough_for_a_cluster(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,15 +97,8 @@ async def test_the_rights_of_the_page_are_enough_for_a_cluster(caplog: pytest.Lo
             node.expect_ok("ACL", "SETUSER", "agent", *rights.split(), "+cluster|slots", "+asking")
             node.expect_ok("CONFIG", "SET", "appendfsync", "always")
             node.expect_ok("CONFIG", "SET", "appendonly", "yes")
-        url = cluster.url.replace("//", "//agent:PASSWORD@")
         with caplog.at_level(logging.WARNING):
-            async with store_of(url) as store, store_of(url) as other:
-                for partition in map(str, range(6)):
-                    async with store.watch(partition, "topic") as watch:
-                        while await watch.wait(SILENCE):
-                            pass
-                        await notify(other, partition, "topic")
-                        assert await watch.wait(MISSING)
+            await is_woken(cluster.url.replace("//", "//agent:PASSWORD@"))
         assert not caplog.text
         assert [node.ask("ACL", "LOG") for node in cluster.nodes] == [""] * len(cluster.nodes)
 

@@ -120,7 +120,7 @@ async def clients(
                 await stack.enter_async_context(services[0].async_client("ada")),
                 [service.url for service in services],
                 random.Random(rng.random()),
-                deadlines=PATIENCE,
+                deadline=PATIENCE,
             )
             for _ in range(CLIENTS)
         ]

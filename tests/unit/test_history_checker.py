@@ -145,7 +145,7 @@ async def test_a_task_that_does_not_end_is_stuck(world: World) -> None:
     with ServiceThread(slow, {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
             history = ClientHistory()
-            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadlines=0.2)
+            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadline=0.2)
             operation = await correspondent.send(None)
             assert operation.outcome == "unknown"
             operation.task_id = (await http.get("/tasks")).json()["items"][0]["task_id"]

@@ -181,6 +181,7 @@ class Eraser:
             with suppress(Conflict):
                 await self._records.commit(
                     partition,
+                    # a mark that goes alone puts nothing: sent again it conflicts, and is seen to be gone
                     marker=next(iter(put), keys.DELETING),
                     expect={keys.DELETING: deleting.version, keys.session(name): session.version},
                     put={**put, **({keys.DELETING: Deleting(left)} if left else {})},

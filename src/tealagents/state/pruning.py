@@ -71,9 +71,8 @@ class Pruning:
         """Whether a process works on the task, or its pause may still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
-        if is_expired(
-            head, self._records.clock
-        ):  # no message that waits can start, and no one can decide a pause
+        # no message that waits can start, and no one can decide a pause
+        if is_expired(head, self._records.clock):
             return False
         for waiting in head.queue:
             if await self._lives(waiting.worker_id):

@@ -118,14 +118,14 @@ class Correspondent:
         replicas: Sequence[str],
         rng: random.Random,
         *,
-        deadlines: float = 5.0,
+        deadline: float = 5.0,
     ) -> None:
         """`replicas` are URLs with the agent's prefix; `http` brings the user's token."""
         self._history = history
         self.http = http
         self._replicas = replicas
         self._rng = rng
-        self._deadlines = deadlines
+        self._deadline = deadline
 
     async def send(self, task_id: str | None, *, attempts: int = 1, streamed: bool = False) -> Operation:
         """Sends one message; with more than one attempt under an idempotency key."""
@@ -156,7 +156,7 @@ class Correspondent:
     ) -> Literal["answered", "refused", "never sent", "uncertain"]:
         url = self._rng.choice(self._replicas)
         try:
-            async with asyncio.timeout(self._deadlines):
+            async with asyncio.timeout(self._deadline):
                 if operation.streamed:
                     status, replayed, document = await self._stream(operation, url, body, headers)
                 else:
@@ -210,7 +210,7 @@ class Correspondent:
         began = time.monotonic()
         read = reader(self.http, self._rng.choice(self._replicas))
         try:
-            async with asyncio.timeout(self._deadlines):
+            async with asyncio.timeout(self._deadline):
                 messages = await everything(read, f"/tasks/{task_id}/messages")
         except (httpx.TransportError, httpx.HTTPStatusError, TimeoutError):
             return
