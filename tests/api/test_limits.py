@@ -31,6 +31,7 @@ from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
 from tealagents.domain.errors import Overloaded
+from tealagents.engine.admission import Admission
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -103,9 +104,10 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     async def receive() -> Message:
         return whole.pop()
 
-    budget = bodies.BodyBudget(largest=25_000)
+    budget, admission = bodies.BodyBudget(largest=25_000), Admission(per_process=1, per_user=1)
+    request = Request({"type": "http", "headers": []}, receive)
     with pytest.raises(Overloaded):
-        await bodies.read(Request({"type": "http", "headers": []}, receive), 1_000_000, budget, "ada")
+        await bodies.read(request, 1_000_000, budget, "ada", admission)
     budget.take("ada", 100_000)
 
 

@@ -1,5 +1,7 @@
 """Stopping in good order: what is running ends, what remains is interrupted, nothing new begins, exit 0."""
 
+import http.client
+import json
 import os
 import signal
 import sys
@@ -7,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +230,36 @@ def test_an_idle_process_stops_at_once_even_with_idle_connections(patient: Forke
     with patient.client() as ada:
         assert send(ada, "hello")["status"] == "Completed"
         assert patient.terminate() == 0
+
+
+def test_a_message_that_is_still_arriving_at_the_end_is_refused_as_a_new_one(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path
+) -> None:
+    """Each protocol says in its own words that the process ends: nothing was taken."""
+    spec = config(protocols=["openai"])
+    codes = {
+        "": lambda answer: answer["code"],
+        "/openai/v1/responses": lambda answer: answer["error"]["code"],
+    }
+    with nursery.service(spec, env(model, tmp_path / "state.db")) as service, ExitStack() as open_links:
+        sending = {}
+        for path in codes:
+            link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+            sending[path] = open_links.enter_context(closing(link))
+            link.putrequest("POST", f"{httpx.URL(service.url).path}{path}")
+            headers = {"authorization": "Bearer ada", "content-type": "application/json"}
+            for name, value in {**headers, "content-length": "100", "expect": "100-continue"}.items():
+                link.putheader(name, value)
+            link.endheaders()
+            assert b"100 Continue" in link.sock.recv(1000)  # by now the body is being read
+            link.send(b'{"items": [')
+        status = stopped(service)
+        for path, link in sending.items():
+            answer = link.getresponse()
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert codes[path](json.load(answer)) == "draining"
+        assert status.result(60) == 0
+        assert "Exception in ASGI application" not in service.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

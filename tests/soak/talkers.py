@@ -46,6 +46,8 @@ OFFERED: Json = {
 }
 #: seconds after which a client gives up on an answer that it asks for again under its key
 HASTE = 0.15
+#: the server's own answer, of status 500, to what still waits for the store three seconds after the drain
+CUT_OFF = b"Internal Server Error"
 #: with these ids may be named of what was never stored
 UNCERTAIN = frozenset({"persistence_unavailable"})
 #: after these the same call is made again
@@ -84,6 +86,8 @@ class Notes:
     #: the tasks whose deletion was acknowledged
     gone: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
+    #: the words of messages that have the client's own tool called
+    tool_words: set[str] = field(default_factory=set)
     #: what no fault excuses
     wrong: list[str] = field(default_factory=list)
     _words: int = 0
@@ -289,6 +293,7 @@ class Talker:
     async def _run_tool(self) -> None:
         """A call of the client's own tool, its output sent to the replicas, now and then two that differ."""
         word, same = self._notes.word(), self._rng.random() < 0.6
+        self._notes.tool_words.add(word)
         asked = plan(word, self._notes.file, [[f"{word}.0.0!"]])
         outputs = ["sunny", "sunny" if same else "rain"]
         made = await self._respond({"input": asked, "tools": [OFFERED]})
@@ -348,6 +353,9 @@ class Talker:
                 content = await answer.aread()
         except (httpx.TransportError, TimeoutError):
             self._notes.done[f"{what}: lost"] += 1
+            return None
+        if content == CUT_OFF:
+            self._notes.done[f"{what}: cut off"] += 1
             return None
         document = json.loads(content) if content else {}
         if answer.status_code < 300:

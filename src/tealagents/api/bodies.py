@@ -27,9 +27,10 @@ from starlette.types import Scope
 from typing_extensions import TypeVar
 
 from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER
-from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
+from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 from tealagents.domain.texts import is_encodable
+from tealagents.engine.admission import Admission
 
 T = TypeVar("T", bound=BaseModel)
 N = TypeVar("N")
@@ -159,11 +160,18 @@ class IncomingBody:
         self._held = held
 
 
-async def read(request: Request, limit: int, budget: BodyBudget, user: str) -> bytes:
-    """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget."""
+async def read(request: Request, limit: int, budget: BodyBudget, user: str, admission: Admission) -> bytes:
+    """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget.
+
+    `Draining` where it is still arriving when the server ends what is left of a process that drains.
+    """
     body = IncomingBody(budget, user)
     try:
         return await _read(request, limit, body.resize)
+    except asyncio.CancelledError:
+        if not admission.draining:
+            raise
+        raise Draining from None
     finally:
         body.resize(0)
 

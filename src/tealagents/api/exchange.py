@@ -176,8 +176,8 @@ class Exchange:
 
     async def raw_body(self, request: Request) -> bytes:
         """The body as it came, within the limits."""
-        user = request.scope.get(_USER, "")
-        return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
+        user, most = request.scope.get(_USER, ""), self.settings.max_body_bytes
+        return await bodies.read(request, most, self._incoming, user, self.service.admission)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:

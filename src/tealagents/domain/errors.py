@@ -186,6 +186,11 @@ class Overloaded(Refusal):
 class Draining(Refusal):
     code = "draining"
 
+    def __init__(self) -> None:
+        super().__init__(
+            "This process is shutting down. Send the message again; another one takes it.", retry_after=1
+        )
+
 
 class AuthUnavailable(Refusal):
     """The authority gives no keys, so that no token can be checked."""

@@ -20,9 +20,7 @@ class Admission:
     def check(self, user: str) -> None:
         """Refuses what would be one too many."""
         if self.draining:
-            raise Draining(
-                "This process is shutting down. Send the message again; another one takes it.", retry_after=1
-            )
+            raise Draining
         if self._by_user[user] >= self._per_user:
             raise Overloaded(
                 f"You already have {self._per_user} requests in flight. Wait for some to finish.",

@@ -213,8 +213,8 @@ class StatelessApp:
         caller = await self._identify(request)
         if "content-type" in request.headers:
             bodies.require_json(request)
-        most = self._front.settings.max_body_bytes
-        body = await bodies.read(request, most, self._incoming, caller.user.key)
+        most, admission = self._front.settings.max_body_bytes, self._front.turns.admission
+        body = await bodies.read(request, most, self._incoming, caller.user.key, admission)
         return caller, self._given(bodies.parse(body))
 
     def _given(self, body: Any) -> inputs.Input:
