@@ -100,7 +100,7 @@ async def test_every_answer_stays_true(
         found.append(f"the audits: {said}")
     print(f"\n{place.name}, {concurrency}, seed {SEED}: {dict(notes.done)}, faults {dict(faults)}")
     assert not found, f"seed {SEED}:\n" + "\n".join(found[:20])
-    assert len(notes.requests) > SECONDS / 4  # on a machine that does something else as well
+    assert len(notes.requests) > SECONDS
 
 
 async def torment(
