@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tealagents.alarms import alarms
 from tealagents.state.codec import encode_json
 
 log = logging.getLogger(__name__)
@@ -298,7 +299,7 @@ class _Sending:
 
     # fmt: off
     __slots__ = (
-        "_keepalive", "_last", "_leave", "_loop", "_ping", "_send", "_timer", "_transport", "_untaken",
+        "_alarms", "_gave_up", "_keepalive", "_last", "_leave", "_ping", "_send", "_transport", "_untaken",
         "_waiting", "ended",
     )
     # fmt: on
@@ -314,7 +315,7 @@ class _Sending:
         self._transport = transport
         self._keepalive = keepalive
         self._leave = leave
-        self._loop = asyncio.get_running_loop()
+        self._alarms = alarms()
         #: when something was last handed over, or taken
         self._last = 0.0
         #: the end has been handed over, on which some servers report that the client has left
@@ -322,19 +323,18 @@ class _Sending:
         #: how many are waiting to hand something over, and what was not taken when it was last looked at
         self._waiting = 0
         self._untaken = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._gave_up = False
         self._ping: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """Begins to look whether the client takes what it is sent."""
-        self._last = self._loop.time()
-        self._tick()
+        self._last = self._now()
+        self.look()
 
     def keep_alive(self, seconds: float) -> None:
         """From now on, sends a comment after so many seconds of silence."""
-        self.stop()
         self._keepalive = seconds
-        self._tick()
+        self.look()
 
     def body(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
         return self.write({"type": "http.response.body", "body": data, "more_body": more})
@@ -353,14 +353,15 @@ class _Sending:
             await asyncio.sleep(FLUSH_LOOK)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarms.unset(self)
         if self._ping is not None and not self._ping.done():
             self._ping.cancel()
+        if self._gave_up:
+            log.info("a client that takes nothing is given up")
 
     async def write(self, message: Message) -> None:
         if not self._waiting:
-            self._last = self._loop.time()
+            self._last = self._now()
         self._waiting += 1
         try:
             await self._send(message)
@@ -370,18 +371,22 @@ class _Sending:
     def _buffered(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def _tick(self) -> None:
-        now = self._loop.time()
+    def _now(self) -> float:
+        return self._alarms.loop.time()
+
+    def look(self) -> None:
+        """Gives the client up, or sends it a comment, where it is time to; and looks again later."""
+        now = self._now()
         wait = self._keepalive
         if self._waiting:
             if self._takes_nothing(now):
                 self._give_up()
                 return
         elif now - self._last >= self._keepalive * 0.99:
-            self._ping = self._loop.create_task(self._comment())
+            self._ping = asyncio.create_task(self._comment())
         else:
             wait -= now - self._last
-        self._timer = self._loop.call_later(max(0.05, min(wait, SEND_TIMEOUT / 2)), self._tick)
+        self._alarms.set(self, now + min(wait, SEND_TIMEOUT / 2))
 
     async def _comment(self) -> None:
         if not self.ended:
@@ -395,7 +400,7 @@ class _Sending:
         return now - self._last >= SEND_TIMEOUT
 
     def _give_up(self) -> None:
-        log.info("a client that takes nothing is given up")
+        self._gave_up = True
         if self._transport is not None:
             self._transport.abort()
         self._leave()
