@@ -110,6 +110,25 @@ def test_a_call_can_be_referred_to_behind_what_was_said_with_it() -> None:
         assert "get_weather({}) returned: sunny" in str(sent)
 
 
+def test_a_call_alone_can_be_referred_to() -> None:
+    """Behind it the model knows what was called; another's call, and one that there is not, are not found."""
+    script = {"rules": [{"when": "go", "reply": {"tool_calls": [{"name": "get_weather", "arguments": {}}]}}]}
+    ask, more = ({"role": "user", "content": text} for text in ("go", "hello again"))
+    with serving(script) as (service, model), raw(service) as wire, raw(service, "eve") as eve:
+        (made,) = create(wire, input=[ask], tools=[WEATHER])["output"]
+        loop = [ask, {"type": "item_reference", "id": made["id"]}, output(made)]
+        for behind in ([more], [{"role": "assistant", "content": "It is sunny."}, more]):
+            create(wire, input=[*loop, *behind])
+            sent = model.requests[-1]["body"]["messages"]
+            assert "get_weather({}) returned: sunny" in [each["content"] for each in sent]
+        missing = made["id"][:-1] + "1"
+        for client, identifier in ((eve, made["id"]), (wire, missing), (wire, "fc_1")):
+            referred = {"type": "item_reference", "id": identifier}
+            unknown = client.post("/responses", json={"input": [ask, referred, output(made), more]})
+            assert (unknown.status_code, identifier in unknown.text) == (404, True)
+        assert kinds(create(wire, input=loop)) == ["message"]
+
+
 def test_some_answers_to_calls_that_were_decided_come_too_late(
     service: ServiceThread, wire: httpx.Client
 ) -> None:
