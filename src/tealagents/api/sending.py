@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tealagents.api import names, requests, stretches
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.resent import ADDS_A_MESSAGE, Resent, in_words
+from tealagents.api.resent import ADDS_A_MESSAGE, Made, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
 from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
@@ -113,7 +113,12 @@ def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> Reque
 def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
     """The answers to the last pause, by the places of its calls; where others are answered."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
+    made = {each.call_id for each in given.before if isinstance(each, Made)}
     for each in reversed(given.answers):
+        if each.call_id in made and names.parsed(each.call_id, *kinds)[0] is None:
+            raise InvalidRequest(
+                each.answer.field, "answers a call that was made elsewhere: a message of the user must follow"
+            )
         approval_id, place = names.read("call", each.call_id, *kinds)
         check_reason(each.answer)
         named = named or approval_id
