@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import Receive
 
+from tealagents.api import names
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import (
@@ -206,6 +207,22 @@ async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Ap
     """A pause of any request of the partition."""
     found = await exchange.service.records.get(partition, keys.approval(approval_id), Approval)
     return found.value if found is not None else None
+
+
+async def find_call(
+    exchange: Exchange, caller: Caller, what: str, name: str, *kinds: str
+) -> tuple[Approval, int]:
+    """The pause of a call that the caller names by an id of these kinds, and the call's place in it.
+
+    `NotFound`, also where it is another user's: no `what` has that id.
+    """
+    with names.unknown_as(what, name):
+        approval_id, place = names.read(what, name, *kinds)
+        partition = await exchange.locate(caller, keys.approval, approval_id)
+        pause = await find_pause(exchange, partition, approval_id)
+        if pause is None or place >= len(pause.calls):
+            raise NotFound("It has fewer calls.")
+        return pause, place
 
 
 async def submitted(

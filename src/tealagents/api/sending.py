@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from tealagents.api import names, requests, stretches
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.resent import ADDS_A_MESSAGE, Resent, in_words
+from tealagents.api.resent import ADDS_A_MESSAGE, Made, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
 from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
-from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
 #: how often a request that failed behind answers is tried again with them; then its last failure stays
@@ -85,15 +84,12 @@ async def _answered(
     its request is, or are to be in the background though it is not. `NotFound` where nothing of that name
     waits, in the task that is named.
     """
-    answers, approval_id, earlier = _by_place(given, kinds)
+    answers, earlier = _by_place(given, kinds)
     named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
-    with names.unknown_as("call", given.answers[-1].call_id):
-        partition = await exchange.locate(caller, keys.approval, approval_id)
-        waiting = await requests.find_pause(exchange, partition, approval_id)
-        if waiting is None or max(answers) >= len(waiting.calls):
-            raise NotFound("It has fewer calls.")
-        if named is not None and named.task_id != waiting.task_id:
-            raise NotFound("It is another task's.")
+    last = given.answers[-1].call_id
+    waiting, _ = await requests.find_call(exchange, caller, "call", last, *kinds)
+    if max(answers) >= len(waiting.calls) or (named is not None and named.task_id != waiting.task_id):
+        raise names.unknown("call", last)
     view = await exchange.request(caller, waiting.request_id)
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
@@ -114,10 +110,15 @@ def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> Reque
     return replace(held, tool_choice=asked.tool_choice) if asked.tool_choice is not None else None
 
 
-def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], str, dict[str, str]]:
-    """The answers to the last pause, by the places of its calls; its id; where others are answered."""
+def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
+    """The answers to the last pause, by the places of its calls; where others are answered."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
+    made = {each.call_id for each in given.before if isinstance(each, Made)}
     for each in reversed(given.answers):
+        if each.call_id in made and names.parsed(each.call_id, *kinds)[0] is None:
+            raise InvalidRequest(
+                each.answer.field, "answers a call that was made elsewhere: a message of the user must follow"
+            )
         approval_id, place = names.read("call", each.call_id, *kinds)
         check_reason(each.answer)
         named = named or approval_id
@@ -132,7 +133,7 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
             approval_id, place = names.read("call", each.call_id, *kinds)
             if approval_id == named:
                 answers.setdefault(place, each.answer)
-    return answers, named, earlier
+    return answers, earlier
 
 
 async def _check_earlier(exchange: Exchange, view: RequestView, answered: Mapping[str, str]) -> None:

@@ -96,6 +96,34 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
     assert refused.status_code == 400
 
 
+def test_a_message_must_follow_calls_that_were_made_elsewhere(wire: httpx.Client, ada: OpenAI) -> None:
+    """A history that ends in their outputs is told so; an unknown id of this service's form is not found."""
+
+    def refused(call_id: str, **options: Any) -> tuple[int, str, str]:
+        made = {"type": "function_call", "call_id": call_id, "name": "get_weather", "arguments": "{}"}
+        history = [{"role": "user", "content": "hello"}, made, output(made)]
+        answer = wire.post("/responses", json={"input": history, **options})
+        return answer.status_code, answer.json()["error"]["param"], answer.json()["error"]["message"]
+
+    first = create(wire, input="hello")
+    for options in ({}, {"previous_response_id": first["id"]}):
+        status, param, words = refused("call_1", **options)
+        assert (status, param) == (400, "input.2")
+        assert "a message of the user must follow" in words
+    assert refused("call_01890000-0000-7000-8000-000000000000_0")[0] == 404
+    made = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    history: Any = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    with pytest.raises(openai.BadRequestError) as unanswerable:
+        ada.chat.completions.create(model="Tester", messages=history)
+    assert unanswerable.value.param == "messages.2"
+    history.append({"role": "user", "content": "hello again"})
+    assert ada.chat.completions.create(model="Tester", messages=history).choices[0].message.content
+
+
 def test_a_call_can_be_referred_to_behind_what_was_said_with_it() -> None:
     """A history of ids alone keeps its name."""
     calls = [{"name": "get_weather", "arguments": {}}]
@@ -108,6 +136,25 @@ def test_a_call_can_be_referred_to_behind_what_was_said_with_it() -> None:
         create(wire, input=[ask, *referred, output(asked["output"][1]), more])
         sent = model.requests[-1]["body"]["messages"]
         assert "get_weather({}) returned: sunny" in str(sent)
+
+
+def test_a_call_alone_can_be_referred_to() -> None:
+    """Behind it the model knows what was called; another's call, and one that there is not, are not found."""
+    script = {"rules": [{"when": "go", "reply": {"tool_calls": [{"name": "get_weather", "arguments": {}}]}}]}
+    ask, more = ({"role": "user", "content": text} for text in ("go", "hello again"))
+    with serving(script) as (service, model), raw(service) as wire, raw(service, "eve") as eve:
+        (made,) = create(wire, input=[ask], tools=[WEATHER])["output"]
+        loop = [ask, {"type": "item_reference", "id": made["id"]}, output(made)]
+        for behind in ([more], [{"role": "assistant", "content": "It is sunny."}, more]):
+            create(wire, input=[*loop, *behind])
+            sent = model.requests[-1]["body"]["messages"]
+            assert "get_weather({}) returned: sunny" in [each["content"] for each in sent]
+        missing = made["id"][:-1] + "1"
+        for client, identifier in ((eve, made["id"]), (wire, missing), (wire, "fc_1")):
+            referred = {"type": "item_reference", "id": identifier}
+            unknown = client.post("/responses", json={"input": [ask, referred, output(made), more]})
+            assert (unknown.status_code, identifier in unknown.text) == (404, True)
+        assert kinds(create(wire, input=loop)) == ["message"]
 
 
 def test_some_answers_to_calls_that_were_decided_come_too_late(

@@ -131,8 +131,7 @@ def _entry(each: Json, where: str) -> Entry:
         case "function_call_output":
             return returned(each, where, "call_id", "output")
         case "mcp_approval_response":
-            named = bodies.string(each, "approval_request_id", where)
-            return AnsweredCall(named, approved(each, where))
+            return AnsweredCall(bodies.string(each, "approval_request_id", where), approved(each, where))
         case "mcp_call":
             return resent.outcome(made("", each).text, each.get("output") or each.get("error"))
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs

@@ -53,6 +53,9 @@ async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str,
         with names.unknown_as("item", name):
             stretch = await find(exchange, caller, of)
         known |= {of: None, **{each["id"]: each for each in (await document(exchange, stretch))["output"]}}
+    if name[:3] == "fc_" and name not in known:
+        pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
+        return documents.waiting(pause, n, exchange.agent.name)
     return known.get(name) or given
 
 
@@ -138,8 +141,7 @@ async def document(exchange: Exchange, stretch: Stretch) -> Json:
 
 async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     """What a response was made upon: a message, or what was decided of a pause."""
-    before = stretch.before
-    if before is None:
+    if (before := stretch.before) is None:
         asked = await requests.asked(exchange, stretch.view.partition, stretch.record)
         return [documents.said(asked)] if asked is not None else []
     places = {call.id: n for n, call in enumerate(before.calls)}
