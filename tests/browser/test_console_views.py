@@ -284,6 +284,26 @@ def test_what_was_said_before_a_pause_is_shown(ada: Tab, service: ServiceThread)
     expect(ada.text("I would rotate it.")).to_have_count(1)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_was_said_before_calls_of_which_the_first_waits_is_shown_once(
+    ada: Tab, service: ServiceThread, streamed: bool
+) -> None:
+    """Although the events name only the one that has run."""
+    if streamed:
+        ada.say("tidy up")
+        expect(ada.page.locator(".pause")).to_be_visible()
+        ada.page.reload()
+    else:
+        (pause,) = talk(service, "tidy up")
+        ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".pause")).to_contain_text("Files-delete")
+    parts = ada.page.locator("[data-live] .answer > :is(.markdown, .call)")
+    expect(parts).to_have_text(["I would tidy up.", re.compile("Files-list.*done")])
+    ada.button("Reject").click()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    expect(ada.text("I would tidy up.")).to_have_count(1)
+
+
 def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: ServiceThread) -> None:
     """Neither of them goes on where the other one ends."""
     (answer,) = talk(service, "hello")
