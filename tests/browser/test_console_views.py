@@ -987,6 +987,29 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
     )
 
 
+def test_a_table_has_its_first_column_where_its_language_begins(ada: Tab) -> None:
+    """Whatever each cell reads as; so has one in a quote, whose mark is on that side too."""
+    sides = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const found = [...place.querySelectorAll("tr")].map(({cells: [first, second]}) => {
+          const side = first.getBoundingClientRect().x < second.getBoundingClientRect().x ? "left" : "right";
+          return [side, getComputedStyle(first).direction, getComputedStyle(second).direction].join(" ");
+        });
+        for (const each of place.querySelectorAll("blockquote")) found.push(getComputedStyle(each).direction);
+        place.remove();
+        return found;
+    }"""
+    arabic = "|عمود|b|\n|-|-|\n|one|قيمة|"
+    latin = "|a|b|\n|-|-|\n|واحد|one|"
+    quoted = "\n".join(f"> {line}" for line in arabic.splitlines())
+    assert ada.page.evaluate(sides, arabic) == ["right rtl ltr", "right ltr rtl"]
+    assert ada.page.evaluate(sides, latin) == ["left ltr ltr", "left rtl ltr"]
+    assert ada.page.evaluate(sides, quoted) == ["right rtl ltr", "right ltr rtl", "rtl"]
+
+
 def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_marks(ada: Tab) -> None:
     ends = """async (text) => {
         const {html, render} = await import("./app/html.js");
