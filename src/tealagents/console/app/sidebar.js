@@ -129,9 +129,10 @@ function bySession(tasks) {
 function SessionGroup({session, tasks, current, reload}) {
   const {client, me, notify} = useApp();
   const [asking, setAsking] = useState(false);
-  const remove = useAttempt()(async () => {
+  const remove = useAttempt()(async (erased) => {
     setAsking(false);
     await client.deleteSession(session).finally(reload);
+    if (erased.some((task) => task.task_id === current)) navigate("new");
     notify("The session is deleted.");
   });
   if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
@@ -169,7 +170,7 @@ function DeleteSession({session, listed, onDelete, onClose}) {
       </p>`}
       <div class="actions">
         <button onClick=${onClose} autofocus>Keep it</button>
-        <button class="primary danger" disabled=${!erased} onClick=${onDelete}>Delete</button>
+        <button class="primary danger" disabled=${!erased} onClick=${() => onDelete(erased)}>Delete</button>
       </div>
     <//>
   `;
