@@ -284,6 +284,26 @@ def test_what_was_said_before_a_pause_is_shown(ada: Tab, service: ServiceThread)
     expect(ada.text("I would rotate it.")).to_have_count(1)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_was_said_before_calls_of_which_the_first_waits_is_shown_once(
+    ada: Tab, service: ServiceThread, streamed: bool
+) -> None:
+    """Although the events name only the one that has run."""
+    if streamed:
+        ada.say("tidy up")
+        expect(ada.page.locator(".pause")).to_be_visible()
+        ada.page.reload()
+    else:
+        (pause,) = talk(service, "tidy up")
+        ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".pause")).to_contain_text("Files-delete")
+    parts = ada.page.locator("[data-live] .answer > :is(.markdown, .call)")
+    expect(parts).to_have_text(["I would tidy up.", re.compile("Files-list.*done")])
+    ada.button("Reject").click()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    expect(ada.text("I would tidy up.")).to_have_count(1)
+
+
 def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: ServiceThread) -> None:
     """Neither of them goes on where the other one ends."""
     (answer,) = talk(service, "hello")
@@ -962,6 +982,29 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
     assert ada.page.evaluate(directions, text) == (
         ["ul rtl", "ol rtl", "blockquote rtl", "ul ltr", "td rtl", "td ltr"]
     )
+
+
+def test_a_table_has_its_first_column_where_its_language_begins(ada: Tab) -> None:
+    """Whatever each cell reads as; so has one in a quote, whose mark is on that side too."""
+    sides = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        render(html`<${Markdown} text=${text} />`, place);
+        const found = [...place.querySelectorAll("tr")].map(({cells: [first, second]}) => {
+          const side = first.getBoundingClientRect().x < second.getBoundingClientRect().x ? "left" : "right";
+          return [side, getComputedStyle(first).direction, getComputedStyle(second).direction].join(" ");
+        });
+        for (const each of place.querySelectorAll("blockquote")) found.push(getComputedStyle(each).direction);
+        place.remove();
+        return found;
+    }"""
+    arabic = "|عمود|b|\n|-|-|\n|one|قيمة|"
+    latin = "|a|b|\n|-|-|\n|واحد|one|"
+    quoted = "\n".join(f"> {line}" for line in arabic.splitlines())
+    assert ada.page.evaluate(sides, arabic) == ["right rtl ltr", "right ltr rtl"]
+    assert ada.page.evaluate(sides, latin) == ["left ltr ltr", "left rtl ltr"]
+    assert ada.page.evaluate(sides, quoted) == ["right rtl ltr", "right ltr rtl", "rtl"]
 
 
 def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_marks(ada: Tab) -> None:

@@ -62,6 +62,31 @@ def test_deleting_a_session_counts_what_the_list_does_not_show(
     ada.page.get_by_role("searchbox").fill("")
 
 
+@pytest.mark.parametrize("shown", ["listed", "filtered out"])
+def test_who_deletes_the_session_that_they_look_at_is_led_to_the_first_page(
+    ada: Tab, service: ServiceThread, session: str, shown: str
+) -> None:
+    """As by deleting the conversation, also where the list does not show it."""
+    ada.expected = {404}
+    with service.client("ada") as client:
+        task = client.get("/tasks", params={"session_id": session}).json()["items"][0]["task_id"]
+        for _ in range(2):
+            body = {"items": [{"content_type": "text", "content": "hello"}], "metadata": {"title": "apple"}}
+            client.post("", json={**body, "session_id": session}).raise_for_status()
+    ada.open("tasks", task)
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    ada.look_again()
+    expect(ada.page.locator(".session").first).to_have_accessible_name(f"Session {session[-8:]}")
+    if shown == "filtered out":
+        ada.page.get_by_role("searchbox").fill("apple")
+        expect(ada.page.locator(".task[aria-current]")).to_have_count(0)
+    dialog = _asked(ada, "Session", "Delete session")
+    dialog.get_by_role("button", name="Delete", exact=True).click()
+    expect(ada.text("The session is deleted.")).to_be_visible()
+    expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
+    ada.page.get_by_role("searchbox").fill("")
+
+
 def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, session: str) -> None:
     """The id is typed into a dialog."""
     with service.client("ada") as client:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from agents import talk
-from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import FilePayload, Locator, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread
@@ -208,6 +208,29 @@ def test_what_is_damaged_is_read_once(ada: Tab, service: ServiceThread, code: st
     else:
         with ada.page.expect_request("**/checkpoints?**"):
             ada.page.clock.run_for(60_000)
+
+
+def test_what_is_gone_is_not_asked_for_until_there_may_be_something_again(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """A page that was left at a conversation which was deleted elsewhere; it can be imported again there."""
+    ada.expected = {404}
+    (answer,) = talk(service, "My name is Ada.")
+    with service.client("ada") as client:
+        exported = client.get(f"/tasks/{answer['task_id']}/export").content
+        ada.page.clock.install()
+        ada.open("tasks", answer["task_id"])
+        expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+        client.delete(f"/tasks/{answer['task_id']}").raise_for_status()
+    ada.page.clock.run_for(5_000)
+    expect(ada.page.locator("main")).to_contain_text("Not found")
+    before = ada.requests.count(f"{service.url}/tasks/{answer['task_id']}")
+    ada.page.clock.run_for(60_000)
+    expect(ada.page.locator("main")).to_contain_text("Not found")
+    assert ada.requests.count(f"{service.url}/tasks/{answer['task_id']}") == before > 0
+    file: FilePayload = {"name": "task.json", "mimeType": "application/json", "buffer": exported}
+    ada.page.get_by_label("A task to import").set_input_files(file)
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
 
 
 @pytest.mark.parametrize(

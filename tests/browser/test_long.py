@@ -86,6 +86,30 @@ def _go_to(tab: Tab, number: int, button: str) -> None:
     expect(node).to_contain_text("Current")
 
 
+def test_how_a_request_ended_is_read_once(long: Tab, task: str, service: ServiceThread) -> None:
+    """Although its turn is drawn again each time one comes back to it."""
+    with service.client("ada") as client:
+        first = client.get(f"/tasks/{task}/messages?limit=1").json()["items"][0]["request_id"]
+    long.page.reload()
+    expect(_message(long, TURNS)).to_be_in_viewport()
+    with long.page.expect_response(f"**/requests/{first}") as reading:
+        _to(long, "Home", 1)
+    reading.value.finished()
+    for _ in range(2):
+        _to(long, "End", TURNS)
+        _to(long, "Home", 1)
+    assert len([url for url in long.requests if url.endswith(f"/requests/{first}")]) == 1
+
+
+def _to(tab: Tab, key: str, number: int) -> None:
+    tab.page.get_by_role("region", name="Messages").focus()
+    tab.page.keyboard.press(key)
+    expect(_message(tab, number)).to_be_in_viewport()
+    expect(_message(tab, TURNS + 1 - number)).to_have_count(0)
+    # what is read of what has come into view is asked for
+    tab.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn, 0)))")
+
+
 def test_screen_readers_announce_the_place(long: Tab) -> None:
     """Each message says which of how many it is, though not all of them are drawn."""
     newest = long.page.get_by_role("article").last

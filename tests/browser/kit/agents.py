@@ -18,6 +18,10 @@ rules:
     reply:
       text: "I would rotate it."
       tool_calls: [{name: Files-rotate, arguments: '{"path": "log"}'}]
+  - when: tidy up
+    reply:
+      text: "I would tidy up."
+      tool_calls: [{name: Files-delete, arguments: {path: log}}, {name: Files-list, arguments: {}}]
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
   - {when: a bad story, reply: {text: There was a, finish_reason: content_filter}}

@@ -119,15 +119,16 @@ function placeholder(task, running) {
   return running ? "The agent is answering" : "Reply";
 }
 
-/** `parts`, and what is `stored` before a call, or a call that waits: where nothing was streamed no event says it. */
-const withSaid = (parts, stored) =>
-  stored.reduce((all, said, at) => {
-    const call = stored[at + 1];
-    if (said.type !== "text" || call?.type !== "call") return all;
-    const found = all.findIndex(({id}) => id === call.id);
+/** `parts`, and the texts `stored` before calls: no event names a call that waits, or a text that was not streamed. */
+const withSaid = (parts, stored) => {
+  const places = new Map(stored.map(({id}, at) => [id, at]));
+  return stored.reduce((all, said, at) => {
+    if (said.type !== "text" || stored[at + 1]?.type !== "call") return all;
+    const found = all.findIndex(({id}) => id && places.get(id) > at);
     const place = found < 0 ? all.length : found;
     return all[place - 1]?.type === "text" ? all : all.toSpliced(place, 0, said);
   }, parts);
+};
 
 /** The answer that is on its way. */
 function Running({live, said, user, foreign, onTaken, reload}) {

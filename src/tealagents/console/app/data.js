@@ -10,8 +10,8 @@ const AGAIN_MS = 5000;
 const passes = ({code, status}) => !code || status === 429 || (status >= 500 && code !== "corrupt_state");
 
 /**
- * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs`, or after an
- * error that may pass, while the page is looked at. What was read stays until there is something newer.
+ * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` unless it is
+ * gone, or after an error that may pass, while the page is looked at. What was read stays until there is something newer.
  */
 export function useRead(read, keys, everyMs) {
   const [state, setState] = useState({data: null, error: null});
@@ -21,18 +21,20 @@ export function useRead(read, keys, everyMs) {
     const leaving = new AbortController();
     let under = null;
     let failed = false;
+    let gone = false;
     // what is asked for anew does not get what was under way before
     run.current = (anew = false) => {
       if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
         .then((data) => {
-          failed = false;
+          failed = gone = false;
           // nothing is drawn anew for what is the same
           if (!leaving.signal.aborted && data !== undefined)
             setState((known) => (known.data === data && !known.error ? known : {data, error: null}));
         })
         .catch((error) => {
           failed = passes(error);
+          gone = error.code === "not_found";
           if (!leaving.signal.aborted) setState((known) => ({...known, error}));
         })
         .finally(() => (under = null))
@@ -42,7 +44,7 @@ export function useRead(read, keys, everyMs) {
     };
     run.current();
     const looked = () => (everyMs || failed) && document.visibilityState === "visible" && run.current?.();
-    const timer = setInterval(looked, everyMs ?? AGAIN_MS);
+    const timer = setInterval(() => gone || looked(), everyMs ?? AGAIN_MS);
     document.addEventListener("visibilitychange", looked);
     return () => {
       leaving.abort();
@@ -52,6 +54,14 @@ export function useRead(read, keys, everyMs) {
     };
   }, keys);
   return {...state, reload};
+}
+
+/** Calls `reload`, unless it is null, when a task was made or changed in this page. */
+export function useChanges(reload) {
+  useEffect(() => {
+    addEventListener("tasks-changed", reload);
+    return () => removeEventListener("tasks-changed", reload);
+  }, [reload]);
 }
 
 /** pages in which nothing was found that are read for one that holds something */

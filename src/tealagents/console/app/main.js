@@ -25,7 +25,8 @@ function Console({config, session, onSignOut, onLapsed}) {
     // an answer that comes later is not the next user's
     const access = watched(session.token, (reason) => ended.aborted || onLapsed(reason));
     const made = (retry) => new Client(location.origin + config.url, {...access, retry});
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), ended, config, me: session.me, notify: setNotice};
+    const clients = {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP)};
+    return {...clients, requests: new Map(), ended, config, me: session.me, notify: setNotice};
   }, [config, session]);
   const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
   const me = app.me ?? who?.user ?? null;

@@ -103,8 +103,11 @@ function Made({tokens, raw, name}) {
     for (const dead of nodes.querySelectorAll("a:not([href])")) dead.replaceWith(...dead.childNodes);
     for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
     // with its marks: all that is in a list or a quote reads as its beginning does
-    for (const said of [...nodes.children, ...nodes.querySelectorAll("th, td")]) said.dir = "auto";
+    for (const said of nodes.children) said.dir = "auto";
     place.current.replaceChildren(nodes);
+    // what has a direction of its own, as cells have, does not count for what it is in
+    for (const said of place.current.children) if (said.querySelector("th")) said.dir = getComputedStyle(said).direction;
+    for (const cell of place.current.querySelectorAll("th, td")) cell.dir = "auto";
   }, [raw]);
   return html`<div class=${name} ref=${place}></div>`;
 }

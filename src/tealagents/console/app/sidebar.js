@@ -1,7 +1,7 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
-import {html, useEffect, useMemo, useRef, useState} from "./html.js";
+import {html, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {Shared, useInbox, usePages, useRead} from "./data.js";
+import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
@@ -57,11 +57,7 @@ function useTasks(client, status, ofTenant) {
   const filter = {status: status || undefined, limit: 50};
   const list = ofTenant ? client.tenantTasks(filter) : client.tasks(filter);
   const tasks = usePages(list, [client, status, ofTenant], 4000);
-  const {reload} = tasks;
-  useEffect(() => {
-    addEventListener("tasks-changed", reload);
-    return () => removeEventListener("tasks-changed", reload);
-  }, [reload]);
+  useChanges(tasks.reload);
   return tasks;
 }
 
@@ -95,7 +91,7 @@ function TaskList({current}) {
           <option value="">All</option>
           ${STATUSES.map((name) => html`<option key=${name}>${name}</option>`)}
         </select>
-        <${ListMenu} reload=${reload} />
+        <${ListMenu} />
       </div>
       ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
       <div class="scroll">
@@ -133,9 +129,10 @@ function bySession(tasks) {
 function SessionGroup({session, tasks, current, reload}) {
   const {client, me, notify} = useApp();
   const [asking, setAsking] = useState(false);
-  const remove = useAttempt()(async () => {
+  const remove = useAttempt()(async (erased) => {
     setAsking(false);
     await client.deleteSession(session).finally(reload);
+    if (erased.some((task) => task.task_id === current)) navigate("new");
     notify("The session is deleted.");
   });
   if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
@@ -173,7 +170,7 @@ function DeleteSession({session, listed, onDelete, onClose}) {
       </p>`}
       <div class="actions">
         <button onClick=${onClose} autofocus>Keep it</button>
-        <button class="primary danger" disabled=${!erased} onClick=${onDelete}>Delete</button>
+        <button class="primary danger" disabled=${!erased} onClick=${() => onDelete(erased)}>Delete</button>
       </div>
     <//>
   `;
@@ -222,7 +219,7 @@ export function titleFrom(items) {
   return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE).replace(/[\ud800-\udbff]$/, "")}…` : line;
 }
 
-function ListMenu({reload}) {
+function ListMenu() {
   const {client} = useApp();
   const [asking, setAsking] = useState(false);
   const input = useRef(null);
@@ -233,7 +230,7 @@ function ListMenu({reload}) {
     const document_ = await file.text();
     if (!asObject(document_)) throw new Error("That file is not JSON. Choose one that was exported here.");
     const task = await client.importTask(document_);
-    reload();
+    dispatchEvent(new Event("tasks-changed"));
     navigate("tasks", task.task_id);
   });
   return html`

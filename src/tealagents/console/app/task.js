@@ -1,7 +1,7 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
-import {useRead} from "./data.js";
+import {useChanges, useRead} from "./data.js";
 import {asObject, longTime, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
@@ -26,13 +26,15 @@ const FRESH = 2500;
 export function TaskView({taskId, tab}) {
   const {client, me} = useApp();
   const {data: task, error, reload} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
+  const gone = error?.code === "not_found";
+  useChanges(gone ? reload : null); // it may be imported again
   /** where one was in the conversation, while one looks at another view of it */
   const left = useRef(null);
   const changed = async () => {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
   };
-  if (!task || error?.code === "not_found")
+  if (!task || gone)
     return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}><${Back} /><//>`;
   const foreign = isForeign(task, me);
   const [, , , View] = TABS.find(([name]) => name === tab) ?? TABS[0];

@@ -103,14 +103,23 @@ function AnswerFooter({turn, task}) {
   `;
 }
 
+const OVER = ["Completed", "Failed", "Canceled"];
+
 /**
  * How a request ended, which its messages do not say, looked up once it can be seen. One that has no answer among
  * them is shown with what there was of one.
  */
 function Ending({requestId, answered, place}) {
-  const {client} = useApp();
-  const look = async (signal) => (await inView(place.current, signal), client.request(requestId, {signal}));
-  const {data: request} = useRead(look, [client, requestId]);
+  const {client, requests} = useApp();
+  const look = async (signal) => {
+    if (requests.has(requestId)) return;
+    await inView(place.current, signal);
+    const found = await client.request(requestId, {signal});
+    if (OVER.includes(found.status)) requests.set(requestId, found);
+    return found;
+  };
+  const {data} = useRead(look, [client, requestId]);
+  const request = requests.get(requestId) ?? data;
   if (answered) return html`<${Cut} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
   const output = request.content?.output;
