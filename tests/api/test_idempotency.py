@@ -194,10 +194,13 @@ def test_keys_belong_to_users(ada: httpx.Client, eve: httpx.Client) -> None:
 
 
 def test_the_key_of_a_deleted_task_finds_nothing(ada: httpx.Client, model: OfflineModel) -> None:
-    """What was deleted is not begun again by a late retry."""
+    """What was deleted is not begun again by a late retry, nor named where another message comes."""
     first = post(ada, text("hello"), "deleted").json()
     ada.delete(f"/tasks/{first['task_id']}").raise_for_status()
-    problem(post(ada, text("hello"), "deleted"), 404, "not_found")
+    for said in ("hello", "something else"):
+        refused = post(ada, text(said), "deleted")
+        problem(refused, 404, "not_found")
+        assert first["task_id"] not in refused.text
     assert len(model.requests) == 1
 
 

@@ -222,6 +222,33 @@ def test_a_fork_holds_what_failed_as_well(ada: httpx.Client, model: OfflineModel
     assert texts(messages(ada, forked)) == [*texts(whole), "Go on.", texts(messages(ada, forked))[-1]]
 
 
+def test_a_fork_at_what_failed_leaves_it_failed(ada: httpx.Client, model: OfflineModel) -> None:
+    """Its message is there, no checkpoint, and not sent to the model. covers: THREAD-6"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    paused = say(ada, 'call Shell-delete {"path": "/x"}', task)
+    ada.post(f"/requests/{paused['request_id']}/cancel").raise_for_status()
+    whole = messages(ada, task)
+    forked = fork(ada, task, message_id=whole[2]["message_id"]).raise_for_status().json()["task_id"]
+    copied = messages(ada, forked)
+    assert texts(copied) == texts(whole)[:3]
+    canceled = ada.get(f"/requests/{copied[2]['request_id']}").json()
+    assert (canceled["status"], canceled["error"]["code"]) == ("Canceled", "request_canceled")
+    assert [each["request_id"] for each in checkpoints(ada, forked)] == [copied[0]["request_id"]]
+    say(ada, "Go on.", forked)
+    sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "user"]
+    assert sent == ["My name is Ada.", "Go on."]
+
+
+def test_a_fork_shows_as_output_only_what_the_agent_said(ada: httpx.Client) -> None:
+    """At a user's message, or at the result of a tool, there is none. covers: THREAD-6"""
+    answer = say(ada, 'call Shell-look {"path": "/x"}')
+    user, _, result, last = messages(ada, answer["task_id"])
+    for point, expected in ((user, ""), (result, ""), (last, output(answer))):
+        forked = fork(ada, answer["task_id"], message_id=point["message_id"]).json()["task_id"]
+        request_id = messages(ada, forked)[-1]["request_id"]
+        assert output(ada.get(f"/requests/{request_id}").json()) == expected
+
+
 def test_a_fork_is_independent(ada: httpx.Client) -> None:
     """Neither hears of the other, and the fork outlives its origin. covers: THREAD-6"""
     task, _ = introduced(ada, "Ada")

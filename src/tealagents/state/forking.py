@@ -198,16 +198,16 @@ class _Fork(Struct, frozen=True):
             if ending is None and not ends:
                 continue  # it has not ended
             kept = messages if found is None else found
-            if ending is not None and ending.status != "Completed" and not ends:
+            if ending is not None and ending.status != "Completed":
                 failed = await self._copied(each, kept, ending)
                 await self.copy.add_request(replace(failed, parent=last))
-                continue
-            whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
-            record = await self._copied(each, kept, ending if whole else None)
-            # what is remembered as of the end of a request is not yet so in its middle
-            context = record.context if whole else paths.count_round(context)
-            await self.copy.add_request(replace(record, parent=last, context=context))
-            last = record.request_id
+            else:
+                whole = ending is not None and len(kept) == len(messages)
+                record = await self._copied(each, kept, ending if whole else None)
+                # what is remembered as of the end of a request is not yet so in its middle
+                context = record.context if whole else paths.count_round(context)
+                await self.copy.add_request(replace(record, parent=last, context=context))
+                last = record.request_id
             if ends:
                 return last, end
         if message_id is not None:
@@ -268,7 +268,7 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         worker_id=None,
         ended_at=old.ended_at or last.created_at,
         remote_id=old.remote_id if whole else None,
-        output=old.output if whole else last.text,
+        output=old.output if whole else last.text if last.role == "assistant" else "",
         finish_reason=old.finish_reason if whole else None,
         extra_data=old.extra_data if whole else None,
         error=old.error if whole else None,

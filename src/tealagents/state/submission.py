@@ -113,11 +113,12 @@ class Submission:
 
 
 async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyRecord) -> Replayed:
+    request = await tasks.request(partition, known.request_id)  # first: one that is deleted is not named
     if known.digest != key.digest:
         raise IdempotencyKeyReused(
             request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
         )
-    return Replayed(await tasks.request(partition, known.request_id), partition)
+    return Replayed(request, partition)
 
 
 class _Attempt:
