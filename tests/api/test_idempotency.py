@@ -197,8 +197,8 @@ def test_the_key_of_a_deleted_task_finds_nothing(ada: httpx.Client, model: Offli
     """What was deleted is not begun again by a late retry, nor named where another message comes."""
     first = post(ada, text("hello"), "deleted").json()
     ada.delete(f"/tasks/{first['task_id']}").raise_for_status()
-    for said in ("hello", "something else"):
-        refused = post(ada, text(said), "deleted")
+    for other in ("hello", "something else"):
+        refused = post(ada, text(other), "deleted")
         problem(refused, 404, "not_found")
         assert first["task_id"] not in refused.text
     assert len(model.requests) == 1

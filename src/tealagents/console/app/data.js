@@ -175,11 +175,13 @@ export class Shared {
   /** The value of `key`, and from then on each of its changes. */
   use(key) {
     const [, again] = useState(0);
+    const value = this.values.get(key);
     useEffect(() => {
       const listener = (changed) => changed === key && again((n) => n + 1);
       this.#listeners.add(listener);
+      if (this.values.get(key) !== value) listener(key); // it was set before anyone listened
       return () => this.#listeners.delete(listener);
     }, [key]);
-    return this.values.get(key);
+    return value;
   }
 }
