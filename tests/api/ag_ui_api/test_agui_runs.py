@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 from agui_talk import (
     Page,
+    events,
     kinds,
     refusal,
     run_input,
@@ -373,6 +374,23 @@ def test_a_run_that_fails_ends_in_an_error() -> None:
         sent = [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "user"]
         assert sent == ["hello"]
         assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_run_that_fails_in_the_midst_of_its_text_ends_the_text_before() -> None:
+    """Live and asked for again: replays by CopilotKit hold back what follows an open text."""
+    fault = {"kind": "error", "after_pieces": 1, "message": "it broke", "code": "server_error"}
+    rule = {"when": {"text": "broken"}, "reply": {"text": "one two three", "fault": fault}}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.messages.append(user("broken"))
+        live = page.post(runId="r").text
+        assert page.post(runId="r").text == live
+        assert kinds(events(live))[1:] == [
+            "TEXT_MESSAGE_START",
+            "TEXT_MESSAGE_CONTENT",
+            "TEXT_MESSAGE_END",
+            "RUN_ERROR",
+        ]
 
 
 def test_a_message_that_was_sent_again_after_its_run_failed_is_shown_once() -> None:
