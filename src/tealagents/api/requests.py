@@ -98,11 +98,18 @@ class Named(Struct, frozen=True):
     partition: str
     head: Head | None = None
 
-    @property
-    def answered_to(self) -> int | None:
-        """The last entry of its log, where the last message was answered and nothing has come since."""
+    async def answered_to(self, shown: str) -> int | None:
+        """The last entry of its log, where the last message was answered and nothing has come since.
+
+        None as well where `shown`, the text that a client has of the answer, is only its beginning.
+        """
         head = self.head
-        return head.tail_seq if head and head.idle and head.status == "Completed" else None
+        if head is None or head.checkpoint_id is None or not head.idle or head.status != "Completed":
+            return None
+        records, key = self.exchange.service.records, keys.request(head.checkpoint_id)
+        found = await records.get(self.partition, key, RequestRecord)
+        answer = found.value.output.rstrip() if found else ""  # some pages leave out spaces at the end
+        return None if len(shown) < len(answer) and answer.startswith(shown) else head.tail_seq
 
     async def pause(self, approval_id: str) -> Approval | None:
         """A pause of this task."""

@@ -82,9 +82,9 @@ async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
 def continues(stretch: Stretch, seen: str | None) -> bool:
     """Whether a stretch comes right behind the answer that a page has seen last.
 
-    It does not where a message that was not answered stands between them: the page may lack it. Known from
-    what `client` says of the task when the message came, `Named.answered_to`: nothing is read, which could
-    delay or fail what is carried out already.
+    It does not where a message that was not answered stands between them, which the page may lack, or where
+    the page shows only the beginning of the answer. Known from what `client` says of the task when the
+    message came, `Named.answered_to`: nothing is read, which could delay or fail what is carried out already.
     """
     record = stretch.record
     if stretch.number > 1 or record.client.get("seeded"):

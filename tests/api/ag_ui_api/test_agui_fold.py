@@ -47,6 +47,8 @@ from tealagents.domain.models import (
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 IDS = {"session_id": "s", "task_id": "t", "request_id": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"}
 GIVEN = inputs.read(run_input("thread", user("hi"), runId="run"))
+#: what a client from before 1.0 sends
+OLD = inputs.read(run_input("thread", user("hi"), runId="run", protocolVersion=None))
 LINK = {"server": "s", "url": "https://s.example/", "scopes": ()}
 APPROVALS = st.builds(
     lambda links, clients, actions: Approval(
@@ -98,15 +100,15 @@ def runs(draw: st.DrawFn) -> list[Event]:
     return [*made, draw(ENDS)]
 
 
-def folded(run: Sequence[Event], before: Approval | None) -> bytes:
-    fold = RunFold(GIVEN, IDS, before, None)
+def folded(run: Sequence[Event], before: Approval | None, sent: inputs.Given = GIVEN) -> bytes:
+    fold = RunFold(sent, IDS, before, None)
     return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(run))
 
 
-@given(runs(), st.none() | APPROVALS)
-def test_every_run_is_in_order(run: list[Event], before: Approval | None) -> None:
+@given(runs(), st.none() | APPROVALS, st.sampled_from([GIVEN, OLD]))
+def test_every_run_is_in_order(run: list[Event], before: Approval | None, sent: inputs.Given) -> None:
     """Each event is what the protocol's models say; what is opened is closed, and nothing is sent twice."""
-    found = events(folded(run, before).decode())
+    found = events(folded(run, before, sent).decode())
     shown = [event["toolCallId"] for event in found if event["type"] == "TOOL_CALL_START"]
     assert len(shown) == len(set(shown))
     if before is not None:

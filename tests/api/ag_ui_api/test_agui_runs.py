@@ -1,11 +1,15 @@
 """Runs over AG-UI: text, tools, threads, history that comes again, runs that are asked for twice."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import httpx
+import pytest
 from agui_talk import (
     Page,
+    events,
     kinds,
     refusal,
     run_input,
@@ -109,6 +113,62 @@ def test_a_replayed_run_doubles_nothing_on_the_page(page: Page, model: OfflineMo
     assert page.said() == shown
     assert page.said("user") == ["one", "two"]
     assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("behind_a_tool", [False, True])
+def test_a_page_that_stopped_in_the_midst_of_an_answer_is_shown_the_rest_with_its_next_run(
+    page: Page, model: OfflineModel, file: Path, behind_a_tool: bool
+) -> None:
+    """Before the new answer, and once; the model is not asked for the old one again."""
+    page.say(call("Work-note", file=str(file), line="one") if behind_a_tool else "one")
+    shown = list(page.messages)
+    if behind_a_tool:
+        del page.messages[2:]  # it shows the call
+    else:
+        page.messages[-1] = {**shown[-1], "content": shown[-1]["content"][:3]}
+    asked = len(model.requests)
+    page.messages.append(user("two"))
+    body = run_input(page.thread, *page.messages, runId="r")
+    found = page.run(runId="r")
+    assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
+    assert page.messages[: len(shown)] == shown
+    assert page.said("user")[1:] == ["two"]
+    assert events(page.client.post("/ag-ui", json=body).text) == found
+    assert "MESSAGES_SNAPSHOT" not in kinds(page.say("three"))
+    assert len(model.requests) == asked + 2
+
+
+@pytest.mark.parametrize("content", ["done", "all done \n", "DONE"])
+def test_a_page_that_shows_an_answer_in_its_own_words_keeps_them(content: str) -> None:
+    """Without the spaces at its end, or altered: only the beginning of an answer is a part of it."""
+    rule = {"when": {"text": "one"}, "reply": {"text": "done \n"}}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.say("one")
+        page.messages[-1]["content"] = content
+        assert "MESSAGES_SNAPSHOT" not in kinds(page.say("two"))
+        assert page.said()[0] == content
+
+
+def test_two_pages_that_stopped_in_the_midst_of_an_answer_are_answered_once(
+    page: Page, model: OfflineModel
+) -> None:
+    """Where both send the same message, at once; each shows the whole thread in the end."""
+    page.say("one")
+    page.messages[-1]["content"] = page.messages[-1]["content"][:3]
+    page.messages.append(user("two"))
+    pages = [page, Page(page.client, page.thread)]
+    pages[1].messages = deepcopy(page.messages)
+    asked = len(model.requests)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Page.run, pages))
+    late = Page(page.client, page.thread)
+    late.run()
+    assert len(model.requests) == asked + 1
+    assert late.said("user") == ["one", "two"]
+    for each in pages:
+        each.run()
+        assert each.said() == late.said()
 
 
 def test_the_same_message_under_another_run_is_answered_once(page: Page, model: OfflineModel) -> None:
@@ -373,6 +433,23 @@ def test_a_run_that_fails_ends_in_an_error() -> None:
         sent = [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "user"]
         assert sent == ["hello"]
         assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_run_that_fails_in_the_midst_of_its_text_ends_the_text_before() -> None:
+    """Live and asked for again: replays by CopilotKit hold back what follows an open text."""
+    fault = {"kind": "error", "after_pieces": 1, "message": "it broke", "code": "server_error"}
+    rule = {"when": {"text": "broken"}, "reply": {"text": "one two three", "fault": fault}}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.messages.append(user("broken"))
+        live = page.post(runId="r").text
+        assert page.post(runId="r").text == live
+        assert kinds(events(live))[1:] == [
+            "TEXT_MESSAGE_START",
+            "TEXT_MESSAGE_CONTENT",
+            "TEXT_MESSAGE_END",
+            "RUN_ERROR",
+        ]
 
 
 def test_a_message_that_was_sent_again_after_its_run_failed_is_shown_once() -> None:

@@ -145,6 +145,7 @@ class RunFold(EventFold):
         self._finish(outcome_of(self._given, None), outcome.usage, **result)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
+        self.end_text()  # before an error, too: replays by CopilotKit hold back what follows an open text
         if canceled and not self._given.is_old:
             self._finish({"type": "cancelled"}, self._used)
         else:

@@ -38,6 +38,9 @@ class Given(Struct, frozen=True, kw_only=True):
     resume: Mapping[str, CallAnswer | None]
     #: the request and the number that each of the assistant's messages shows, oldest first
     shown: tuple[tuple[str | None, str], ...]
+    #: the request whose answer the client has seen last, and its text there: none while it only calls tools
+    seen: str | None
+    answer: str
     #: what the client has, oldest first
     kept: tuple[Kept, ...]
 
@@ -49,11 +52,6 @@ class Given(Struct, frozen=True, kw_only=True):
     def is_old(self) -> bool:
         """Whether the client is from before 1.0: it sends no version, and its outcomes are only two."""
         return self.body.protocol_version is None
-
-    @property
-    def seen(self) -> str | None:
-        """The request whose answer the client has seen last."""
-        return self.shown[-1][0] if self.shown else None
 
 
 def read(value: Any) -> Given:
@@ -74,6 +72,8 @@ def read(value: Any) -> Given:
     for each in body.context or ():
         context.setdefault(each.description, []).extend(filter(None, [each.value]))
     told = {name: "\n".join(values) for name, values in context.items()}
+    answers = [m for m in talk if isinstance(m, core.AssistantMessage)]
+    shown = tuple(parsed(m.id, "msg") for m in answers)
     message = NewMessage(
         items=(),
         earlier=tuple(said[-MOST_EARLIER:]),
@@ -87,7 +87,9 @@ def read(value: Any) -> Given:
         message=message,
         outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
         resume=_resume(body),
-        shown=tuple(parsed(m.id, "msg") for m in talk if isinstance(m, core.AssistantMessage)),
+        shown=shown,
+        seen=shown[-1][0] if shown else None,
+        answer="".join(m.content or "" for m in answers[-1:] if not m.tool_calls),
         kept=kept,
     )
 

@@ -60,8 +60,7 @@ async def _answered(thread: Named, given: Given) -> Approval | None:
     named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     for approval_id in pending + named:
-        pause = await thread.pause(approval_id)
-        if pause is None:
+        if (pause := await thread.pause(approval_id)) is None:
             continue
         open_to = pause.status in ("pending", "decided") or any(given.resume.values())
         if (approval_id in named and open_to) or (pause.status == "pending" and _answers(pause, given)):
@@ -89,7 +88,8 @@ async def _send(
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
     place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
-    behind = thread.answered_to if len(fresh) == len(given.last) else None  # not all was answered
+    all_new = len(fresh) == len(given.last)  # else not all was answered
+    behind = await thread.answered_to(given.answer) if all_new else None
     client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": behind}
     message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
     try:
