@@ -856,6 +856,17 @@ async def test_an_import_continues_no_conversation_at_the_model_service() -> Non
         assert stored.value.remote_id is None
 
 
+@pytest.mark.parametrize("image", ["data:image/png;base64,=", "https://example.com/cat.png"])
+async def test_an_image_that_no_message_could_bring_is_brought_by_no_document(image: str) -> None:
+    """The model would be sent it with every later turn. covers: TASK-5"""
+    async with process() as here:
+        _, document, _ = await exported_and_deleted(here)
+        message = next(e["body"]["message"] for e in document["entries"] if "message" in e["body"])
+        message["items"] = [{"content_type": "image", "content": image}]
+        with pytest.raises(InvalidRequest, match=r"message\.items: an image (is not|must be a data URI)"):
+            await here.importer.import_(ADA, document)
+
+
 def test_users_of_different_tenants_never_share_a_partition() -> None:
     """Whatever dots are in the names of tenants and users. covers: AUTH-3"""
     pairs = [
