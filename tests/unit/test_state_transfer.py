@@ -369,7 +369,7 @@ async def test_a_fork_is_made_though_its_session_was_about_to_be_deleted(
         assert session is not None
         monkeypatch.undo()
         marked = await here.eraser._mark_deleted(here.partition(), session)
-        assert await here.eraser._restored(here.partition(), marked)
+        assert await here.eraser._restore(here.partition(), marked)
         return await finish(copy, head, session)
 
     async with process() as here:
