@@ -43,7 +43,7 @@ from tealagents.state.records import Headless, RecordStore, Stored, no_task
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
-from tealagents.state.workers import Lease, Peers, Word
+from tealagents.state.workers import Lease, Peers, Signal
 
 log = logging.getLogger(__name__)
 
@@ -453,7 +453,7 @@ class Tasks:
                 return False
             worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
             elsewhere = worker if worker != self.lease.worker_id else None
-            word = Word(
+            signal = Signal(
                 request_id=request_id,
                 actor=actor,
                 superseded=ending is SUPERSEDED,
@@ -461,12 +461,12 @@ class Tasks:
             )
             if elsewhere is not None and not asked:
                 asked = True
-                await self.peers.signal(elsewhere, word)
+                await self.peers.signal(elsewhere, signal)
                 await self._ends(partition, request_id, ASKED_SECONDS)
                 continue
             if await self.end(partition, stored, request_id, ending, actor):
                 if elsewhere is not None:
-                    await self.peers.signal(elsewhere, word)
+                    await self.peers.signal(elsewhere, signal)
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
