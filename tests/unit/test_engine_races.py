@@ -34,7 +34,7 @@ from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
-from tealagents.state.pruning import Departure
+from tealagents.state.pruning import UserErasure
 from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
 from tealagents.stores.memory import MemoryStore
@@ -654,7 +654,7 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         clock.seconds = SPARE_SECONDS + 60
 
         async def erases() -> None:
-            await Departure(here.eraser, ADA.user).erase()
+            await UserErasure(here.eraser, ADA.user).erase()
 
         store.there = erases
         resumed = await here.approvals.resume(

@@ -569,7 +569,7 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
         request, document, _ = await exported_and_deleted(other)
         taken, go_on = asyncio.Event(), asyncio.Event()
         imports: list[asyncio.Task[Head]] = []
-        written = other.importer._written
+        written = other.importer._write
 
         async def late(*what: Any) -> Head:
             taken.set()
@@ -582,7 +582,7 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
                 imports[0].add_done_callback(lambda _: taken.set())
                 await taken.wait()
 
-        monkeypatch.setattr(other.importer, "_written", late)
+        monkeypatch.setattr(other.importer, "_write", late)
         store.points, store.there = 0, start
         message = await asyncio.gather(here.ask(new_task_id=request.task_id), return_exceptions=True)
         store.there = nothing

@@ -116,7 +116,7 @@ class Service:
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
-                self._wait_turn(caller, begun, streamed=streamed)
+                self._wait_in_queue(caller, begun, streamed=streamed)
                 return Submitted(begun.request, begun.partition)
             self.start(caller, begun, streamed=streamed)
             return Submitted(begun.request, begun.partition)
@@ -178,15 +178,15 @@ class Service:
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
-    def _wait_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    def _wait_in_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
         request_id = waiting.request.request_id
         task = asyncio.create_task(
-            self._take_turn(caller, waiting, streamed=streamed), name=f"turn {request_id}"
+            self._start_from_queue(caller, waiting, streamed=streamed), name=f"turn {request_id}"
         )
         self._waiting[request_id] = (task, waiting)
         task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
 
-    async def _take_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    async def _start_from_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
         """Starts a request when it is its turn; gives its place back where it never will be."""
         request = waiting.request
         started = False
@@ -217,7 +217,7 @@ class Service:
                 continue
             return (await self.tasks.request(sent.partition, request_id)).value
 
-    async def turn(self, partition: str, request_id: str) -> RequestRecord | None:
+    async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:
         """A request that waits here, once it begins or never will; None where it waits elsewhere."""
         if (turn := self._waiting.get(request_id)) is not None:
             await asyncio.wait([turn[0]])

@@ -288,7 +288,7 @@ class Tasks:
 
     async def commit(
         self, partition: str, transition: Transition, *, version: str | None, operation: str | None = None
-    ) -> "Written":
+    ) -> Written:
         """Writes a transition on the head of this version; `Conflict` where it has another by now.
 
         The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
@@ -300,7 +300,7 @@ class Tasks:
         except Headless:
             return await self._commit_large(partition, transition, operation)
 
-    async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> "Written":
+    async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> Written:
         """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
         records, head = self.records, transition.head
         absent = {keys.task(head.task_id): None}
@@ -317,12 +317,12 @@ class Tasks:
 
     async def _commit(
         self, partition: str, transition: Transition, version: str | None, operation: str | None
-    ) -> "Written":
+    ) -> Written:
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back
             grown = replace(grown, updated_at=grown.created_at)
-        head, log_key, batch = await self.records.append(partition, grown, transition.entries, version)
+        head, log_key, batch = await self.records.extended(partition, grown, transition.entries, version)
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:
             put[keys.request(request.request_id)] = request
@@ -384,7 +384,7 @@ class Tasks:
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
-            return await self.renewing_key(partition, waiting)
+            return await self.with_own_key(partition, waiting)
         produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
@@ -402,9 +402,9 @@ class Tasks:
         if head.pending is not None:
             closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
             transition = replace(transition, put={**transition.put, **closed})
-        return await self.renewing_key(partition, transition)
+        return await self.with_own_key(partition, transition)
 
-    async def renewing_key(self, partition: str, transition: Transition) -> Transition:
+    async def with_own_key(self, partition: str, transition: Transition) -> Transition:
         """The transition without the request's key where that is another request's.
 
         It has become so once the key had lapsed, or was so when the request was imported.
