@@ -26,7 +26,7 @@ from tealagents.domain.models import Head, User
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, keys
-from tealagents.state.removal import Tombstone
+from tealagents.state.removal import PendingDeletion
 from tealagents.stores import open_store
 from tealagents.testing.faults import full_disk
 from tealagents.testing.pytest_stores import DURABLE, Place
@@ -640,14 +640,14 @@ def drop(database: Path, name: str) -> None:
 async def bury(url: str, task_id: str) -> None:
     """What a process that died in the middle of a deletion leaves behind."""
     owner, key = User("mock", "ada"), keys.task(task_id)
-    partition, grave, noted = keys.user("Tester", owner.key), keys.erasing("Tester"), f"{key}/"
+    partition, erasing, noted = keys.user("Tester", owner.key), keys.erasing("Tester"), f"{key}/"
     async with open_store(url) as store:
         [record] = await store.read(partition, [key])
         assert record is not None
         head = codec.unseal(partition, key, record.value, Head)
         erased = codec.seal(partition, key, {**json.loads(codec.encode_json(head)), "erased": True})
-        note = codec.seal(grave, noted, Tombstone(owner, task_id, 0.0))
-        for place, name, value in ((grave, noted, note), (partition, key, erased)):
+        note = codec.seal(erasing, noted, PendingDeletion(owner, task_id, 0.0))
+        for place, name, value in ((erasing, noted, note), (partition, key, erased)):
             await store.commit(place, Commit(operation=ids.operation_id(), put={name: Put(value)}))
 
 

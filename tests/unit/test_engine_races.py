@@ -34,7 +34,7 @@ from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
-from tealagents.state.pruning import Departure
+from tealagents.state.pruning import UserErasure
 from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
 from tealagents.stores.memory import MemoryStore
@@ -544,18 +544,18 @@ async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_i
         sent = await here.send()
         request_id, signal = sent.request.request_id, there.tasks.peers.signal
 
-        async def late(worker_id: str, word: workers.Word) -> None:
+        async def late(worker_id: str, asked: workers.Signal) -> None:
             gate.set()
             await eventually(lambda: not here.tasks.begun_here)
-            await signal(worker_id, word)
+            await signal(worker_id, asked)
 
         monkeypatch.setattr(there.tasks.peers, "signal", late)
         with pytest.raises(ApprovalPending):
             await there.ask("newer", sent.request.task_id)
         resumed = await here.approvals.resume(ADA, request_id, Command(action="approve"), streamed=False)
         await eventually(lambda: len(model.calls) == 2)
-        # the next word is read with all that have been left before
-        await signal(here.lease.worker_id, workers.Word(request_id=random_id(), actor="mock.ada"))
+        # the next signal is read with all that have been left before
+        await signal(here.lease.worker_id, workers.Signal(request_id=random_id(), actor="mock.ada"))
         mailbox = keys.signals("Tester", here.lease.worker_id)
         await eventually(lambda: _is_empty(store, mailbox))
         end.set()
@@ -563,7 +563,7 @@ async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_i
         assert len(ran) == 1
 
 
-async def test_a_word_of_the_version_before_which_counts_no_pauses_ends_the_run() -> None:
+async def test_a_signal_of_the_version_before_which_counts_no_pauses_ends_the_run() -> None:
     """As while an update rolls. covers: REQUEST-8"""
     store, never = shared(), asyncio.Event()
     model = Scripted(calls(DELETE), waits(never))
@@ -571,8 +571,8 @@ async def test_a_word_of_the_version_before_which_counts_no_pauses_ends_the_run(
         paused = await here.ask()
         await here.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=False)
         await eventually(lambda: len(model.calls) == 2)
-        word = workers.Word(request_id=paused.request_id, actor="mock.ada")
-        await there.tasks.peers.signal(here.lease.worker_id, word)
+        signal = workers.Signal(request_id=paused.request_id, actor="mock.ada")
+        await there.tasks.peers.signal(here.lease.worker_id, signal)
 
         async def canceled() -> bool:
             return (await here.request(paused.request_id)).status == "Canceled"
@@ -654,7 +654,7 @@ async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
         clock.seconds = SPARE_SECONDS + 60
 
         async def erases() -> None:
-            await Departure(here.eraser, ADA.user).erase()
+            await UserErasure(here.eraser, ADA.user).erase()
 
         store.there = erases
         resumed = await here.approvals.resume(

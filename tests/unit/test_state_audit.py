@@ -52,7 +52,7 @@ class Log:
                 draft("message.added", "service", OTHER, Note(LARGE if size == 1 else f"{n}"))
                 for n in range(size)
             ]
-            head, key, batch = await self.records.append(self.partition, head, drafts, written.version)
+            head, key, batch = await self.records.extended(self.partition, head, drafts, written.version)
             await self.put(key, batch)
         await self.put(keys.task(self.task_id), head)
 
@@ -225,7 +225,7 @@ async def test_entries_in_another_order_are_named(written: Log, first: int) -> N
 async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
     """An intruder has added one to the log, but not to the task."""
     head = await written.head()
-    _, key, batch = await written.records.append(written.partition, head, [draft("a", "b", None, Note(""))])
+    _, key, batch = await written.records.extended(written.partition, head, [draft("a", "b", None, Note(""))])
     await written.put(key, batch)
     fault = (await written.verified()).fault
     assert fault is not None
@@ -324,7 +324,7 @@ async def test_a_log_that_is_continued_with_another_key_is_reported(
     """At once: what is written from then on will never verify."""
     async with log(b"an audit key") as written:
         records = RecordStore(written.records.store, "Tester", SystemClock(), audit_key=key)
-        await records.append(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
+        await records.extended(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
         assert (TASK in caplog.text and "TA_AUDIT_KEY" in caplog.text) is said
 
 
@@ -332,7 +332,7 @@ async def test_a_log_is_given_a_key_without_complaint(caplog: pytest.LogCaptureF
     """One that was begun without any."""
     async with log(b"") as written:
         records = RecordStore(written.records.store, "Tester", SystemClock(), audit_key=b"an audit key")
-        await records.append(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
+        await records.extended(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
         assert caplog.text == ""
 
 

@@ -39,7 +39,7 @@ from tealagents.state.forking import fork
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import NewMessage
-from tealagents.state.pruning import Departure, Pruning
+from tealagents.state.pruning import Pruning, UserErasure
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.state.removal import MAKING_SECONDS
 from tealagents.state.submission import Submission
@@ -585,8 +585,8 @@ async def test_a_user_is_erased_page_after_page() -> None:
         partition = here.partition()
         for n in range(135):
             await store.commit(partition, Commit(operation=operation_id(), put={f"x/{n:03}": Put(b"")}))
-        departure = Departure(here.eraser, ADA.user)
-        assert await departure.erase() == 136
+        erasure = UserErasure(here.eraser, ADA.user)
+        assert await erasure.erase() == 136
         assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
 
@@ -599,9 +599,9 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
             puts = {f"inbox/{n}": Put(b'{"owner":"ada"}', 0.01) for n in range(9)}
             await store.commit(partition, Commit(operation=operation_id(), put=puts))
         await asyncio.sleep(0.02)
-        departure = Departure(here.eraser, ADA.user)
+        erasure = UserErasure(here.eraser, ADA.user)
         for _ in range(2):  # it can be repeated
-            await departure.erase()
+            await erasure.erase()
         with closing(sqlite3.connect(tmp_path / "state.db")) as connection:
             left = connection.execute(
                 "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)

@@ -369,7 +369,7 @@ async def test_a_fork_is_made_though_its_session_was_about_to_be_deleted(
         assert session is not None
         monkeypatch.undo()
         marked = await here.eraser._mark_deleted(here.partition(), session)
-        assert await here.eraser._restored(here.partition(), marked)
+        assert await here.eraser._restore(here.partition(), marked)
         return await finish(copy, head, session)
 
     async with process() as here:
@@ -569,7 +569,7 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
         request, document, _ = await exported_and_deleted(other)
         taken, go_on = asyncio.Event(), asyncio.Event()
         imports: list[asyncio.Task[Head]] = []
-        written = other.importer._written
+        written = other.importer._write
 
         async def late(*what: Any) -> Head:
             taken.set()
@@ -582,7 +582,7 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
                 imports[0].add_done_callback(lambda _: taken.set())
                 await taken.wait()
 
-        monkeypatch.setattr(other.importer, "_written", late)
+        monkeypatch.setattr(other.importer, "_write", late)
         store.points, store.there = 0, start
         message = await asyncio.gather(here.ask(new_task_id=request.task_id), return_exceptions=True)
         store.there = nothing
@@ -854,6 +854,17 @@ async def test_an_import_continues_no_conversation_at_the_model_service() -> Non
         stored = await here.records.get(here.partition(), keys.request(request.request_id), RequestRecord)
         assert stored is not None
         assert stored.value.remote_id is None
+
+
+@pytest.mark.parametrize("image", ["data:image/png;base64,=", "https://example.com/cat.png"])
+async def test_an_image_that_no_message_could_bring_is_brought_by_no_document(image: str) -> None:
+    """The model would be sent it with every later turn. covers: TASK-5"""
+    async with process() as here:
+        _, document, _ = await exported_and_deleted(here)
+        message = next(e["body"]["message"] for e in document["entries"] if "message" in e["body"])
+        message["items"] = [{"content_type": "image", "content": image}]
+        with pytest.raises(InvalidRequest, match=r"message\.items: an image (is not|must be a data URI)"):
+            await here.importer.import_(ADA, document)
 
 
 def test_users_of_different_tenants_never_share_a_partition() -> None:

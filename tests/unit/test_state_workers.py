@@ -117,7 +117,7 @@ async def test_a_process_whose_lease_is_damaged_is_dead_once_it_stays_so(clock: 
 
 
 async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> None:
-    """What another process leaves word of is heard, whatever else lies there. covers: STATE-4"""
+    """What another process has signaled is done, whatever else lies there. covers: STATE-4"""
     store = SharedMemory(clock)
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate)), clock=clock) as here:

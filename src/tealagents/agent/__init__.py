@@ -380,7 +380,7 @@ def _kind(thread: AgentThread, store: bool | None) -> Kind:
 
 
 #: what of an agent's own section its answers depend on
-_TELLING = {
+_FINGERPRINTED = {
     *("role", "model", "client", "system_prompt", "temperature", "max_tokens", "reasoning_effort"),
     *("plugins", "remote_plugins"),
 }
@@ -393,7 +393,7 @@ def fingerprint_of(config: ServiceConfig) -> str:
     """
     agent = config.agent
     parts: Json = {
-        **agent.model_dump(mode="json", include=_TELLING),
+        **agent.model_dump(mode="json", include=_FINGERPRINTED),
         "tools": [each.name for each in agent.mcp_servers + agent.toolsets],
         "reducers": [(each.name, each.options) for each in config.thread.reducers],
         "context_providers": [each.name for each in config.thread.context_providers],

@@ -284,7 +284,7 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
         return view
     partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
-        if (record := await exchange.service.turn(partition, request_id)) is None:
+        if (record := await exchange.service.when_begun(partition, request_id)) is None:
             async for _ in exchange.follow(
                 replace(view, after=1)
             ):  # elsewhere no event says that it has begun

@@ -34,7 +34,7 @@ from tealagents.state.audit import BadEntry, verify
 from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
-from tealagents.state.pruning import Departure, Pruning
+from tealagents.state.pruning import Pruning, UserErasure
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
@@ -337,11 +337,11 @@ def delete_user_command(
     whom = _user(user)
 
     async def count(opened: OpenedState) -> int:
-        return await _departure(opened, whom).count()
+        return await _erasure(opened, whom).count()
 
     async def erase(opened: OpenedState) -> int:
         with _progress("records") as report:
-            return await _departure(opened, whom).erase(lambda done: report(done, done))
+            return await _erasure(opened, whom).erase(lambda done: report(done, done))
 
     records = _run(config, count)
     if records:
@@ -357,8 +357,8 @@ def delete_user_command(
         print(f"{whom.key} is erased")
 
 
-def _departure(opened: OpenedState, whom: User) -> Departure:
-    return Departure(opened.eraser, whom)
+def _erasure(opened: OpenedState, whom: User) -> UserErasure:
+    return UserErasure(opened.eraser, whom)
 
 
 def _user(text: str) -> User:

@@ -78,7 +78,7 @@ def effects_cut(head: Head) -> bool:
     )
 
 
-def noted(head: Head) -> Head:
+def extended_by_note(head: Head) -> Head:
     """The head, about to grow by an entry of no request: a path that ends at the tail goes along."""
     if head.occupant is None and head.path and head.path[-1][1] == head.tail_seq:
         return replace(head, path=extend(head.path, head.tail_seq + 1, head.tail_seq + 1))

@@ -27,7 +27,7 @@ from tealagents.engine.resuming import answers
 from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
-from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
+from tealagents.state.decisions import approved_calls, check_same_decision, decide, digest_of, resume
 from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
@@ -82,7 +82,7 @@ class Approvals:
             stored = await self._meant(partition, record, command)
             wanted = self._wanted(stored.value, caller.user, command)
             if stored.value.status != "pending":
-                already(stored.value, wanted)
+                check_same_decision(stored.value, wanted)
                 # it may have been decided since the record was read
                 record = (await self._tasks.request(partition, request_id)).value
                 return Submitted(record, partition, replayed=True, after=stored.value.event_id)

@@ -52,7 +52,7 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
     before: str | None = failed
     while not rounds and before is not None:  # one that failed at once has not repeated them itself
         record = (await tasks.request(partition, before)).value
-        rounds, before = await _rounds(tasks, partition, record), record.retries
+        rounds, before = await _tool_rounds(tasks, partition, record), record.retries
     if not rounds:
         return None
     again = [
@@ -65,7 +65,7 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
     return Resumption((), ())
 
 
-async def _rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[list[Message]]:
+async def _tool_rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[list[Message]]:
     """The rounds of a request, each the calls and all their results, also those that its client sent."""
     said = await tasks.history.messages_of(partition, of, of.last_seq)
     known = {message.tool_call_id for message in said}

@@ -31,7 +31,7 @@ from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
 from tealagents.state.transitions import SERVICE
-from tealagents.state.workers import Mailbox, Word
+from tealagents.state.workers import Mailbox, Signal
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Service:
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
-                self._wait_turn(caller, begun, streamed=streamed)
+                self._wait_in_queue(caller, begun, streamed=streamed)
                 return Submitted(begun.request, begun.partition)
             self.start(caller, begun, streamed=streamed)
             return Submitted(begun.request, begun.partition)
@@ -178,15 +178,15 @@ class Service:
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
-    def _wait_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    def _wait_in_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
         request_id = waiting.request.request_id
         task = asyncio.create_task(
-            self._take_turn(caller, waiting, streamed=streamed), name=f"turn {request_id}"
+            self._start_from_queue(caller, waiting, streamed=streamed), name=f"turn {request_id}"
         )
         self._waiting[request_id] = (task, waiting)
         task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
 
-    async def _take_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    async def _start_from_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
         """Starts a request when it is its turn; gives its place back where it never will be."""
         request = waiting.request
         started = False
@@ -217,7 +217,7 @@ class Service:
                 continue
             return (await self.tasks.request(sent.partition, request_id)).value
 
-    async def turn(self, partition: str, request_id: str) -> RequestRecord | None:
+    async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:
         """A request that waits here, once it begins or never will; None where it waits elsewhere."""
         if (turn := self._waiting.get(request_id)) is not None:
             await asyncio.wait([turn[0]])
@@ -269,30 +269,30 @@ class Service:
     async def attend(self) -> None:
         """Ends requests as other processes ask, and those that processes have lost; runs with the service."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear())
+            group.create_task(self._take_signals())
             group.create_task(self._drop_lost())
             group.create_task(self.tails.attend())
 
-    async def _hear(self) -> None:
+    async def _take_signals(self) -> None:
         """Takes signals as they come, while requests are here that they could be for."""
         mailbox = Mailbox(self.records, self.tasks.lease)
-        async for _ in mailbox.stirs():
+        async for _ in mailbox.wakeups():
             if not self.tasks.begun_here:
                 continue
             try:
-                async for word in mailbox.words():
-                    self._end_as_asked(word)
+                async for signal in mailbox.signals():
+                    self._end_as_asked(signal)
             except TealError as error:
                 log.warning("signals could not be read: %s", error)
 
-    def _end_as_asked(self, word: Word) -> None:
+    def _end_as_asked(self, signal: Signal) -> None:
         """Another process asks to end a request that runs here, or has ended it."""
-        run = self._runs.get(word.request_id)
+        run = self._runs.get(signal.request_id)
         if run is None:
-            if self.tasks.begun_here[word.request_id] and word.pauses is not None:
-                self.tasks.ended_early[word.request_id] = word.pauses
-        elif word.pauses in (None, len(run.request.approvals)):
-            run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
+            if self.tasks.begun_here[signal.request_id] and signal.pauses is not None:
+                self.tasks.ended_early[signal.request_id] = signal.pauses
+        elif signal.pauses in (None, len(run.request.approvals)):
+            run.stop(Stop(SUPERSEDED if signal.superseded else CANCELED, signal.actor))
 
     async def _drop_lost(self) -> None:
         """What runs under a lost lease is for another process to end."""

@@ -38,7 +38,7 @@ from tealagents.engine.loop import (
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
-from tealagents.state.history import open_round
+from tealagents.state.history import open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
@@ -252,7 +252,7 @@ class TurnLoop:
         self._recorder = recorder
         self._context = context
         messages = recorder.messages
-        calls, held = open_round(messages)
+        calls, held = open_tool_round(messages)
         self._state = LoopState(
             agent=agent,
             toolbox=turn.toolbox,

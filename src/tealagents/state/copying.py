@@ -74,7 +74,7 @@ class Copy:
         if drafts:
             expect = self._expected
             version = expect[keys.task(self.head.task_id)]
-            head, key, batch = await self._records.append(self._partition, self.head, drafts, version)
+            head, key, batch = await self._records.extended(self._partition, self.head, drafts, version)
             await self._records.commit(
                 self._partition, marker=key, expect={key: None, **expect}, put={key: batch}
             )

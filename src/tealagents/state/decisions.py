@@ -124,7 +124,7 @@ def decide(
     )
 
 
-def already(approval: Approval, wanted: Approval) -> None:
+def check_same_decision(approval: Approval, wanted: Approval) -> None:
     """Refuses a decision that comes after the first: the same one passes, a contrary one does not."""
     refusal: TealError | None = None
     if approval.status == "expired":
@@ -176,7 +176,7 @@ async def resume(
         transition = resumed(found.value, request, setup, entries, tasks.lease.worker_id, now)
         kept = replace(decided, setup=record.value.setup)
         transition = replace(transition, put={key: kept}, expect={key: approval.version})
-        return await tasks.renewing_key(partition, transition)
+        return await tasks.with_own_key(partition, transition)
 
     written = await tasks.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
     return TaskWriter(tasks, written, None) if written is not None else None

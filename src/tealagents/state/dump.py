@@ -55,7 +55,7 @@ FORMAT = "tealagents/state/v1"
 _LAST = b'{"records":'
 #: precedes a damaged value that is still sealed where it is imported: else the new store would pass for a
 #: sealed one, and be opened with its own key no more
-UNOPENED = b"damaged "
+KEPT_SEALED = b"damaged "
 #: how often a task is read again that changes while it is read
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
@@ -79,7 +79,7 @@ class Row(Struct, frozen=True):
         names = {"key": self.key, "partition": self.partition}
         begin = codec.encode_json(names)[:-1]
         if self.damaged:
-            return begin + b',"damaged":"' + base64.b64encode(self.stored.removeprefix(UNOPENED)) + b'"}\n'
+            return begin + b',"damaged":"' + base64.b64encode(self.stored.removeprefix(KEPT_SEALED)) + b'"}\n'
         return begin + b"," + self.stored[1:] + b"\n"
 
     @property
@@ -293,7 +293,7 @@ class Importer:
     def _mine(self, row: Row) -> Row:
         if not row.partition.startswith(keys.plain(self._records.agent) + "/"):
             raise ValueError(f"the partition {row.partition!r} is not this agent's")
-        return replace(row, stored=UNOPENED + row.stored) if row.stored.startswith(SEALED) else row
+        return replace(row, stored=KEPT_SEALED + row.stored) if row.stored.startswith(SEALED) else row
 
     async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
         """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
@@ -332,7 +332,7 @@ class Importer:
         if not found or found[0][0] != row.key:
             self.written += 1
             return False
-        if found[0][1].value not in (row.stored, row.stored.removeprefix(UNOPENED)):
+        if found[0][1].value not in (row.stored, row.stored.removeprefix(KEPT_SEALED)):
             raise Refused(
                 f"the record {row.key!r} of {row.partition} exists already, and is another. Nothing is "
                 "overwritten: import into an empty store."

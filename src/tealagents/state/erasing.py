@@ -24,7 +24,7 @@ from tealagents.domain.models import Deleting, Head, Running, Session, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import Stored
-from tealagents.state.removal import Tombstone, bury, erase, give_up, note_of
+from tealagents.state.removal import PendingDeletion, bury, deletion_key, erase, give_up
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
 
 
-class SessionTombstone(Struct, frozen=True):
+class PendingSessionDeletion(Struct, frozen=True):
     """`sessions/{created}/{id}` in the same partition: the id alone may be taken again."""
 
     owner: User
@@ -99,7 +99,7 @@ class Eraser:
     async def _erase_if_empty(self, partition: str, session: Stored[Session]) -> bool:
         """Erases a session that is marked so, in which no task begins any more; False where one had begun."""
         tasks = await self._tasks_of(partition, session.value.session_id)
-        if tasks and await self._restored(partition, session):
+        if tasks and await self._restore(partition, session):
             return False
         return await self.erase_session(partition, session)
 
@@ -109,7 +109,7 @@ class Eraser:
         """From its last commit on the session and all its tasks are gone for every reader."""
         gone = replace(session.value, erased=True, if_empty=if_empty)
         noted = _session_note(gone)
-        note = SessionTombstone(gone.owner, gone.session_id, await self._records.store.now())
+        note = PendingSessionDeletion(gone.owner, gone.session_id, await self._records.store.now())
         await self._records.commit(keys.erasing(self._records.agent), marker=noted, put={noted: note})
         key = keys.session(gone.session_id)
         while True:
@@ -143,7 +143,7 @@ class Eraser:
             key = keys.task(task_id)
             while (found := await self._records.get(partition, key, Head)) and not found.value.erased:
                 running = await self._running(found.value)
-                if running is not None and await self._restored(partition, session):
+                if running is not None and await self._restore(partition, session):
                     raise _busy(session_id, task_id, running.request_id)
                 expect = {key: found.version, keys.session(session_id): session.version}
                 try:
@@ -153,7 +153,7 @@ class Eraser:
                     if await self._finished(partition, session):
                         return
 
-    async def _restored(self, partition: str, session: Stored[Session]) -> bool:
+    async def _restore(self, partition: str, session: Stored[Session]) -> bool:
         """A session that was marked is there again; False where it is gone for good."""
         kept = replace(session.value, erased=False, if_empty=False)
         if await self._unmark(partition, session, {keys.session(kept.session_id): kept}):
@@ -268,29 +268,33 @@ class Eraser:
 
     async def resume_all(self, older_than_seconds: float = RESUMED_AFTER_SECONDS) -> int:
         """Resumes pending deletions; returns how many. Damaged notes are left alone."""
-        grave = keys.erasing(self._records.agent)
+        erasing = keys.erasing(self._records.agent)
         before = await self._records.store.now() - older_than_seconds
         resumed = 0
-        async for key, record in self._records.every(grave, ""):
+        async for key, record in self._records.every(erasing, ""):
             try:
-                resumed += await self._resume(grave, key, record.value, before)
+                resumed += await self._resume(erasing, key, record.value, before)
             except CorruptState as error:
                 log.error("a pending deletion cannot be resumed: %s", error)
         return resumed
 
-    async def _resume(self, grave: str, key: str, stored: bytes, before: float) -> bool:
+    async def _resume(self, erasing: str, key: str, stored: bytes, before: float) -> bool:
         """Continues one deletion; False where there is nothing to do (yet)."""
         if key.startswith(keys.task("")):
-            return await self._resume_task(grave, key, unseal(grave, key, stored, Tombstone), before)
-        return await self._resume_session(grave, key, unseal(grave, key, stored, SessionTombstone), before)
+            return await self._resume_task(
+                erasing, key, unseal(erasing, key, stored, PendingDeletion), before
+            )
+        return await self._resume_session(
+            erasing, key, unseal(erasing, key, stored, PendingSessionDeletion), before
+        )
 
-    async def _resume_task(self, grave: str, key: str, note: Tombstone, before: float) -> bool:
+    async def _resume_task(self, erasing: str, key: str, note: PendingDeletion, before: float) -> bool:
         if note.begun_at > before:
             return False
         partition = self._records.partition(note.owner)
         head = await self._records.get(partition, keys.task(note.task_id), Head)
-        if head is None or not head.value.erased or note_of(head.value, making=head.value.making) != key:
-            return await self._drop(grave, key, note.begun_at, before, gone=head is None)
+        if head is None or not head.value.erased or deletion_key(head.value, making=head.value.making) != key:
+            return await self._drop(erasing, key, note.begun_at, before, gone=head is None)
         guard = keys.importing(note.task_id)
         (guarded,) = await self._records.store.read(partition, [guard])
         with suppress(Conflict):  # it is made after all, or imported again
@@ -302,13 +306,15 @@ class Eraser:
                 await self._records.delete(partition, [guard], expect={guard: guarded.version})
         return True
 
-    async def _resume_session(self, grave: str, key: str, note: SessionTombstone, before: float) -> bool:
+    async def _resume_session(
+        self, erasing: str, key: str, note: PendingSessionDeletion, before: float
+    ) -> bool:
         if note.begun_at > before:
             return False
         partition = self._records.partition(note.owner)
         session = await self._records.get(partition, keys.session(note.session_id), Session)
         if session is None or not session.value.erased or _session_note(session.value) != key:
-            return await self._drop(grave, key, note.begun_at, before, gone=session is None)
+            return await self._drop(erasing, key, note.begun_at, before, gone=session is None)
         if session.value.if_empty:
             await self._erase_if_empty(partition, session)
             return True
@@ -317,10 +323,10 @@ class Eraser:
             await self.erase_session(partition, session)
         return True
 
-    async def _drop(self, grave: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
+    async def _drop(self, erasing: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
         """Forgets a deletion that is done, or that never came to its mark and no longer will."""
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
-            await self._records.delete(grave, [key])
+            await self._records.delete(erasing, [key])
         return False
 
 

@@ -70,7 +70,7 @@ async def fork(
     tried = _tried(source, path, failed) if failed is not None else ()
     try:
         await copy.begin()
-        return await _Fork(tasks, partition, source, path, message_id, tried, copy).written(actor)
+        return await _Fork(tasks, partition, source, path, message_id, tried, copy).write(actor)
     except Conflict:  # it was given up by now, or all of its user was erased
         raise no_task(head.task_id) from None
     except BaseException:
@@ -144,7 +144,7 @@ class _Fork(Struct, frozen=True):
     #: of each request that is copied: the last entry that was read of it, and its first in the copy
     starts: list[tuple[int, int]] = []
 
-    async def written(self, actor: User) -> Head:
+    async def write(self, actor: User) -> Head:
         source, copy, point = self.source, self.copy, self.copy.head.origin or {}
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
         last, end = await self._copy_rounds()

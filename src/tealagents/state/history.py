@@ -341,7 +341,7 @@ def _page_end(found: Sequence[Message], following: Message) -> int:
     """How many of the messages make a page: a round that continues behind them is left to the next."""
     if following.role != "tool":
         return len(found)
-    before = before_open_round(found)
+    before = before_open_tool_round(found)
     begins = len(before) - 1 if before and before[-1].tool_calls else 0
     return begins or len(found)
 
@@ -380,15 +380,15 @@ def up_to(messages: Iterable[Message], message_id: str) -> list[Message] | None:
     return None
 
 
-def open_round(messages: Sequence[Message]) -> tuple[tuple[ToolCall, ...], list[Message]]:
+def open_tool_round(messages: Sequence[Message]) -> tuple[tuple[ToolCall, ...], list[Message]]:
     """The calls of a round that was paused, in order, and those of its results that are there."""
-    before = before_open_round(messages)
+    before = before_open_tool_round(messages)
     if len(before) == 0 or not before[-1].tool_calls:
         return (), []
     return before[-1].tool_calls, list(messages[len(before) :])
 
 
-def before_open_round(messages: Sequence[Message]) -> Sequence[Message]:
+def before_open_tool_round(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages without the results behind the last calls, which the model is sent with the others."""
     last = len(messages)
     while last and messages[last - 1].role == "tool":

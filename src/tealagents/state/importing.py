@@ -88,7 +88,7 @@ class TaskImporter:
                 raise _exists(document.task.task_id)
             for kind, identifier in _made_elsewhere(caller, document):
                 await self._tasks.directory.claim(kind, identifier, caller.user)
-            return await self._written(caller, value, document, partition, guard)
+            return await self._write(caller, value, document, partition, guard)
         except Exception:
             await self._give_up(caller, partition, document, guard)
             raise
@@ -126,7 +126,7 @@ class TaskImporter:
         if left is not None and left.value.making:
             await give_up(self._records, self._tasks.directory, partition, left)
 
-    async def _written(
+    async def _write(
         self,
         caller: Caller,
         value: Any,

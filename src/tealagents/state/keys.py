@@ -57,7 +57,7 @@ def workers(agent: str) -> str:
 
 
 def signals(agent: str, worker_id: str) -> str:
-    """The partition in which other processes leave word for a worker, `signal/{request_id}`."""
+    """The partition in which other processes leave signals for a worker, `signal/{request_id}`."""
     return f"{plain(agent)}/signals/{worker_id}"
 
 

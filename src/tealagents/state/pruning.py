@@ -108,7 +108,7 @@ class Pruning:
             return False
 
 
-class Departure:
+class UserErasure:
     """Erases everything of one user: tasks, sessions, memories, secrets, and that there was such a user.
 
     What runs for the user is fenced off first. It may be repeated, after a crash or where the user came

@@ -307,7 +307,7 @@ class RecordStore:
 
     # --- the log ---------------------------------------------------------------------------------
 
-    async def append(
+    async def extended(
         self, partition: str, head: Head, drafts: Sequence[Draft], version: str | None = None
     ) -> tuple[Head, str, Batch]:
         """The head and the batch that `drafts` make of `head`; large bodies are already stored.

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAKING_SECONDS = 3600.0
 
 
-class Tombstone(Struct, frozen=True):
+class PendingDeletion(Struct, frozen=True):
     """`task/{id}/{log_id}` in the partition of deletions that have begun: a task may be imported again."""
 
     owner: User
@@ -35,7 +35,7 @@ class Tombstone(Struct, frozen=True):
     begun_at: float
 
 
-def note_of(head: Head, *, making: bool) -> str:
+def deletion_key(head: Head, *, making: bool) -> str:
     """The key of the note that a task's deletion has begun, or its making."""
     return f"{keys.task(head.task_id)}/{head.log_id}{'/making' if making else ''}"
 
@@ -52,10 +52,10 @@ async def bury(
 
     With `making` it is that of a task which begins.
     """
-    grave, key = keys.erasing(records.agent), keys.task(head.task_id)
-    noted, now = note_of(head, making=making), await records.store.now()
-    note = Tombstone(head.owner, head.task_id, now + MAKING_SECONDS if making else now)
-    await records.commit(grave, marker=noted, put={noted: note})
+    erasing, key = keys.erasing(records.agent), keys.task(head.task_id)
+    noted, now = deletion_key(head, making=making), await records.store.now()
+    note = PendingDeletion(head.owner, head.task_id, now + MAKING_SECONDS if making else now)
+    await records.commit(erasing, marker=noted, put={noted: note})
     buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
     version = await records.commit(
         partition, marker=key, expect=expect, put={key: buried}, delete=keys.listings(head)
@@ -74,7 +74,7 @@ async def erase(records: RecordStore, directory: Directory, partition: str, buri
 
 async def forget(records: RecordStore, head: Head, *, making: bool) -> None:
     """Deletes the note of a task that is gone, or made."""
-    await records.delete(keys.erasing(records.agent), [note_of(head, making=making)])
+    await records.delete(keys.erasing(records.agent), [deletion_key(head, making=making)])
 
 
 async def give_up(records: RecordStore, directory: Directory, partition: str, making: Stored[Head]) -> None:

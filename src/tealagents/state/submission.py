@@ -159,6 +159,12 @@ class _Attempt:
             return Waiting(self._partition, request, self._deadline(request))
         return TaskWriter(self._tasks, written, self._stored)
 
+    async def open(self) -> Head:
+        """A new task that waits for its first message, or continues what was said before."""
+        await self._tasks.directory.introduce(self._caller.user)
+        written = await self._tasks.transact(self._partition, self._look, self._opened)
+        return written.head
+
     # --- reading ---------------------------------------------------------------------------------
 
     async def _look(self) -> Stored[Head] | None:
@@ -214,12 +220,6 @@ class _Attempt:
         if self._message.task_id is None:
             return await self._new_task()
         return await self._follow_on(self._message.task_id, found)
-
-    async def open(self) -> Head:
-        """A new task that waits for its first message, or continues what was said before."""
-        await self._tasks.directory.introduce(self._caller.user)
-        written = await self._tasks.transact(self._partition, self._look, self._opened)
-        return written.head
 
     async def _opened(self, found: Stored[Head] | None) -> Transition:
         task = await self._planned()

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotOwner, TealError
+from tealagents.domain.images import image_problem
 from tealagents.domain.models import (
     ENDED,
     Body,
@@ -40,7 +41,6 @@ EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 
 #: nothing is added to an expiry, and many clients say 9999 where they mean never
 LATEST_EXPIRY = datetime.max.replace(tzinfo=UTC)
 
-_IMAGE = re.compile(r"data:image/[a-z0-9.+-]+;base64,[A-Za-z0-9+/=]+", re.IGNORECASE | re.ASCII)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 #: the highest number of a stream event that fits into a key
 _LAST_EVENT = 10**12 - 1
@@ -245,8 +245,8 @@ def _check_body(where: str, entry: ExportedEntry) -> None:
         if message.native:
             raise InvalidRequest(f"{where}.message.native", "is not a field of this document")
         for item in message.items:
-            if item.content_type == "image" and not _IMAGE.fullmatch(item.content):
-                raise InvalidRequest(f"{where}.message.items", "an image must be a data URI")
+            if item.content_type == "image" and (problem := image_problem(item.content)):
+                raise InvalidRequest(f"{where}.message.items", f"an image {problem}")
 
 
 def _check_owner(request_id: str, entry: ExportedEntry, where: str) -> None:

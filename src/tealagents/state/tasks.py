@@ -43,7 +43,7 @@ from tealagents.state.records import Headless, RecordStore, Stored, no_task
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
-from tealagents.state.workers import Lease, Peers, Word
+from tealagents.state.workers import Lease, Peers, Signal
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +288,7 @@ class Tasks:
 
     async def commit(
         self, partition: str, transition: Transition, *, version: str | None, operation: str | None = None
-    ) -> "Written":
+    ) -> Written:
         """Writes a transition on the head of this version; `Conflict` where it has another by now.
 
         The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
@@ -300,7 +300,7 @@ class Tasks:
         except Headless:
             return await self._commit_large(partition, transition, operation)
 
-    async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> "Written":
+    async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> Written:
         """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
         records, head = self.records, transition.head
         absent = {keys.task(head.task_id): None}
@@ -317,12 +317,12 @@ class Tasks:
 
     async def _commit(
         self, partition: str, transition: Transition, version: str | None, operation: str | None
-    ) -> "Written":
+    ) -> Written:
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back
             grown = replace(grown, updated_at=grown.created_at)
-        head, log_key, batch = await self.records.append(partition, grown, transition.entries, version)
+        head, log_key, batch = await self.records.extended(partition, grown, transition.entries, version)
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:
             put[keys.request(request.request_id)] = request
@@ -384,7 +384,7 @@ class Tasks:
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
-            return await self.renewing_key(partition, waiting)
+            return await self.with_own_key(partition, waiting)
         produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
@@ -402,9 +402,9 @@ class Tasks:
         if head.pending is not None:
             closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
             transition = replace(transition, put={**transition.put, **closed})
-        return await self.renewing_key(partition, transition)
+        return await self.with_own_key(partition, transition)
 
-    async def renewing_key(self, partition: str, transition: Transition) -> Transition:
+    async def with_own_key(self, partition: str, transition: Transition) -> Transition:
         """The transition without the request's key where that is another request's.
 
         It has become so once the key had lapsed, or was so when the request was imported.
@@ -453,7 +453,7 @@ class Tasks:
                 return False
             worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
             elsewhere = worker if worker != self.lease.worker_id else None
-            word = Word(
+            signal = Signal(
                 request_id=request_id,
                 actor=actor,
                 superseded=ending is SUPERSEDED,
@@ -461,12 +461,12 @@ class Tasks:
             )
             if elsewhere is not None and not asked:
                 asked = True
-                await self.peers.signal(elsewhere, word)
+                await self.peers.signal(elsewhere, signal)
                 await self._ends(partition, request_id, ASKED_SECONDS)
                 continue
             if await self.end(partition, stored, request_id, ending, actor):
                 if elsewhere is not None:
-                    await self.peers.signal(elsewhere, word)
+                    await self.peers.signal(elsewhere, signal)
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:

@@ -99,7 +99,7 @@ def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, n
     note = Note("waits its turn", {"place": len(head.queue) + 1})
     entry = draft("request.queued", actor, request.request_id, note)
     waiting = Queued(request.request_id, request.worker_id or "", deadline)
-    grown = replace(paths.noted(head), queue=(*head.queue, waiting), updated_at=now)
+    grown = replace(paths.extended_by_note(head), queue=(*head.queue, waiting), updated_at=now)
     return Transition(head=grown, entries=[entry], request=request)
 
 
@@ -267,7 +267,7 @@ def left_queue(
     entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
     last = head.tail_seq + 1
     return Transition(
-        head=replace(paths.noted(head), queue=_others(head, request), updated_at=now),
+        head=replace(paths.extended_by_note(head), queue=_others(head, request), updated_at=now),
         entries=[entry],
         request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
     )
@@ -377,7 +377,7 @@ def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
 def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> Transition:
     """Something other than a message has changed the task: `head` is what it is now."""
     entry = draft(action, actor, None, note, **note.data)
-    return Transition(head=replace(paths.noted(head), updated_at=now), entries=[entry])
+    return Transition(head=replace(paths.extended_by_note(head), updated_at=now), entries=[entry])
 
 
 # --- idempotency keys ----------------------------------------------------------------------------

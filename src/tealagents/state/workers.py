@@ -48,7 +48,7 @@ _SIGNALS = "signals"
 FORGET_SECONDS = 7 * 86400.0
 
 
-class Word(Struct, frozen=True, kw_only=True):
+class Signal(Struct, frozen=True, kw_only=True):
     """`signal/{request_id}`: what another process asks of the one that runs a request: to end it."""
 
     request_id: str
@@ -307,13 +307,13 @@ class Peers:
         log.warning("worker %s on %s is dead", found.value.worker_id, found.value.host)
         return True
 
-    async def signal(self, worker_id: str, word: Word) -> None:
-        """Leaves word for a worker of a request it runs."""
-        key = f"signal/{word.request_id}"
+    async def signal(self, worker_id: str, signal: Signal) -> None:
+        """Leaves a signal for a worker, about a request that it runs."""
+        key = f"signal/{signal.request_id}"
         await self._records.commit(
             keys.signals(self._records.agent, worker_id),
             marker=key,
-            put={key: word},
+            put={key: signal},
             ttl={key: 3600},
             notify=(_SIGNALS,),
         )
@@ -326,8 +326,11 @@ class Mailbox:
         self._records = records
         self._lease = lease
 
-    async def stirs(self) -> AsyncIterator[None]:
-        """Yields when there may be mail: at once, whenever some was left, and once a lease in any case."""
+    async def wakeups(self) -> AsyncIterator[None]:
+        """Yields when there may be signals: at once, whenever one was left, and once a lease in any case.
+
+        Ends at once where the store is not shared.
+        """
         store, lease = self._records.store, self._lease
         while store.shared:
             worker = lease.worker_id
@@ -336,14 +339,14 @@ class Mailbox:
                     yield
                     await watch.wait(lease.seconds, found=False)
 
-    async def words(self) -> AsyncIterator[Word]:
+    async def signals(self) -> AsyncIterator[Signal]:
         """What was left until now. Each is removed once the next is asked for."""
         partition = keys.signals(self._records.agent, self._lease.worker_id)
         for key, record in await self._records.store.scan(partition, "signal/"):
             try:
-                word = unseal(partition, key, record.value, Word)
+                signal = unseal(partition, key, record.value, Signal)
             except CorruptState as error:
                 log.warning("a signal from another process cannot be read: %s", error)
             else:
-                yield word
+                yield signal
             await self._records.delete(partition, (key,))
