@@ -88,6 +88,33 @@ def test_entra_without_scopes_is_a_warning(tmp_path: Path) -> None:
     assert "TA_ENTRA_SCOPES" in warning
 
 
+@pytest.mark.parametrize("env", [{}, {"TA_AUTH": "entra", **ENTRA}, {"TA_AUTH": "gateway"}])
+@pytest.mark.parametrize("section", ["off", "no", "0", "0.0", "false", "[]", "[entra]", "[{}]", "true"])
+def test_what_is_no_section_switches_nothing_off(tmp_path: Path, section: str, env: dict[str, str]) -> None:
+    """What is neither a mapping nor text is wrong, whatever the variables say. covers: AUTH-2"""
+    [text] = complaints(tmp_path, with_spec(f"auth: {section}"), **env)
+    assert text == "8: spec.auth: must be a mapping (keys and values), or a provider's name"
+    earlier = "apiVersion: skagents/v2alpha1\n" + with_spec(f"auth: {section}").partition("\n")[2]
+    assert complaints(tmp_path, earlier, **env) == [text]
+
+
+@pytest.mark.parametrize("provider", ["entra", "mock", "module:Class"])
+@pytest.mark.parametrize("options", ["off", "0", "[]", "[a]", "text"])
+def test_options_are_a_mapping(tmp_path: Path, provider: str, options: str) -> None:
+    """Options that are no mapping are wrong for every provider."""
+    section = with_spec(f"auth: {{provider: '{provider}', options: {options}}}")
+    entra = {name: value for name, value in ENTRA.items() if provider == "entra"}
+    [text] = complaints(tmp_path, section, **entra)
+    assert text.startswith("8: spec.auth.options: must be a mapping (keys and values), not ")
+
+
+@pytest.mark.parametrize("provider", ["off", "0", "[]", "{}", "''"])
+def test_a_provider_is_named_by_text(tmp_path: Path, provider: str) -> None:
+    """A provider that no text names is wrong, rather than not chosen."""
+    [text] = complaints(tmp_path, with_spec(f"auth: {{provider: {provider}}}"))
+    assert text.startswith("8: spec.auth.provider: must be ")
+
+
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [

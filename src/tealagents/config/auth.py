@@ -60,15 +60,15 @@ def with_entra() -> type[BaseModel]:
 
 def auth_of(document: Document, mistakes: list[Mistake]) -> AuthConfig | None:
     """What the file says of `spec.auth`, with the variables put over it; None where it is wrong."""
-    given = document.get(AUTH) or {}
+    given = {} if (said := document.get(AUTH)) is None else said
     if not isinstance(given, dict):
         mistakes.append((AUTH, "must be a mapping (keys and values), or a provider's name"))
         return None
-    given = {key: value for key, value in given.items() if value != []}
+    given = {key: value for key, value in given.items() if value != [] or key in ProviderKeys.model_fields}
     others = given.keys() - ProviderKeys.model_fields.keys()
     provider = given.get("provider") or ("entra" if "tenant_id" in others else "mock")
-    if provider == "entra":
-        given = {**given, **(given.get("options") or {}), "options": {}}
+    if provider == "entra" and isinstance(options := given.get("options"), dict):
+        given = {**given, **options, "options": {}}
     found = list(_mistakes(given, provider, with_entra() if others or provider == "entra" else ProviderKeys))
     mistakes += (((*AUTH, *path), message) for path, message in found)
     if found:
