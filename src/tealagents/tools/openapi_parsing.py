@@ -79,7 +79,21 @@ def _count(value: Any, known: dict[int, int]) -> int:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts."""
+    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts.
+
+    A key that is written twice is an error.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in known:
+                    problem = f"the key {key.value!r} is written twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                known.add(key.value)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}

@@ -1,5 +1,6 @@
 """The options of the toolsets, as config files write them. Reading them needs no optional package."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -178,9 +179,13 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ToolsetError(f"The remote plugin file {file} cannot be read: {fault(error)}") from error
     try:
-        return _RemotePluginFile.model_validate(document).remote_plugins
+        entries = _RemotePluginFile.model_validate(document).remote_plugins
     except ValidationError as error:
         raise ToolsetError(f"The remote plugin file {file}: {explained(error)}") from error
+    names = Counter(entry.plugin_name for entry in entries)
+    if repeated := sorted(name for name in names if names[name] > 1):
+        raise ToolsetError(f"The remote plugin file {file} has more than one entry for {listed(repeated)}.")
+    return entries
 
 
 def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, str]) -> RemotePluginOptions:
