@@ -217,6 +217,7 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b"), entry("A-b")]}]}),
             "names the tool 'A-b' twice",
         ),
+        ('{"plugins": [], "plugins": []}', "an object has the key 'plugins' twice"),
     ],
 )
 def test_flaws_are_reported_with_their_key(tmp_path: Path, text: str, reported: str) -> None:

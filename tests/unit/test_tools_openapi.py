@@ -808,6 +808,14 @@ def test_yaml_is_read_with_the_types_of_json() -> None:
     assert document["responses"] == {"200": "ok"}
 
 
+def test_a_key_that_a_document_has_twice_is_refused() -> None:
+    """Nothing says which one counts. What `<<` brings, a mapping may have itself."""
+    with pytest.raises(ToolsetError, match="line 3: the key 'get' is written twice"):
+        parsed(b"openapi: 3.0.3\nx: {get: 1,\n get: 2}\n", "it")
+    merged = b"openapi: 3.0.3\na: {b: &b {c: 1}, d: &d {<<: *b, c: 2}}\ne: {<<: *d, f: 3}\n"
+    assert parsed(merged, "it")["e"] == {"c": 2, "f": 3}
+
+
 async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path: Path, server: str) -> None:
     """Without `server_url` requests go to the document's first server, if it is an absolute URL."""
     async with opened(tmp_path, library.document(f"{server}/v1"), None) as tools:
@@ -1135,7 +1143,23 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
             "remote_plugins: [{plugin_name: A, openapi_json_path: a, headers: {Content-Length: '5'}}]",
             "headers: .*Content-Length cannot be set here: each request gets its own; remove it",
         ),
-        ("remote_plugins: {", "cannot be read"),
+        ("remote_plugins: {", "cannot be read: line 1: "),
+        ("remote_plugins:\n- \ta", "cannot be read: line 2: [^\n]*$"),
+        ("x: !!int x", "cannot be read: "),
+        (f"x: {'[' * 3000}", "cannot be read: it is nested too deeply"),
+        (
+            "remote_plugins: [{plugin_name: A, openapi_json_path: a, headers: {X: 2024-02-30}, timeout: 0}]",
+            "timeout: ",
+        ),
+        (
+            "remote_plugins:\n- {plugin_name: A, openapi_json_path: a}\n"
+            "- {plugin_name: A, openapi_json_path: b}\n",
+            " has more than one entry for A",
+        ),
+        (
+            "remote_plugins:\n- plugin_name: A\n  openapi_json_path: a\n  operations: [a]\n  operations: [b]",
+            "line 5: the key 'operations' is written twice",
+        ),
     ],
 )
 def test_flaws_in_the_file_are_reported(tmp_path: Path, text: str, reported: str) -> None:

@@ -104,9 +104,11 @@ class Catalogue(BaseModel):
     def load(cls, path: Path, environment: Mapping[str, str]) -> Self:
         """Raises `ToolsetError` that names the file, the key and the reason."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
         except (OSError, UnicodeDecodeError) as error:
             raise ToolsetError(f"The catalogue {path} cannot be read: {error}") from error
+        except ToolsetError as error:
+            raise ToolsetError(f"The catalogue {path}: {error}") from error
         except RecursionError as error:
             raise ToolsetError(f"The catalogue {path} is nested too deeply.") from error
         except json.JSONDecodeError as error:
@@ -133,6 +135,15 @@ class Catalogue(BaseModel):
     def tools(self) -> Mapping[str, ToolEntry]:
         """The entries by their `tool_id`."""
         return {entry.tool_id: entry for entry in self.entries()}
+
+
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise ToolsetError(f"an object has the key {key!r} twice.")
+        keys.add(key)
+    return dict(pairs)
 
 
 def _places(error: ValidationError) -> str:

@@ -1,4 +1,7 @@
-"""Reads the text of an OpenAPI document, JSON or YAML, within bounds on what it stands for."""
+"""Reads the text of an OpenAPI document, JSON or YAML, within bounds on what it stands for.
+
+The file of remote plugins is read by the same YAML.
+"""
 
 import json
 import re
@@ -25,7 +28,7 @@ def parsed(content: bytes, where: str) -> Json:
             f"{where} holds more than {MAX_VALUES:,} values, those of aliases included."
         ) from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ToolsetError(f"{where} is neither JSON nor YAML: {error}") from error
+        raise ToolsetError(f"{where} is neither JSON nor YAML: {fault(error)}") from error
     if not isinstance(document, dict):
         raise ToolsetError(f"{where} is no OpenAPI document.")
     if "swagger" in document:
@@ -43,7 +46,23 @@ def _value(content: bytes) -> Any:
     if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
         raise _TooManyValues
     text = content.decode("utf-8-sig")
-    return json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
+    return json.loads(text) if text.lstrip().startswith("{") else from_yaml(text)
+
+
+def from_yaml(text: str) -> Any:
+    """What the text says. Raises YAMLError, ValueError or RecursionError."""
+    return yaml.load(text, _Yaml)  # noqa: S506
+
+
+def fault(error: Exception) -> str:
+    """What is wrong with a file, in one line that repeats nothing else of it."""
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        return f"line {mark.line + 1}: {' '.join(filter(None, (error.context, error.problem)))}"
+    return " ".join(str(error).split())
 
 
 def _count(value: Any, known: dict[int, int]) -> int:
@@ -60,7 +79,21 @@ def _count(value: Any, known: dict[int, int]) -> int:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts."""
+    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts.
+
+    A key that is written twice is an error.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in known:
+                    problem = f"the key {key.value!r} is written twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                known.add(key.value)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}

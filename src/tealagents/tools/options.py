@@ -1,5 +1,6 @@
 """The options of the toolsets, as config files write them. Reading them needs no optional package."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +14,7 @@ from tealagents.options import Flag, Headers, HttpUrl, Options, Seconds, Text, W
 from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
+from tealagents.tools.openapi_parsing import fault, from_yaml
 
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 Cost = Literal["low", "medium", "high"]
@@ -173,13 +175,17 @@ def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str])
 
 def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ToolsetError(f"The remote plugin file {file} cannot be read: {error}") from error
+        document = from_yaml(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ToolsetError(f"The remote plugin file {file} cannot be read: {fault(error)}") from error
     try:
-        return _RemotePluginFile.model_validate(document).remote_plugins
+        entries = _RemotePluginFile.model_validate(document).remote_plugins
     except ValidationError as error:
         raise ToolsetError(f"The remote plugin file {file}: {explained(error)}") from error
+    names = Counter(entry.plugin_name for entry in entries)
+    if repeated := sorted(name for name in names if names[name] > 1):
+        raise ToolsetError(f"The remote plugin file {file} has more than one entry for {listed(repeated)}.")
+    return entries
 
 
 def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, str]) -> RemotePluginOptions:

@@ -238,6 +238,8 @@ def _parse(text: str, source: str) -> Script:
         mark = getattr(error, "problem_mark", None)
         place = f"{source}, line {mark.line + 1}" if mark is not None else source
         raise ScriptError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    except (ValueError, OverflowError, RecursionError) as error:  # a date that does not exist, `!!int x`
+        raise ScriptError(f"{source}: not YAML: {type(error).__name__}: {error}") from error
     return _validated({} if data is None else data, source, tree)
 
 
