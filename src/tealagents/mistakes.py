@@ -25,10 +25,11 @@ _WANTED = {
     "dict_type": "must be a mapping (keys and values)",
     "model_type": "must be a mapping (keys and values)",
     "string_too_short": "must not be empty",
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "too_short": "must not be empty",
+    "greater_than": "must be greater than {gt:.15g}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than": "must be less than {lt:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
 }
 _TYPES = {"string_type", "tuple_type", "dict_type", "model_type"}
 

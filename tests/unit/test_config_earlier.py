@@ -75,6 +75,7 @@ def test_every_shape_is_read(tmp_path: Path, text: str, version: str, prefix: st
         (SEQUENTIAL.replace("agent: writer", "agent: writre"), "spec.tasks[0].agent: there is no such agent"),
         (SEQUENTIAL.replace("task_no: 2", "task_no: two"), "spec.tasks[0].task_no: must be a number"),
         (SEQUENTIAL.partition("  tasks:")[0], "spec.tasks: is missing"),
+        (SEQUENTIAL.partition("  tasks:")[0] + "  tasks: []\n", "spec.tasks: must not be empty"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:

@@ -111,6 +111,12 @@ def test_a_queue_that_a_task_could_not_hold_is_a_mistake(tmp_path: Path) -> None
     assert read(tmp_path, with_spec("limits: {max_queued_requests: 2000}")).limits.max_queued_requests == 2000
 
 
+def test_a_bound_is_written_out(tmp_path: Path) -> None:
+    """However large it is."""
+    [complaint] = complaints(tmp_path, with_spec("limits: {max_items: 99999999999}"))
+    assert complaint.endswith("spec.limits.max_items: must be at most 2147483647")
+
+
 def test_a_problem_is_a_line(tmp_path: Path) -> None:
     """A printed problem begins with file, line and key."""
     [problem] = problems(tmp_path, with_spec("limits: {max_item: 1}"))
