@@ -80,7 +80,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """One piece of a message: text, or an image as a data URI."""
+    """One item of a message: text, or an image as a data URI."""
 
     content_type: Literal["text", "image"]
     content: str
@@ -265,7 +265,8 @@ class Entry(Struct, frozen=True, kw_only=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
 
-    A body over 256 KB is stored out of line and stands here as `{"blob": sha256, "pieces": n}`.
+    A body over 256 KB, or one that the batch has no room for, is stored out of line and stands here as
+    `{"blob": sha256, "pieces": n}`.
     """
 
     entries: tuple[Entry, ...]
@@ -276,7 +277,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True):
-    """The fence: only the process that is named here may write the task."""
+    """The fence: only the process named here may write for this request."""
 
     request_id: str
     worker_id: str
