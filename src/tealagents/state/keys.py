@@ -67,7 +67,10 @@ def inbox(agent: str, tid: str) -> str:
 
 
 def erasing(agent: str) -> str:
-    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`."""
+    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`.
+
+    Also of tasks in the making: `task/{id}/{log_id}/making`.
+    """
     return f"{plain(agent)}/erasing"
 
 
