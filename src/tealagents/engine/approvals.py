@@ -72,7 +72,7 @@ class Approvals:
         """Carries a decision out, or answers with the outcome of the same decision made before.
 
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
-        `RequestCanceled`, `NotFound`.
+        `RequestCanceled`, `NotFound`, `Overloaded`, `Draining`, `CorruptState`.
         """
         partition = await self._tasks.directory.locate(caller, keys.request, request_id, deciding=True)
         for _ in range(ATTEMPTS):
@@ -198,7 +198,7 @@ class Approvals:
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
     def _check_edited(self, n: int, tool: str, arguments: Json) -> None:
-        """A slip of the pen must not use the decision up."""
+        """Edited arguments that do not fit are rejected, so that a typo does not consume the decision."""
         try:
             self._service.agent.toolbox.check(tool, arguments)
         except ToolFailed as failure:
