@@ -15,6 +15,7 @@ TOOL_SEPARATOR = "-"
 
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
+Action = Literal["approve", "reject"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
 #: characters of `Message.native`; what is longer is not kept
@@ -552,7 +553,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was decided of one call. `arguments` replaces those shown, if edited."""
 
     id: str
-    action: Literal["approve", "reject"]
+    action: Action
     arguments: str | None = None
     #: of a call that the client ran: what the model is sent
     output: str | None = None
