@@ -6,7 +6,7 @@ import pytest
 from engine_setup import ADA, Function, Process, Scripted, calls, process, says
 
 from tealagents.domain.errors import NeedsAuthorization
-from tealagents.domain.models import Json, RequestRecord, ToolCall
+from tealagents.domain.models import Action, Json, RequestRecord, ToolCall
 from tealagents.engine.approvals import Command
 from tealagents.engine.run import Stop
 from tealagents.state.tasks import CANCELED
@@ -32,7 +32,7 @@ def model() -> Scripted:
     return Scripted(calls(ToolCall("c1", "Notes-read", "{}")), says("I see."))
 
 
-async def decide(here: Process, request: RequestRecord, action: str) -> RequestRecord:
+async def decide(here: Process, request: RequestRecord, action: Action) -> RequestRecord:
     command = Command(action=action, approval_id=request.approvals[-1])
     sent = await here.approvals.resume(ADA, request.request_id, command, streamed=False)
     return await here.service.outcome(sent)

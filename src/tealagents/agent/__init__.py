@@ -181,7 +181,7 @@ class Agent:
         return self.get_remote_thread() if self.config.thread.kind == "remote" else self.get_local_thread()
 
     def get_local_thread(self, messages: Sequence[Message] | None = None) -> LocalThread:
-        """A local thread, with what was said before. Always works."""
+        """A local thread, with what was said before. Every model client supports it."""
         thread = LocalThread(messages or (), stores=self.message_stores)
         thread.fingerprint = self.fingerprint
         return thread

@@ -40,7 +40,7 @@ class AnswerStream:
     @property
     def answer(self) -> AgentAnswer:
         if self._answer is None:
-            raise RuntimeError("the answer is there when all pieces have been taken")
+            raise RuntimeError("the answer is complete only when the stream has been read to its end")
         return self._answer
 
     def __aiter__(self) -> AsyncIterator[Update]:

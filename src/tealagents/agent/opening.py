@@ -36,7 +36,7 @@ class Shared(Generic[T]):
         """`stays`: once it is open it is not closed."""
         self.inner = inner
         self._stays = stays
-        #: calls that have opened it; of what stays open these count on
+        #: calls that use it now; if it stays open, all calls so far
         self._users = 0
         self._opening = asyncio.Lock()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,11 +11,10 @@ from tealagents.api import bodies
 from tealagents.api.http import timestamp
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Approval, Item, Json, RequestRecord
+from tealagents.domain.models import Action, Approval, Item, Json, RequestRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
-Action = Literal["approve", "reject"]
 #: characters of a reason: the model is sent it in this round and every later one
 LONGEST_REASON = 4000
 #: of a call in a form: what is decided of all

@@ -8,19 +8,23 @@
     │   ├── Unauthenticated          ├── NotOwner               ├── InsufficientScope
     │   ├── NotFound                 ├── TooLarge
     │   ├── TaskBusy                 ├── ApprovalPending        ├── AlreadyDecided
+    │   │   └── CheckpointMoved
     │   ├── ApprovalExpired          ├── RequestCanceled        ├── RequestInProgress
     │   ├── AlreadyExists            ├── SessionMismatch
-    │   └── Overloaded               └── Draining               └── AuthUnavailable
-    ├── RunFailure                   ends a request `Failed` (or `Canceled`) with its code
+    │   ├── Overloaded               ├── Draining               └── AuthUnavailable
+    ├── RunFailure                   ends a request `Failed` with its code
     │   ├── ModelFailed              ├── ModelTimeout           ├── ToolRoundsExceeded
     │   ├── RemoteThreadLost         ├── RequestTimeout         ├── Interrupted
     │   ├── InternalError            ├── ContextProviderFailed   └── ViewFailed
     ├── CorruptState                 stored data that is not what was written
-    ├── PersistenceUnavailable       the store does not answer
-    └── StoreError                   between a store and the records; never reaches a user
-        ├── Conflict                 └── Unknown
+    └── PersistenceUnavailable       the store does not answer
 
-`code` is the contract's word; the api's table turns it into a status. `detail` says what to do.
+    StoreError                       no `TealError`: between a store and the records; never reaches a user
+    ├── Conflict                     └── Unknown
+
+    ToolFailed, NeedsAuthorization, NeedsOwner: what tools raise
+
+`code` is what clients are sent; `api/http.py` maps it to a status. `detail` says what to do.
 """
 
 import asyncio

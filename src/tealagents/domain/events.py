@@ -103,7 +103,7 @@ class Recorded(Struct, frozen=True, array_like=True):
 
 
 def beginning(record: RequestRecord) -> Started:
-    """The first event of a request's stream, as its sender was told it: `Queued` where it waited its turn."""
+    """The first event of a request's stream, as its sender got it: `Queued` where it waited its turn."""
     return Started("Queued" if record.started_at != record.created_at else "Running")
 
 

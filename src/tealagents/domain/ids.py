@@ -1,8 +1,8 @@
 """Ids: UUIDs in the canonical form.
 
 The ids made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a
-digest of who owns what the id names; 74 bits are random. So a process that is handed an id it does
-not find at the caller's can look up whose it may be without an index entry for every request.
+digest of who owns what the id names; 74 bits are random. So a process that is handed an id that is not
+in the caller's partition can look up whose it may be without an index entry for every request.
 A tag is a hint, believed only if the record is really there; it grants nothing.
 """
 

@@ -15,6 +15,7 @@ TOOL_SEPARATOR = "-"
 
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
+Action = Literal["approve", "reject"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
 #: characters of `Message.native`; what is longer is not kept
@@ -80,7 +81,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """One piece of a message: text, or an image as a data URI."""
+    """One item of a message: text, or an image as a data URI."""
 
     content_type: Literal["text", "image"]
     content: str
@@ -265,7 +266,8 @@ class Entry(Struct, frozen=True, kw_only=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
 
-    A body over 256 KB is stored out of line and stands here as `{"blob": sha256, "pieces": n}`.
+    A body over 256 KB, or one that the batch has no room for, is stored out of line and stands here as
+    `{"blob": sha256, "pieces": n}`.
     """
 
     entries: tuple[Entry, ...]
@@ -276,7 +278,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True):
-    """The fence: only the process that is named here may write the task."""
+    """The fence: only the process named here may write for this request."""
 
     request_id: str
     worker_id: str
@@ -551,7 +553,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was decided of one call. `arguments` replaces those shown, if edited."""
 
     id: str
-    action: Literal["approve", "reject"]
+    action: Action
     arguments: str | None = None
     #: of a call that the client ran: what the model is sent
     output: str | None = None

@@ -79,7 +79,7 @@ def effects_cut(head: Head) -> bool:
 
 
 def extended_by_note(head: Head) -> Head:
-    """The head, about to grow by an entry of no request: a path that ends at the tail goes along."""
+    """The head, about to grow by an entry of no request: a path that ends at the tail is extended over it."""
     if head.occupant is None and head.path and head.path[-1][1] == head.tail_seq:
         return replace(head, path=extend(head.path, head.tail_seq + 1, head.tail_seq + 1))
     return head
@@ -92,7 +92,7 @@ def count_round(context: Json | None) -> Json | None:
 
 
 def extend(path: Path, first: int, last: int) -> Path:
-    """A path with the entries from `first` to `last` behind it; neighbours melt into one pair."""
+    """A path with the entries from `first` to `last` behind it; adjacent pairs are merged."""
     if path and path[-1][1] + 1 == first:
         return (*path[:-1], (path[-1][0], last))
     return (*path, (first, last))
@@ -108,7 +108,7 @@ def split(path: Path, last: int) -> tuple[Path, Path]:
 
 
 def joined(parts: Iterable[Path]) -> Path:
-    """Paths that continue each other as one; neighbours melt into one pair."""
+    """Paths that continue each other as one; adjacent pairs are merged."""
     whole: list[tuple[int, int]] = []
     for part in parts:
         if whole and part and whole[-1][1] + 1 == part[0][0]:

@@ -393,7 +393,8 @@ class Tool(Protocol):
     async def call(self, context: ToolContext, arguments: Json) -> str:
         """What the model is sent.
 
-        Raises `ToolFailed` to report a failure to the model, `NeedsAuthorization` to ask the user.
+        Raises `ToolFailed` to report a failure to the model, `NeedsAuthorization` to ask the user,
+        `NeedsOwner` where the owner has to resume: the context raises it, let it through.
 
         Never blocks the event loop. Cancellation must be let through. Any other exception is reported to
         the model by its type and text, and logged.

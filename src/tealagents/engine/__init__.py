@@ -1,7 +1,7 @@
 """One request from message to answer, as one stream of events.
 
 ===============  ==========================================================================
-`service`        the front that protocols talk to: send, start, outcome, cancel, drain
+`service`        the front that protocols talk to: send, start, follow, cancel, drain
 `run`            one request in flight, owned by the app and not by a connection
 `turn`           one turn of a conversation, the same for service and library
 `conversations`  the conversations of tasks, and what is kept of them between turns

@@ -13,6 +13,7 @@ from tealagents.domain.errors import (
     ToolFailed,
 )
 from tealagents.domain.models import (
+    Action,
     Approval,
     Caller,
     Decision,
@@ -40,7 +41,7 @@ class CallDecision(Struct, frozen=True):
     """What a client decides of one call."""
 
     id: str
-    action: str | None = None
+    action: Action | None = None
     arguments: Json | None = None
     #: of a call that the client has run: what the model is sent
     output: str | None = None
@@ -52,7 +53,7 @@ class CallDecision(Struct, frozen=True):
 class Command(Struct, frozen=True, kw_only=True):
     """What a client sends to resume a request."""
 
-    action: str | None = None
+    action: Action | None = None
     reason: str | None = None
     decisions: tuple[CallDecision, ...] = ()
     approval_id: str | None = None
@@ -72,7 +73,7 @@ class Approvals:
         """Carries a decision out, or answers with the outcome of the same decision made before.
 
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
-        `RequestCanceled`, `NotFound`.
+        `RequestCanceled`, `NotFound`, `Overloaded`, `Draining`, `CorruptState`.
         """
         partition = await self._tasks.directory.locate(caller, keys.request, request_id, deciding=True)
         for _ in range(ATTEMPTS):
@@ -198,7 +199,7 @@ class Approvals:
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
     def _check_edited(self, n: int, tool: str, arguments: Json) -> None:
-        """A slip of the pen must not use the decision up."""
+        """Edited arguments that do not fit are rejected, so that a typo does not consume the decision."""
         try:
             self._service.agent.toolbox.check(tool, arguments)
         except ToolFailed as failure:
@@ -217,7 +218,7 @@ class Approvals:
 _CLIENTS = "the client that declared the tool runs it and sends its output; others can only reject the call"
 
 
-def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCall) -> Decision:
+def _decision(n: int, decision: CallDecision, default: Action | None, call: ToolCall) -> Decision:
     if decision.output is not None:
         if not call.by_client:
             raise InvalidRequest(f"decisions.{n}.output", f"is not for {call.tool}: the service runs it")
@@ -227,15 +228,13 @@ def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCal
         raise InvalidRequest(f"decisions.{n}.action", f"cannot be approve without output: {_CLIENTS}")
     if action is None:
         raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
-    if action not in ("approve", "reject"):
-        raise InvalidRequest(f"decisions.{n}.action", "must be approve or reject")
     if decision.arguments is not None and action == "reject":
         raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
     # in one order, so that the same decision sent again is known as such
     edited = None if decision.arguments is None else canonical(decision.arguments).decode()
     return Decision(
         id=decision.id,
-        action="approve" if action == "approve" else "reject",
+        action=action,
         arguments=edited,
         reason=decision.reason,
     )

@@ -60,8 +60,8 @@ class Publisher(EventBuffer):
     # --- writing ---------------------------------------------------------------------------------
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Publishes events, and waits wherever as many are unwritten as the `error` of a dead producer can
-        jump over."""
+        """Publishes events, and waits wherever as many are unwritten as the last event of a request that
+        is ended from outside can jump over."""
         while events:
             room = MOST_UNWRITTEN - (self.last_id - self._written)
             if room < 1:

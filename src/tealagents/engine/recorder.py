@@ -68,7 +68,10 @@ class Recorder:
     # --- what happens ----------------------------------------------------------------------------
 
     def answered(self, event: Answered, model: str, tools: int) -> None:
-        """The model has answered: `model`, unless it gives its name, which could call so many `tools`."""
+        """Records a model call.
+
+        `model` names it where the reply does not; `tools` is how many tools it could call.
+        """
         done, message = event.done, event.message
         self.usage = self.usage + done.usage
         self.finish_reason = done.finish_reason

@@ -1,4 +1,4 @@
-"""The front the api talks to: send, resume, cancel, follow, drain."""
+"""The front that protocols talk to: send, start, follow, cancel, drain."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ class Service:
     ) -> Submitted:
         """Stores a message and begins to answer it; the answer is followed by the request's id.
 
-        Raises every refusal of the contract's sections 2 and 3.
+        Raises `Overloaded`, `Draining`, `RequestInProgress`, and what `Submission.begin` raises.
         """
         user = caller.user.key
         try:

@@ -27,7 +27,7 @@ OVERLOOKED_SECONDS = 30.0
 
 
 class WaitQueues:
-    """All who wait in this process, by task."""
+    """The requests that wait in this process, by task."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -72,7 +72,7 @@ class WaitQueues:
 
 
 class _WaitQueue:
-    """Those who wait for one task, and the one who looks for them."""
+    """The requests that wait for one task, and the watch that wakes them."""
 
     def __init__(self, tasks: Tasks, partition: str, task_id: str) -> None:
         self._tasks = tasks

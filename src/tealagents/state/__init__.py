@@ -1,7 +1,7 @@
 """The state model: an append-only log per task, over any store.
 
-Everything a commit touches lies in one partition, the owner's; every commit is one compare-and-set
-on the task's head. Nothing that has been written to a log is ever rewritten.
+Every commit lies within one partition. One that changes a task is a compare-and-set on its head.
+Nothing that has been written to a log is ever rewritten.
 
 =================  =============================================================================
 `keys`             the names of partitions and records

@@ -1,8 +1,8 @@
 """Verifying the audit: whether a task's log is, entry by entry, what was written.
 
-Found is the first entry that was changed, dropped (also from the end), moved, or put there by
-another party. Without an audit key a party who can write the store can also make a new chain that verifies:
-then only accidental damage is found.
+It finds the first entry that was changed, dropped (also from the end), moved or forged. Without an
+audit key a party who can write the store can also make a new chain that verifies: then only accidental damage
+is found.
 """
 
 from collections.abc import Iterator

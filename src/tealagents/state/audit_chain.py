@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain.models import Body, Entry, Json
-from tealagents.state.codec import decoder, encode_json
+from tealagents.state.codec import decoder, encode_json, stamp
 
 #: the `prev_hash` of a task's first entry
 GENESIS = "0" * 64
@@ -54,13 +54,13 @@ class AuditChain:
 
     def extend(self, seq: int, prev_hash: str, at: datetime, drafts: Sequence[Draft]) -> tuple[Entry, ...]:
         """The entries of `drafts`, numbered from `seq` + 1 and chained on `prev_hash`."""
-        stamp = timestamp(at)
+        written_at = stamp(at)
         entries = []
         for item in drafts:
             seq += 1
             fields = {
                 "seq": seq,
-                "at": stamp,
+                "at": written_at,
                 "actor": item.actor,
                 "action": item.action,
                 "request_id": item.request_id,
@@ -97,8 +97,3 @@ def body_fault(entry: Entry, body: bytes | None) -> str | None:
     if entry.details.get("sha256") != hashlib.sha256(body).hexdigest():
         return "does not have the body that it was written with"
     return None
-
-
-def timestamp(at: datetime) -> str:
-    """RFC 3339 with microseconds and `Z`, of a time in UTC."""
-    return at.isoformat(timespec="microseconds")[:26] + "Z"

@@ -5,6 +5,7 @@ flipped bit and a value moved to another record are both found.
 """
 
 import hashlib
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,3 +78,8 @@ def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     if found is None:
         found = _decoders[kind] = msgspec.json.Decoder(kind)
     return found
+
+
+def stamp(at: datetime) -> str:
+    """RFC 3339 with microseconds and `Z`: of fixed width, so that keys order by it."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import AlreadyDecided, ApprovalExpired, RequestCanceled, TealError
 from tealagents.domain.models import (
+    Action,
     Approval,
     Decision,
     Head,
@@ -107,13 +107,13 @@ def decide(
     approval: Approval,
     now: datetime,
     actor: User,
-    default: str | None,
+    default: Action | None,
     reason: str | None,
     decisions: Sequence[Decision],
 ) -> Approval:
     """The approval with what was decided of each of its calls."""
     by_id = {decision.id: decision for decision in decisions}
-    action: Literal["approve", "reject"] = "approve" if default == "approve" else "reject"
+    action = default or "reject"
     return replace(
         approval,
         status="decided",

@@ -7,12 +7,12 @@ stored with::
 
 The last line says how many records there are, so that a file that was cut is not taken for a whole one.
 
-The order is fixed: what says whose is what; then, user by user, each task by its id with all it holds, its
-head last, and what belongs to no task; then the threads that programs keep. So the same state makes the
-same bytes, in whichever store it is. A record that is damaged is exported as it was found, as base64 under
-`damaged`, and reported.
+The order is fixed: the owner index and the locators; then, user by user, each task by its id with all it
+holds, its head last, and what belongs to no task; then the threads that programs keep. So the same state
+makes the same bytes, in whichever store it is. A record that is damaged is exported as it was found, as
+base64 under `damaged`, and reported.
 
-Left out is what passes by itself or can be made again: leases, deletions under way, stream events, users'
+An export leaves out what expires or can be rebuilt: leases, deletions under way, stream events, users'
 secrets for tool servers, and indexes, which an import makes anew, with the idempotency keys that still count.
 """
 
@@ -65,7 +65,7 @@ SENDINGS = 5
 
 
 class Refused(Exception):
-    """An import that cannot be. The text names the line."""
+    """An import that cannot be. The text names the line or the record."""
 
 
 class Row(Struct, frozen=True):

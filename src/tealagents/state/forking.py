@@ -47,7 +47,9 @@ async def fork(
     failed: RequestRecord | None = None,
     expires_at: datetime | None = None,
 ) -> Head:
-    """A new task with the history up to and including a point; costs what that history is long.
+    """A new task with the history up to and including a point.
+
+    The cost grows with the length of that history.
 
     The point behind a request that `failed` is the checkpoint that it continued, if any. The fork knows what
     its tools did, and those of requests that were tried between the two.

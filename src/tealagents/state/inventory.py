@@ -22,7 +22,7 @@ from tealagents.state.tasks import is_expired
 
 T = TypeVar("T")
 
-#: hears how many users are done, of how many
+#: called with the number of users that are done, and of all
 Progress = Callable[[int, int], None]
 
 #: of each partition that is looked at to see whether the key is the right one

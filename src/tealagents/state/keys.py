@@ -6,9 +6,10 @@ index: written before the commit they serve, and believed only if the record the
 
 import hashlib
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 
 from tealagents.domain.models import Head
+from tealagents.state.codec import stamp
 
 #: seconds for which a pause stays in its tenant's inbox when its time is up
 INBOX_SECONDS = 7 * 86400.0
@@ -67,7 +68,10 @@ def inbox(agent: str, tid: str) -> str:
 
 
 def erasing(agent: str) -> str:
-    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`."""
+    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`.
+
+    Also of tasks in the making: `task/{id}/{log_id}/making`.
+    """
     return f"{plain(agent)}/erasing"
 
 
@@ -85,7 +89,7 @@ def worker(worker_id: str) -> str:
 
 def in_inbox(at: datetime, approval_id: str) -> str:
     """A pause in its tenant's inbox."""
-    return f"inbox/{created(at)}/{approval_id}"
+    return f"inbox/{stamp(at)}/{approval_id}"
 
 
 def task(task_id: str) -> str:
@@ -169,11 +173,6 @@ def memory(provider: str) -> str:
     return MEMORIES + plain(provider)
 
 
-def created(at: datetime) -> str:
-    """A time as text of fixed width, so that keys order by it."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
-
-
 def tasks_of_session(session_id: str) -> str:
     """The prefix of the index of one session's tasks."""
     return f"session-tasks/{session_id}/"
@@ -181,16 +180,16 @@ def tasks_of_session(session_id: str) -> str:
 
 def listings(head: Head) -> list[str]:
     """Where a task is listed: among all its owner's, and among its session's."""
-    at, task_id = created(head.created_at), head.task_id
+    at, task_id = stamp(head.created_at), head.task_id
     return [f"tasks/{at}/{task_id}", f"{tasks_of_session(head.session_id)}{at}/{task_id}"]
 
 
 def session_by_creation(at: datetime, session_id: str) -> str:
-    return f"sessions/{created(at)}/{session_id}"
+    return f"sessions/{stamp(at)}/{session_id}"
 
 
 def approval_by_creation(at: datetime, approval_id: str) -> str:
-    return f"approvals/{created(at)}/{approval_id}"
+    return f"approvals/{stamp(at)}/{approval_id}"
 
 
 def last_segment(key: str) -> str:

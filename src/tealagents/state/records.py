@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: a body larger than this is stored out of line, in chunks of this size
+#: a body larger than this is stored out of line, in chunks of half as many characters
 BLOB_BYTES = 256 * 1024
 #: what the bodies of one batch may sum to
 BATCH_BYTES = 320 * 1024
@@ -194,9 +194,13 @@ class RecordStore:
     ) -> str:
         """Commits, and returns the operation id: the version of all that was put.
 
-        `marker` is a key among `put` that no later commit overwrites; where a reply is lost, its
-        version shows whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
-        when the store is away or does not report the outcome of the commit within five seconds.
+        `marker` is the key whose version shows, where a reply is lost, whether this commit was applied: one
+        of `put`, if possible one that no later commit overwrites. Where only records are deleted, it is one
+        of them: sent again, such a commit is a `Conflict`.
+
+        Raises `Conflict`; `CorruptState` where a log continues behind its head; `Headless` where a large
+        record's task has no head yet; `PersistenceUnavailable` when the store is away or does not report the
+        outcome of the commit within five seconds.
         """
         commit = Commit(
             operation=operation or ids.operation_id(),

@@ -31,7 +31,8 @@ EVENT_BATCH_BYTES = 128 * 1024
 READ_BATCHES = 8
 #: characters of one part
 PART_CHARACTERS = 128 * 1024
-#: the `error` of a dead producer takes the last stored id plus this: no follower has seen a higher one
+#: the last event of a running request that is ended from outside takes the last stored id plus this: no
+#: follower has seen a higher one
 JUMP = 1001
 #: seconds for which a log is kept after the end
 KEPT_SECONDS = 86400.0

@@ -93,6 +93,10 @@ class Submission:
 
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
         `announced` is False where the answer to the client waits for the request's end.
+
+        Raises `IdempotencyKeyReused`, `NotFound`, `NotOwner`, `AlreadyExists`, `SessionMismatch`,
+        `CheckpointMoved`, `TaskBusy`, `ApprovalPending`, `Overloaded` (a full queue), `InvalidRequest` (too
+        many earlier messages).
         """
         check_earlier(message.earlier)
         attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)

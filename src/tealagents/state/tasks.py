@@ -2,7 +2,9 @@
 
 Every change of a task is read, decide, commit: `Tasks.transact` reads the head, asks a decider, and writes
 what it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place where a head is
-committed). Only the process that the head's `running` names may append to the task, as its `TaskWriter`.
+committed). Only the process that the head's `running` names may write for that request, as its `TaskWriter`.
+A patch or a queued message may change the head meanwhile; the writer then continues from the new head
+(`TaskWriter.rebase`).
 """
 
 import asyncio
@@ -241,7 +243,10 @@ class Tasks:
             task.cancel()
 
     def leave(self, partition: str, request_id: str) -> None:
-        """No run here carries the request on: ends it, if it is there, as other processes cannot know."""
+        """Ends a request that no run here carries on, if it exists.
+
+        Other processes cannot know: its worker is alive.
+        """
         if self._leaving is None:  # the run was canceled with the event loop, which ends no new task
             return
         task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))

@@ -8,10 +8,11 @@
 
 A worker beats every third of its lease, by the store's clock, and after a beat that failed again at once: a
 store that is away for less than the lease costs no request. A beat that is not answered within a fifth of the
-lease has failed: the next may go over another connection. The process that finds a beat older than the
-lease may declare the worker dead, by compare-and-set, and only then end its requests; a worker that
-finds itself declared dead, or that could not beat for a lease, drops what it runs and takes a new id.
-A beat that stays the same for a lease means the same, where clocks are set back meanwhile.
+lease (at least a second; after failures longer) has failed: the next may go over another connection. The
+process that finds a beat older than the lease may declare the worker dead, by compare-and-set, and only then
+end its requests; a worker that finds itself declared dead, or that could not beat for a lease, drops what it
+runs and takes a new id. A beat that stays the same for a lease means the same, where clocks are set back
+meanwhile.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ class MessageStore(Protocol):
         ...
 
     def update_from_state(self, state: Json) -> None:
-        """Becomes the store that `serialize` described."""
+        """Becomes the store that `serialize` described. `KeyError` or `CorruptState` for anything else."""
         ...
 
     async def clear(self) -> None:

@@ -8,9 +8,9 @@
 `summarize`           a summary of older messages, written by the model
 ====================  ====================================================================================
 
-All count what is always sent, too: the running round, and (tokens) system prompt, notes and tools. The first
-three end the reading: in the last place they bound what is read. `summarize` belongs in the first place,
-where it receives what the others leave out.
+All but `summarize` count what is always sent, too: the running round, and (tokens) system prompt, notes and
+tools. The first three end the reading: in the last place they bound what is read. `summarize` belongs in the
+first place, where it receives what the others leave out.
 
 Third parties add others by the entry-point group `tealagents.reducers`, or as `module:Class` (made with its
 `Options`) or `module:function`.

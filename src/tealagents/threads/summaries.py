@@ -47,9 +47,10 @@ class SummarizeOptions(ReducerOptions):
 class Summarize:
     """Replaces older messages by a summary.
 
-    A summary is made once there are `max_messages` since the last one: of that one and the messages since,
-    except the last `keep_messages`. It is kept with the checkpoint and reused until the next one. Where the
-    model fails to make one, declines to, or is cut short, the messages stay, and the next call tries again.
+    A summary is made once there are more than `max_messages` since the last one: of that one and the messages
+    since, except the last `keep_messages`. It is kept with the checkpoint and reused until the next one.
+    Where the model fails to make one, declines to, or is cut short, the messages stay, and the next call
+    tries again.
     """
 
     Options: ClassVar = SummarizeOptions

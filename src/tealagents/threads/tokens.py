@@ -101,9 +101,9 @@ _PIECES = re.compile(r"[A-Za-z]+|\d{1,3}|\n+|[^\sA-Za-z\d]")
 def estimate(text: str) -> int:
     """An estimate of the tokens of a text, without a tokenizer. It is the same on every machine.
 
-    One for every four letters of a word or part of four, one for up to three digits, one for any other
-    character, and two for one beyond the basic plane (emoji). It overestimates English prose by about a
-    third, but is no upper bound: random letters have more.
+    One for every four letters of a word or part of four, one for up to three digits, one for every four line
+    ends in a row, one for any other character, and two for one beyond the basic plane (emoji). It
+    overestimates English prose by about a third, but is no upper bound: random letters have more.
     """
     return sum(
         (len(piece) + 3) // 4 if piece.isascii() else 1 + (piece > "\uffff")
