@@ -30,8 +30,8 @@ from tealagents.testing.servers import free_port
 ROOT = Path(__file__).parents[2]
 #: what tests/fixtures/tools/install.sh has installed
 NODE_MODULES = ROOT / ".tools" / "node" / "node_modules"
-#: seconds for one command, and for a server to answer
-PATIENCE = 60.0
+#: seconds for one command (the longest takes ten on an idle machine), and for a server to answer
+PATIENCE = 240.0
 #: ports that the READMEs name
 _PORTS = ("8000", "8100", "8444")
 _PORT = re.compile(r"(?<![-\w])\d{4,5}(?![-\w])")
