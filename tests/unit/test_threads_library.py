@@ -141,7 +141,7 @@ async def test_an_answer_can_be_followed(make: MakeAgent) -> None:
     async with make() as agent:
         thread = agent.new_thread()
         stream = agent.run_stream("My name is Ada.", thread)
-        with pytest.raises(RuntimeError, match="when all pieces"):
+        with pytest.raises(RuntimeError, match="when the stream has been read to its end"):
             _ = stream.answer
         pieces = [piece.text async for piece in stream]
         assert len(pieces) > 1
