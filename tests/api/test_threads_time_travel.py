@@ -233,6 +233,7 @@ def test_a_fork_at_what_failed_leaves_it_failed(ada: httpx.Client, model: Offlin
     assert texts(copied) == texts(whole)[:3]
     canceled = ada.get(f"/requests/{copied[2]['request_id']}").json()
     assert (canceled["status"], canceled["error"]["code"]) == ("Canceled", "request_canceled")
+    assert (ada.get(f"/tasks/{forked}").json()["status"], output(canceled)) == ("Canceled", "")
     assert [each["request_id"] for each in checkpoints(ada, forked)] == [copied[0]["request_id"]]
     say(ada, "Go on.", forked)
     sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "user"]

@@ -229,6 +229,7 @@ async def find_call(
         pause = await find_pause(exchange, partition, approval_id)
         if pause is None or place >= len(pause.calls):
             raise NotFound("It has fewer calls.")
+        await exchange.tasks.here(partition, pause.task_id)  # what has expired is not shown
         return pause, place
 
 

@@ -23,6 +23,7 @@ from tealagents.domain.models import (
     RequestEnd,
     RequestRecord,
     Session,
+    Status,
     ToolCall,
     ToolIntent,
     User,
@@ -149,11 +150,12 @@ class _Fork(Struct, frozen=True):
     async def write(self, actor: User) -> Head:
         source, copy, point = self.source, self.copy, self.copy.head.origin or {}
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
-        last, end = await self._copy_rounds()
+        last, end, status = await self._copy_rounds()
         await copy.flush()
         path: Path = tuple((first, min(to, end)) for first, to in self.path if first <= end)
         effects = tuple(self._effects(replace(source, path=(*path, *self.tried))))
-        done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
+        copied: Path = ((1, copy.head.tail_seq),)
+        done = replace(copy.head, status=status, checkpoint_id=last, path=copied, effects=effects)
         session_id = source.session_id
         session: Stored[Session] | None = None
         while True:
@@ -182,10 +184,11 @@ class _Fork(Struct, frozen=True):
         n = bisect_left(self.starts, seq, key=itemgetter(0))
         return self.starts[n][1] if n < len(self.starts) else self.copy.head.tail_seq
 
-    async def _copy_rounds(self) -> tuple[str | None, int]:
+    async def _copy_rounds(self) -> tuple[str | None, int, Status]:
         """Copies the requests of the path that have ended, or up to the message.
 
-        Returns the new id of the last one that completed, and the number of the last entry that was read.
+        Returns the new id of the last one that completed, the number of the last entry that was read, and the
+        status of the last request that was copied.
         """
         source, message_id = self.source, self.message_id
         last: str | None = None
@@ -202,7 +205,8 @@ class _Fork(Struct, frozen=True):
             kept = messages if found is None else found
             if ending is not None and ending.status != "Completed":
                 failed = await self._copied(each, kept, ending)
-                await self.copy.add_request(replace(failed, parent=last))
+                output = _said(kept[-1]) if ends else failed.output
+                await self.copy.add_request(replace(failed, parent=last, output=output))
             else:
                 whole = ending is not None and len(kept) == len(messages)
                 record = await self._copied(each, kept, ending if whole else None)
@@ -211,13 +215,13 @@ class _Fork(Struct, frozen=True):
                 await self.copy.add_request(replace(record, parent=last, context=context))
                 last = record.request_id
             if ends:
-                return last, end
+                return last, end, "Completed" if ending is None else ending.status
         if message_id is not None:
             raise NotFound(
                 f"The task {source.task_id} has no message {message_id} on its current path.",
                 task_id=source.task_id,
             )
-        return last, self.path[-1][1] if self.path else 0
+        return last, self.path[-1][1] if self.path else 0, "Completed"
 
     async def _copied(
         self, of: "_Round", messages: Sequence[Message], ending: RequestEnd | None
@@ -270,7 +274,7 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         worker_id=None,
         ended_at=old.ended_at or last.created_at,
         remote_id=old.remote_id if whole else None,
-        output=old.output if whole else last.text if last.role == "assistant" else "",
+        output=old.output if whole else _said(last),
         finish_reason=old.finish_reason if whole else None,
         extra_data=old.extra_data if whole else None,
         error=old.error if whole else None,
@@ -280,6 +284,10 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         last_event=2,
         copied=True,
     )
+
+
+def _said(message: Message) -> str:
+    return message.text if message.role == "assistant" else ""
 
 
 class _Round(Struct):

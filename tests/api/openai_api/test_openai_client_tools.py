@@ -1,5 +1,6 @@
 """Tools that the client runs: `function_call` items, answered by `function_call_output`."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from openai_talk import WEATHER, create, kinds, raw, retrieved, said, serving, s
 from talk import call
 
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 ASK = call("get_weather", place="Rome")
 
@@ -155,6 +157,21 @@ def test_a_call_alone_can_be_referred_to() -> None:
             unknown = client.post("/responses", json={"input": [ask, referred, output(made), more]})
             assert (unknown.status_code, identifier in unknown.text) == (404, True)
         assert kinds(create(wire, input=loop)) == ["message"]
+
+
+def test_a_call_that_has_expired_cannot_be_referred_to() -> None:
+    """It is not found any more, as its response is not."""
+    script = {"rules": [{"when": "go", "reply": {"tool_calls": [{"name": "get_weather", "arguments": {}}]}}]}
+    ask, more = ({"role": "user", "content": text} for text in ("go", "hello again"))
+    with serving(script) as (service, _), raw(service) as wire, service.client() as ada:
+        asked = create(wire, input=[ask], tools=[WEATHER])
+        (made,) = asked["output"]
+        loop = [ask, {"type": "item_reference", "id": made["id"]}, output(made), more]
+        task_id = ada.get(f"/requests/{asked['id'].split('_')[1]}").json()["task_id"]
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        ada.patch(f"/tasks/{task_id}", json={"expires_at": soon.isoformat()}).raise_for_status()
+        until(lambda: wire.get(f"/responses/{asked['id']}").status_code == 404)
+        assert wire.post("/responses", json={"input": loop}).status_code == 404
 
 
 def test_some_answers_to_calls_that_were_decided_come_too_late(
