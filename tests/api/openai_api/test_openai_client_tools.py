@@ -99,7 +99,7 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
 
 
 def test_a_message_must_follow_calls_that_were_made_elsewhere(wire: httpx.Client, ada: OpenAI) -> None:
-    """A history that ends in their outputs is told so; an unknown id of this service's form is not found."""
+    """A history that ends in their outputs is refused; an unknown id of this service's form is not found."""
 
     def refused(call_id: str, **options: Any) -> tuple[int, str, str]:
         made = {"type": "function_call", "call_id": call_id, "name": "get_weather", "arguments": "{}"}
