@@ -51,7 +51,7 @@ def test_admission_is_counted_by_worker(nursery: Nursery, tmp_path: Path) -> Non
 
 def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
     """What it ran is interrupted by the others, the task continues there, and there are two workers again."""
-    with monitored(nursery, tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="1") as service:
+    with monitored(nursery, tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="3") as service:
         until(lambda: len(in_flight(service)) == 2)
         running = sent(service).json()
         until(lambda: sum(in_flight(service).values()) == 1)

@@ -22,16 +22,22 @@ export class Service {
   /**
    * @param {string} folder
    * @param {number} port
+   * @param {NodeJS.ProcessEnv} settings
    */
-  constructor(folder, port) {
+  constructor(folder, port, settings) {
     this.folder = folder;
     this.port = port;
+    this.settings = settings;
     this.url = `http://127.0.0.1:${port}/Janitor/0.1`;
   }
 
-  /** A service that answers, with an empty SQLite store. */
-  static async serve() {
-    const service = new Service(await mkdtemp(join(tmpdir(), "tealagents-")), await freePort());
+  /**
+   * A service that answers, with an empty SQLite store.
+   *
+   * @param {NodeJS.ProcessEnv} settings for its environment
+   */
+  static async serve(settings = {}) {
+    const service = new Service(await mkdtemp(join(tmpdir(), "tealagents-")), await freePort(), settings);
     await service.start();
     return service;
   }
@@ -48,8 +54,8 @@ export class Service {
       TA_AUTH: "mock",
       TA_PERSISTENCE: `sqlite:///${join(this.folder, "state.db")}`,
       TA_PLUGIN_CATALOG_FILE: join(CONFIGS, "catalogue.json"),
-      TA_LIMITS__LEASE_SECONDS: "1",
       TA_LOG_LEVEL: "ERROR",
+      ...this.settings,
     };
   }
 
