@@ -16,12 +16,14 @@ _WANTED = {
     "string_type": "must be text",
     "string_unicode": "is not valid text",
     "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
     "int_parsing_size": "must be a smaller number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "tuple_type": "must be a list",
+    "list_type": "must be a list",
     "dict_type": "must be a mapping (keys and values)",
     "model_type": "must be a mapping (keys and values)",
     "string_too_short": "must not be empty",
@@ -31,7 +33,7 @@ _WANTED = {
     "less_than": "must be less than {lt:.15g}",
     "less_than_equal": "must be at most {le:.15g}",
 }
-_TYPES = {"string_type", "tuple_type", "dict_type", "model_type"}
+_TYPES = {"string_type", "tuple_type", "list_type", "dict_type", "model_type"}
 
 
 def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, Any] | None = None) -> str:
@@ -62,12 +64,27 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
     return f"{wanted}, not {kind_of(error['input'])}{quotes}"
 
 
-def explained(error: ValidationError, model: type[BaseModel], given: Mapping[str, Any]) -> str:
-    """All that is wrong with the options that were given, in one line."""
+def explained(error: ValidationError, model: type[BaseModel], given: Any) -> str:
+    """All that is wrong with what was given, in one line."""
     return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, each["loc"])), explain(each, model, given))))
+        ": ".join(filter(None, (place(each["loc"]), explain(each, model, _around(given, each["loc"])))))
         for each in error.errors(include_url=False)
     )
+
+
+def place(path: Sequence[str | int]) -> str:
+    """Where something stands in a file, as in `plugins[0].tools`; nothing for the whole file."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _around(given: Any, path: Sequence[str | int]) -> Mapping[str, Any]:
+    """The mapping that holds, or lacks, what is at `path`."""
+    try:
+        for part in path[:-1]:
+            given = given[part]
+    except (LookupError, TypeError):  # a place that is no part of the file: a member of a union
+        return {}
+    return given if isinstance(given, Mapping) else {}
 
 
 def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
@@ -121,7 +138,7 @@ def _within(annotation: Any, part: str | int) -> Any:
     if _is_model(annotation):
         fields: Mapping[str, FieldInfo] = annotation.model_fields
         return next((field.annotation for name, field in fields.items() if key_of(name, field) == part), None)
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         return get_args(annotation)[0]
     if get_origin(annotation) is dict:
         return get_args(annotation)[1]

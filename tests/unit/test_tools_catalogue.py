@@ -81,6 +81,7 @@ def entry(tool_id: str, **governance: Any) -> Json:
 
 #: a scope that would not be asked for, and a secret in the file
 MISSPELT = {"auth_type": "oauth2", "auth_server": "https://x", "oauth_client_secret": "s3cret", "scope": []}
+PLAIN = {"auth_type": "oauth2", "auth_server": "http://login.example"}
 
 
 def catalogue(*entries: Json) -> Catalogue:
@@ -199,19 +200,23 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
     ("text", "reported"),
     [
         ("{", r"is not JSON: line 1, column 2"),
-        ("[]", "the document: Input should be a valid dictionary"),
-        ('{"plugins": [{"tools": []}]}', r"plugins\[0\]\.plugin_id: Field required"),
+        ("[]", r"must be a mapping \(keys and values\), not a list"),
+        ('{"plugins": [{"tools": []}]}', r"plugins\[0\]\.plugin_id: is missing"),
         (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", cost="huge")]}]}),
-            r"plugins\[0\]\.tools\[0\]\.governance\.cost: Input should be 'low', 'medium' or 'high'",
+            r"plugins\[0\]\.tools\[0\]\.governance\.cost: must be 'low', 'medium' or 'high'",
         ),
         (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", require_hitl=True)]}]}),
-            r"governance\.require_hitl: Extra inputs are not permitted",
+            r"governance\.require_hitl: unknown key; did you mean 'requires_hitl'\?$",
         ),
         (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b") | {"auth": MISSPELT}]}]}),
-            r"auth\.oauth_client_secret: String should match pattern.*auth\.scope: Extra inputs",
+            r"auth\.oauth_client_secret: must be \"\$\{NAME\}\".*auth\.scope: unknown key",
+        ),
+        (
+            json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b") | {"auth": PLAIN}]}]}),
+            r"auth\.auth_server: must be https://; plain http is for loopback addresses only",
         ),
         (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b"), entry("A-b")]}]}),

@@ -279,6 +279,21 @@ def test_a_secret_needs_its_authorization_server() -> None:
     MCPServerOptions.model_validate({**given, "auth_server": "https://login.example"})
 
 
+def test_a_service_that_may_not_register_itself_needs_its_client_id() -> None:
+    """Otherwise each call would wait for a consent that no user can give."""
+    given = {
+        "name": "a",
+        "url": "https://a.example/mcp",
+        "auth_server": "https://login.example",
+        "enable_dynamic_registration": False,
+    }
+    with pytest.raises(
+        ValidationError, match="needs oauth_client_id where enable_dynamic_registration is false"
+    ):
+        MCPServerOptions.model_validate(given)
+    MCPServerOptions.model_validate({**given, "oauth_client_id": "me"})
+
+
 async def test_a_secret_goes_to_no_server_that_was_discovered(pretender: Pretender) -> None:
     """Without an authorization server in the config nothing is sent, for any caller."""
     pretender.publish()

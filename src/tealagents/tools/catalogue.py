@@ -5,14 +5,22 @@ what no one has reviewed is not trusted. Without one, the toolsets' own rules ho
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, Literal, Protocol, Self, runtime_checkable
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import (
@@ -26,10 +34,13 @@ from tealagents.domain.ports import (
     ToolSpec,
     Unlisted,
 )
+from tealagents.mistakes import explained
+from tealagents.options import Authority
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
+from tealagents.tools.openapi_parsing import fault, from_json
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 
 
@@ -48,18 +59,24 @@ class GovernanceEntry(BaseModel):
         )
 
 
+def _variable(text: str | None) -> str | None:
+    if text and not re.fullmatch(r"\$\{\w+\}", text):
+        raise ValueError('must be "${NAME}", which is replaced from the environment')
+    return text
+
+
 class OAuthEntry(BaseModel):
     """A tool that needs the user's own authorization at `auth_server`. Unknown keys are an error, too."""
 
     model_config = ConfigDict(extra="forbid")
 
     auth_type: Literal["oauth2"]
-    auth_server: str
+    auth_server: Authority
     scopes: list[str] = []
     #: this service at `auth_server`; None: it registers itself
     oauth_client_id: str | None = None
     #: `${NAME}` in the file, which is no place for secrets; replaced when it is loaded
-    oauth_client_secret: str | None = Field(None, pattern=r"^\$\{\w+\}$", repr=False)
+    oauth_client_secret: Annotated[str | None, AfterValidator(_variable)] = Field(None, repr=False)
 
 
 class ToolEntry(BaseModel):
@@ -104,21 +121,17 @@ class Catalogue(BaseModel):
     def load(cls, path: Path, environment: Mapping[str, str]) -> Self:
         """Raises `ToolsetError` that names the file, the key and the reason."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ToolsetError(f"The catalogue {path} cannot be read: {error}") from error
-        except ToolsetError as error:
-            raise ToolsetError(f"The catalogue {path}: {error}") from error
-        except RecursionError as error:
-            raise ToolsetError(f"The catalogue {path} is nested too deeply.") from error
+            document = from_json(path.read_text(encoding="utf-8-sig"))
         except json.JSONDecodeError as error:
             raise ToolsetError(
                 f"The catalogue {path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}."
             ) from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise ToolsetError(f"The catalogue {path} cannot be read: {fault(error)}.") from error
         try:
             catalogue = cls.model_validate(document)
         except ValidationError as error:
-            raise ToolsetError(f"The catalogue {path} is not as it should be:\n{_places(error)}") from error
+            raise ToolsetError(f"The catalogue {path}: {explained(error, cls, document)}") from error
         for entry in catalogue.entries():
             if catalogue.tools[entry.tool_id] is not entry:
                 raise ToolsetError(f"The catalogue {path} names the tool {entry.tool_id!r} twice.")
@@ -135,23 +148,6 @@ class Catalogue(BaseModel):
     def tools(self) -> Mapping[str, ToolEntry]:
         """The entries by their `tool_id`."""
         return {entry.tool_id: entry for entry in self.entries()}
-
-
-def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    keys: set[str] = set()
-    for key, _ in pairs:
-        if key in keys:
-            raise ToolsetError(f"an object has the key {key!r} twice.")
-        keys.add(key)
-    return dict(pairs)
-
-
-def _places(error: ValidationError) -> str:
-    lines = []
-    for detail in error.errors(include_url=False):
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
-        lines.append(f"- {place.lstrip('.') or 'the document'}: {detail['msg']}")
-    return "\n".join(lines)
 
 
 # --- governing -----------------------------------------------------------------------------------
@@ -289,7 +285,8 @@ def check_unique(toolsets: Sequence[Toolset]) -> None:
         for tool in toolset.tools():
             if tool.spec.name in seen:
                 raise ToolsetError(
-                    f"Two tools are called {tool.spec.name!r}. Give one plugin or server another name."
+                    f"Two tools are called {tool.spec.name!r}. Give one of them, or its plugin or server, "
+                    "another name."
                 )
             seen.add(tool.spec.name)
 

@@ -17,10 +17,10 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tealagents.domain.models import Json
+from tealagents.mistakes import explained
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.openapi_schema import OMITTED, Fields, Schemas, resolved
-from tealagents.tools.options import explained
 
 #: characters of one tool's arguments that the model is sent; those beyond it become "any value"
 MAX_SCHEMA = 100_000
@@ -243,11 +243,11 @@ def _chosen(found: list[_Place], wanted: Sequence[str] | None, where: str) -> li
     return chosen
 
 
-def _checked(part: type[_Part], document: Json, where: str) -> _Part:
+def _checked(part: type[_Part], document: Any, where: str) -> _Part:
     try:
         return part.model_validate(document)
     except ValidationError as error:
-        raise ToolsetError(f"{where}: {explained(error)}") from error
+        raise ToolsetError(f"{where}: {explained(error, part, document)}") from error
 
 
 def _check_path(path: str, where: str) -> None:
@@ -265,13 +265,10 @@ def leaves_base(path: str) -> bool:
 
 def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> ApiOperation:
     _check_path(place.path, where)
-    try:
-        operation = _Operation.model_validate(place.item[place.method])
-        declared = [*_PathItem.model_validate(place.item).parameters, *operation.parameters]
-        parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
-        body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
-    except ValidationError as error:
-        raise ToolsetError(f"{where}: {explained(error)}") from error
+    operation = _checked(_Operation, place.item[place.method], where)
+    declared = [*_checked(_PathItem, place.item, where).parameters, *operation.parameters]
+    parameters = [_checked(_DocumentParameter, resolved(document, one, where), where) for one in declared]
+    body = operation.body and _checked(_Body, resolved(document, operation.body, where), where)
     arguments = _ArgumentList(schemas)
     parameters += _undeclared(place.path, parameters)
     # an operation's parameter replaces its path's

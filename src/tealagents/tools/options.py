@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from tealagents.domain.ports import Governance
-from tealagents.options import Flag, Headers, HttpUrl, Options, Seconds, Text, Words
+from tealagents.mistakes import explained
+from tealagents.options import Authority, Flag, Headers, HttpUrl, Options, Seconds, Text, Words
 from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
@@ -70,7 +71,7 @@ class MCPServerOptions(Options):
     those that do more than read, `untrusted` all."""
     tool_governance_overrides: dict[str, GovernanceOverride] = Field({})
     """Governance of single tools, by the tool's name on the server."""
-    auth_server: HttpUrl | None = None
+    auth_server: Authority | None = None
     """OAuth authorization server where the user grants access. Left out, the one that the server names."""
     scopes: Words = ()
     """OAuth scopes that the user is asked for."""
@@ -118,6 +119,8 @@ class MCPServerOptions(Options):
             raise ValueError(
                 "oauth_client_secret needs auth_server, or the server would choose who is sent it"
             )
+        if self.auth_server and not self.oauth_client_id and not self.enable_dynamic_registration:
+            raise ValueError("auth_server needs oauth_client_id where enable_dynamic_registration is false")
         if self.transport == "stdio" and self.on_behalf_of_scopes:
             raise ValueError("on_behalf_of_scopes needs transport http: a program has no caller")
         return self
@@ -181,7 +184,9 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     try:
         entries = _RemotePluginFile.model_validate(document).remote_plugins
     except ValidationError as error:
-        raise ToolsetError(f"The remote plugin file {file}: {explained(error)}") from error
+        raise ToolsetError(
+            f"The remote plugin file {file}: {explained(error, _RemotePluginFile, document)}"
+        ) from error
     names = Counter(entry.plugin_name for entry in entries)
     if repeated := sorted(name for name in names if names[name] > 1):
         raise ToolsetError(f"The remote plugin file {file} has more than one entry for {listed(repeated)}.")
@@ -198,7 +203,7 @@ def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, 
     try:
         return RemotePluginOptions.model_validate(resolved)
     except ValidationError as error:
-        raise ToolsetError(f"{where}: {explained(error)}") from error
+        raise ToolsetError(f"{where}: {explained(error, RemotePluginOptions, resolved)}") from error
 
 
 def _located(path: Path, file: Path) -> Path:
@@ -216,11 +221,3 @@ def expanded(text: str, environment: Mapping[str, str], where: str) -> str:
             raise ToolsetError(f"{where}: the environment variable {name!r} is not set.")
         head += environment[name] + tail
     return head
-
-
-def explained(error: ValidationError) -> str:
-    lines = []
-    for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        place = ".".join(str(part) for part in detail["loc"])
-        lines.append(f"{place}: {detail['msg']}" if place else detail["msg"])
-    return "; ".join(lines)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from tealagents.llm.offline.answer import FaultKind, FinishReason
-from tealagents.mistakes import did_you_mean
+from tealagents.mistakes import did_you_mean, explain, place
 
 
 class ScriptError(ValueError):
@@ -253,12 +253,12 @@ def _validated(data: Any, source: str, tree: yaml.Node | None) -> Script:
 def _complaint(error: ErrorDetails, source: str, tree: yaml.Node | None) -> str:
     where = error["loc"]
     line = _line(tree, where)
-    place = f"{source}, line {line}" if line else source
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    beginning = f"{source}, line {line}" if line else source
+    path = place(where)
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
-        return f"{place}: {path}: there is no such key{did_you_mean(key, _all_keys() - {key})}"
-    return f"{place}: {path or 'the whole script'}: {error['msg']}"
+        return f"{beginning}: {path}: there is no such key{did_you_mean(key, _all_keys() - {key})}"
+    return ": ".join(filter(None, (beginning, path, explain(error, Script))))
 
 
 def _all_keys() -> set[str]:
