@@ -538,7 +538,7 @@ class StoreContract(WatchContract):
         else:
             await until(look, states)
 
-    async def test_a_canceled_reader_disturbs_nobody(self, store: Store, partition: str) -> None:
+    async def test_a_canceled_reader_disturbs_no_other(self, store: Store, partition: str) -> None:
         """Readers and scanners canceled at any moment leave a store that answers the others rightly."""
         written = {f"key/{n}": str(n).encode() for n in range(10)}
         await put(store, partition, written)
