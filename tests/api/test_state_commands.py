@@ -361,7 +361,9 @@ def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:
         say(ada, "hello")
     assert agent.run("state", "delete-user", "mock.ada").exit_code == 1
     assert agent.stats()["users"] == 1
-    assert agent.run("state", "delete-user", "ada", "--yes").exit_code == 2
+    unclear = agent.run("state", "delete-user", "ada", "--yes")
+    assert unclear.exit_code == 2
+    assert "is not a tenant and an object id" in unclear.output
 
 
 @pytest.mark.parametrize("user", ["MOCK.ADA", "mock.eve"])

@@ -179,6 +179,24 @@ async def test_a_tool_of_the_client_is_not_approved_without_its_output(command: 
         assert (await here.service.outcome(sent)).output == "then not"
 
 
+@pytest.mark.parametrize(
+    ("decision", "why"),
+    [
+        (CallDecision("c1", "reject", output="28 degrees"), "cannot be given for a call that is rejected"),
+        (CallDecision("c1", arguments={}, output="28 degrees"), "cannot be edited for a call that has its"),
+    ],
+)
+async def test_an_output_is_given_for_the_call_as_it_was_made(decision: CallDecision, why: str) -> None:
+    """A decision that says two things is not one of them. covers: HITL-1"""
+    model = Scripted(calls(ToolCall("c1", "weather", "{}")), says("sunny"))
+    async with process(None, model) as here:
+        request = await paused_for(here)
+        command = Command(decisions=(decision,))
+        with pytest.raises(InvalidRequest, match=why):
+            await here.approvals.resume(ADA, request.request_id, command, streamed=True)
+        assert (await here.request(request.request_id)).status == "Paused"
+
+
 async def test_the_client_answers_its_calls_before_an_approver_is_asked() -> None:
     """Two pauses, since different parties may answer, also in two processes. covers: HITL-1"""
     ran: list[Json] = []

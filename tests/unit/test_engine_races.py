@@ -11,10 +11,12 @@ from engine_setup import (
     Faulty,
     Process,
     Scripted,
+    Watched,
     calls,
     damage,
     fails,
     names,
+    nothing,
     noting,
     process,
     says,
@@ -231,6 +233,36 @@ async def test_a_sender_that_is_canceled_in_its_begin_leaves_nothing_running(
             return (await there.request(request_id)).status == "Failed"
 
         await eventually(ended)
+
+
+async def test_a_sender_that_is_canceled_at_the_end_of_a_large_begin_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its task is there by then; what is left to do is to forget the note of its making. covers: STATE-3"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    store = Watched(MemoryStore())
+    async with process(store) as here:
+        await here.ask("one")
+        there = asyncio.Event()
+
+        async def forgetting(_: int) -> None:
+            if any(key.endswith("/making") for key in store.commits[-1][1].delete) and not there.is_set():
+                there.set()
+                await asyncio.Event().wait()
+
+        store.there = forgetting
+        sending = asyncio.create_task(here.send("x" * 600_000))
+        await there.wait()
+        (begun,) = here.tasks.begun_here
+        sending.cancel()
+        await asyncio.wait([sending])
+        store.there = nothing
+
+        async def ended() -> bool:
+            return (await here.request(begun)).status == "Failed"
+
+        await eventually(ended)
+        assert here.tasks.begun_here == {}
 
 
 async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,16 @@ def test_each_request_is_one_line(service: Logged) -> None:
     assert (root["route"], root["status"]) == ("GET /", 200)
 
 
+def test_a_refused_decision_is_logged_with_its_request(service: Logged) -> None:
+    """The operator sees which one an approver asked for."""
+    request_id = service.client.post("", json=message()).json()["request_id"]
+    paths = [f"/requests/{request_id}/resume", f"/requests/{request_id}/approvals/{request_id}"]
+    service.client.post(paths[0], json={"action": "approve"})
+    service.client.get(paths[1])
+    _, *refused = service.lines()
+    assert [(line["status"], line.get("request_id")) for line in refused] == [(404, request_id)] * 2
+
+
 def test_a_request_in_the_background_is_logged_when_it_ends(service: Logged) -> None:
     """Its acceptance is a call of its own."""
     accepted = service.client.post("", json=message(), headers={"Prefer": "respond-async"})

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -27,7 +28,14 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain.errors import AlreadyExists, NotFound, PersistenceUnavailable, TaskBusy
+from tealagents.domain.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NeedsAuthorization,
+    NotFound,
+    PersistenceUnavailable,
+    TaskBusy,
+)
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.models import Head, Item, Json, RequestRecord, Session, ToolCall
@@ -42,10 +50,13 @@ from tealagents.state.new_message import NewMessage
 from tealagents.state.pruning import Pruning, UserErasure
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.state.removal import MAKING_SECONDS
+from tealagents.state.secret_store import SecretStore
 from tealagents.state.submission import Submission
 from tealagents.stores.memory import MemoryStore
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 from tealagents.testing.clock import ShiftedClock
+from tealagents.tools.oauth_pending import PendingConsent, PendingConsents
+from tealagents.tools.oauth_servers import Endpoints, OAuthClient
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
 #: seconds after which all that was in the making is given up
@@ -561,14 +572,14 @@ async def test_a_log_is_erased_many_records_at_a_time() -> None:
 
 
 class WrittenTo(MemoryStore):
-    """Notes where each look at a partition begins, and is written to before the third."""
+    """Notes where each look at Ada's partition begins, and is written to before the third."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun: list[str | None] = []
 
     async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
-        if "/user/" in partition and not prefix:
+        if partition.endswith("/user/mock.ada") and not prefix:
             self.begun.append(page.get("after"))
             if len(self.begun) == 3:
                 await self.commit(partition, Commit(operation=operation_id(), put={"a": Put(b"")}))
@@ -607,6 +618,37 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
                 "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)
             )
             assert left.fetchall() == []
+
+
+async def test_an_authorization_that_waits_for_an_erased_user_is_erased_too() -> None:
+    """Whoever visits its link gives the service nothing; others' links stay. covers: STATE-2"""
+    async with process(MemoryStore()) as here:
+        await here.ask("hello")
+        pending = PendingConsents(SecretStore(here.records), time.time, 3600)
+        for user in (ADA.user, EVE.user):
+            consent = PendingConsent(
+                user_key=user.key,
+                request_id="r",
+                server_name="notes",
+                server_key="notes",
+                at=Endpoints(
+                    issuer="https://notes.example",
+                    token_endpoint="https://notes.example/token",
+                    client=OAuthClient("us"),
+                    resource=None,
+                    named=True,
+                ),
+                scopes=(),
+                verifier="v",
+                expires_at=time.time() + 3600,
+                must_name_issuer=False,
+            )
+            link = NeedsAuthorization("notes", "https://notes.example/authorize")
+            await pending.remember(f"state of {user.oid}", consent, (user.key, "notes", "r"), link)
+        await UserErasure(here.eraser, ADA.user).erase()
+        with pytest.raises(InvalidRequest, match="has been used, or is too old"):
+            await pending.take(f"state of {ADA.user.oid}")
+        assert (await pending.take(f"state of {EVE.user.oid}")).user_key == EVE.user.key
 
 
 LONG = "x" * (BLOB_BYTES + 1)
@@ -772,6 +814,25 @@ async def test_an_import_whose_clearing_away_was_cut_off_can_be_made_by_another_
             failing.fault = lambda _, __: None
             await other.eraser.resume_all(GIVEN_UP)
             assert (await other.importer.import_(ADA, document)).task_id == source.task_id, answered
+
+
+async def test_an_import_that_could_not_begin_can_be_made_by_another_process() -> None:
+    """Its guard goes, also where it was the first thing that the store took. covers: STATE-2"""
+    store = MemoryStore()
+    failing = Faulty(store)
+    async with process(failing) as here, process(store) as other:
+        source = await here.ask("hello")
+        document = await export(here.tasks, here.partition(), source.task_id)
+        await here.eraser.delete_task(here.partition(), source.task_id)
+        guard = keys.importing(source.task_id)
+
+        def fault(_: str, commit: Commit) -> None:
+            failing.unreadable = guard in commit.put and not failing.refused
+
+        failing.fault = fault
+        with pytest.raises(PersistenceUnavailable):
+            await here.importer.import_(ADA, document)
+        assert (await other.importer.import_(ADA, document)).task_id == source.task_id
 
 
 async def test_the_end_of_a_making_forgets_no_deletion() -> None:

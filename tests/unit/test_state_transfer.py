@@ -881,6 +881,7 @@ def test_users_of_different_tenants_never_share_a_partition() -> None:
     users = [User(tid, oid) for tid, oid in pairs]
     assert len({user.key for user in users}) == len(users)
     assert len({keys.user("Tester", user.key) for user in users}) == len(users)
+    assert [User.of(user.key) for user in users] == users
     assert Caller(User("mock", "ada")).user.key == "mock.ada"
 
 

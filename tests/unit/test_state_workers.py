@@ -10,6 +10,7 @@ from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ids import random_id
 from tealagents.domain.ports import Commit
 from tealagents.state import keys, records
+from tealagents.state.workers import Mailbox, Signal
 from tealagents.testing.clock import FakeClock
 
 
@@ -135,6 +136,17 @@ async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> No
         run = here.service.run_of(sent.request.request_id)
         assert run is None
         assert await store.scan(partition, "signal/") == []
+
+
+async def test_all_signals_are_taken_however_many_there_are() -> None:
+    """Those that came together woke their process once."""
+    store = Shared()
+    async with process(store) as here, process(store) as there:
+        for n in range(150):
+            await there.tasks.peers.signal(
+                here.lease.worker_id, Signal(request_id=f"r{n:03}", actor="mock.ada")
+            )
+        assert len([each async for each in Mailbox(here.records, here.lease).signals()]) == 150
 
 
 async def test_a_process_beats_for_all_its_requests_at_once(clock: FakeClock) -> None:

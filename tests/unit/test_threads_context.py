@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from threads_setup import CountedStore, Engine, call
 
-from tealagents.domain.errors import ModelFailed
+from tealagents.domain.errors import ModelFailed, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Governance, ToolContext, ToolSpec
 from tealagents.state.changes import Changes
@@ -276,6 +276,37 @@ async def test_a_provider_that_fails_is_reported_and_skipped(
     (failed,) = [step for step in steps if step.is_error]
     assert (failed.kind, failed.name) == ("context", "broken")
     assert failed.output == {"error": why}
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            PersistenceUnavailable("db7.internal:5432 does not answer"),
+            "PersistenceUnavailable: " + PersistenceUnavailable("").detail,
+        ),
+        (Wordless(), "Wordless"),
+    ],
+)
+async def test_what_a_failed_provider_says_is_fit_for_clients(
+    store: CountedStore, error: Exception, shown: str
+) -> None:
+    """Not where the store is, and no more than its name where it has no text. covers: THREAD-10"""
+
+    class Failing(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            raise error
+
+    async with Engine(store, ScriptedModel(), providers=Providers([Failing()])) as engine:
+        record = await engine.say("hello")
+        (failed,) = [step for step in await engine.steps(record.task_id) if step.is_error]
+    assert record.status == "Completed"
+    assert failed.output == {"error": shown}
 
 
 @pytest.mark.parametrize(

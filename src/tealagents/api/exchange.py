@@ -96,7 +96,7 @@ class RequestView(Struct, frozen=True, kw_only=True):
         error = self.record.error
         if error is None or self.own:
             return error
-        return Failure(error.code, f"The request ended {self.record.status}. Its owner can read why.")
+        return error.redacted(self.record.status)
 
 
 class ShownApproval(Struct, frozen=True):
@@ -154,10 +154,13 @@ class Exchange:
         """What clients that look for a token can read about the protocol at `path`."""
         return ProtectedResource(self.authenticator, path, self.settings.public_url)
 
-    async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
+    async def locate(
+        self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False, deciding: bool = False
+    ) -> str:
         """The partition of a record that the caller may use; see `Directory.locate`."""
         self.agent.observer.named(**{f"{kind.__name__}_id": identifier})
-        return await self.tasks.directory.locate(caller, kind, identifier, reading=reading)
+        directory = self.tasks.directory
+        return await directory.locate(caller, kind, identifier, reading=reading, deciding=deciding)
 
     # --- limits ----------------------------------------------------------------------------------
 
@@ -198,6 +201,7 @@ class Exchange:
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
         self._check_count(message.items, "items")
+        self._check_earlier(message.earlier)
         check_metadata(message.metadata)
         setups.check(message.setup, self.agent.toolbox)
         sent = await self.service.send(caller, message, key, streamed=streamed)
@@ -283,8 +287,7 @@ class Exchange:
 
     async def approval(self, caller: Caller, request_id: str, approval_id: str) -> ShownApproval:
         """A pause that the caller may read or decide, with the tools of its calls. `NotFound`, `NotOwner`."""
-        directory = self.tasks.directory
-        partition = await directory.locate(caller, keys.request, request_id, reading=True, deciding=True)
+        partition = await self.locate(caller, keys.request, request_id, reading=True, deciding=True)
         approval = await self.catalog.approval(partition, request_id, approval_id)
         toolbox = self.agent.toolbox.of(approval.owner)
         return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
@@ -404,6 +407,7 @@ class Exchange:
         """Called by the protocol for each error that it answers with: counted, and logged where ours."""
         if status_of(error) >= 500:
             log.warning("%s: %s", error.code, error)
+        self.agent.observer.named(**error.ids)
         self.agent.observer.refused(error)
 
     # --- ending ----------------------------------------------------------------------------------

@@ -334,14 +334,17 @@ def delete_user_command(
 
     Revoke the user's access first: a message sent meanwhile creates the user again. Can be repeated.
     """
-    whom = _user(user)
+    try:
+        whom = User.of(user)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
     async def count(opened: OpenedState) -> int:
-        return await _erasure(opened, whom).count()
+        return await UserErasure(opened.eraser, whom).count()
 
     async def erase(opened: OpenedState) -> int:
         with _progress("records") as report:
-            return await _erasure(opened, whom).erase(lambda done: report(done, done))
+            return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
 
     records = _run(config, count)
     if records:
@@ -355,17 +358,6 @@ def delete_user_command(
     _run(config, erase)  # in any case: what has expired is not counted
     if records:
         print(f"{whom.key} is erased")
-
-
-def _erasure(opened: OpenedState, whom: User) -> UserErasure:
-    return UserErasure(opened.eraser, whom)
-
-
-def _user(text: str) -> User:
-    tid, dot, oid = text.partition(".")
-    if not (tid and dot and oid):
-        raise typer.BadParameter(f"{text!r} must be a tenant and an object id, with a dot between")
-    return User(tid, oid)
 
 
 # --- whose an id is ---------------------------------------------------------------------------------

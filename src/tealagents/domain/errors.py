@@ -355,6 +355,14 @@ class NeedsOwner(Exception):
 # --- what code of others raises -------------------------------------------------------------------
 
 
+def described(error: BaseException) -> str:
+    """An error of a tool's, a provider's or a reducer's code, for clients and the model."""
+    try:
+        return f"{type(error).__name__}: {error.detail if isinstance(error, TealError) else error}"
+    except Exception:  # noqa: BLE001 — its text is a plugin's code, too
+        return type(error).__name__
+
+
 def ends_task(error: BaseException) -> bool:
     """Whether what was raised within a tool, a provider or a model client is meant for the task that runs it:
     the task is canceled, or the process interrupted.

@@ -129,7 +129,7 @@ def redacted(event: Event) -> Event | None:
         case Completed():
             return Completed(None)
         case Failed(error):
-            return Failed(Failure(error.code, "The request ended Failed. Its owner can read why."))
+            return Failed(error.redacted("Failed"))
         case Canceled(error):
-            return Canceled(Failure(error.code, "The request ended Canceled. Its owner can read why."))
+            return Canceled(error.redacted("Canceled"))
     assert_never(event)

@@ -28,6 +28,10 @@ Json = dict[str, Any]
 Path = tuple[tuple[int, int], ...]
 
 
+#: among the owners of secrets: authorizations that wait for their users to come back, of all users
+PENDING_CONSENTS = "oauth-pending"
+
+
 class User(Struct, frozen=True):
     """Who is asking: the object id in its tenant (Entra's `oid` and `tid`)."""
 
@@ -39,6 +43,14 @@ class User(Struct, frozen=True):
         """One text for the pair, different for each; owns sessions, tasks and requests."""
         tenant = self.tid.replace("~", "~0").replace(".", "~1")
         return f"{tenant}.{self.oid}"
+
+    @classmethod
+    def of(cls, key: str) -> "User":
+        """The user of a `key`. `ValueError` where it is none."""
+        tenant, _, oid = key.partition(".")
+        if not tenant or not oid:
+            raise ValueError(f"{key!r} is not a tenant and an object id with a dot between")
+        return cls(tenant.replace("~1", ".").replace("~0", "~"), oid)
 
 
 class Caller(Struct, frozen=True):
@@ -390,6 +402,10 @@ class Failure(Struct, frozen=True):
 
     code: str
     detail: str
+
+    def redacted(self, status: Status) -> "Failure":
+        """What an approver who is not the owner sees of it."""
+        return Failure(self.code, f"The request ended {status}. Its owner can read why.")
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):

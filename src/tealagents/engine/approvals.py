@@ -222,6 +222,12 @@ def _decision(n: int, decision: CallDecision, default: Action | None, call: Tool
     if decision.output is not None:
         if not call.by_client:
             raise InvalidRequest(f"decisions.{n}.output", f"is not for {call.tool}: the service runs it")
+        if decision.action == "reject":
+            raise InvalidRequest(f"decisions.{n}.output", "cannot be given for a call that is rejected")
+        if decision.arguments is not None:
+            raise InvalidRequest(
+                f"decisions.{n}.arguments", "cannot be edited for a call that has its output"
+            )
         return Decision(id=decision.id, action="approve", output=decision.output, is_error=decision.is_error)
     action = decision.action or default
     if call.by_client and action == "approve":

@@ -34,11 +34,6 @@ class EventBuffer:
             self.last_id = events[-1].id
             self._wake()
 
-    def slice(self, after: int, limit: int) -> list[Recorded]:
-        """At most `limit` events behind the one numbered `after`; the numbers rise by one."""
-        start = after - self.base
-        return self._events[start : start + limit]
-
     def close(self, error: Exception | None = None) -> None:
         """Nothing more comes: followers see what there is, and then `error`."""
         self.closed = True

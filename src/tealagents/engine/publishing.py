@@ -101,8 +101,9 @@ class Publisher(EventBuffer):
         return None
 
     def _unwritten(self) -> list[Recorded]:
-        """What is to be written to the log next."""
-        return self.slice(self._written, BATCH_EVENTS)
+        """What is to be written to the log next; the numbers of a running request's events rise by one."""
+        start = self._written - self.base
+        return self._events[start : start + BATCH_EVENTS]
 
     async def _write_behind(self) -> None:
         """Writes events to the log in batches until there are none left."""

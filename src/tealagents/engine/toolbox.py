@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.depth import DEEPEST, too_deep
-from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, described, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,
@@ -288,7 +288,7 @@ class Toolbox:
             if ends_task(error):
                 raise
             log.exception("tool %s raised", name)
-            raise ToolFailed(_described(error)) from error
+            raise ToolFailed(described(error)) from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolOutput | Deferred:
         """Makes one call. Whatever goes wrong with it is reported to the model, and is no failure of ours."""
@@ -357,14 +357,7 @@ class Toolbox:
                     unknown=True,
                 ) from error
             log.exception("tool %s raised", call.tool)
-            raise ToolFailed(_described(error)) from error
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 — its text is a plugin's code, too
-        return type(error).__name__
+            raise ToolFailed(described(error)) from error
 
 
 def _text(name: str, output: object) -> str:

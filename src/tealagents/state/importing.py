@@ -84,6 +84,7 @@ class TaskImporter:
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         guard = await self._guarded(partition, document)
         try:
+            await self._clear(partition, document.task.task_id)
             if await self._is_there(partition, keys.task(document.task.task_id)):
                 raise _exists(document.task.task_id)
             for kind, identifier in _made_elsewhere(caller, document):
@@ -175,7 +176,7 @@ class TaskImporter:
             await copy.add_request(replace(request, path=path))
 
     async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
-        """Takes the right to write the task, and removes what an import that broke off has left of it."""
+        """Takes the right to write the task."""
         task_id = document.task.task_id
         key = keys.importing(task_id)
         found = await self._records.get(partition, key, Importing)
@@ -190,7 +191,6 @@ class TaskImporter:
             expect={key: found.version if found else None},
             put={key: Importing(lease.worker_id)},
         )
-        await self._clear(partition, task_id)
         return {key: version}
 
     async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:

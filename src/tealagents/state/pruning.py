@@ -7,9 +7,9 @@ from functools import partial
 from msgspec import Struct
 
 from tealagents.domain.errors import CorruptState, NotFound
-from tealagents.domain.models import Head, Session, User, Worker
+from tealagents.domain.models import PENDING_CONSENTS, Head, Session, User, Worker
 from tealagents.state import keys
-from tealagents.state.codec import unseal
+from tealagents.state.codec import parse, unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, Progress, is_alive
 from tealagents.state.records import ERASED_AT_ONCE, Stored
@@ -139,9 +139,11 @@ class UserErasure:
             wiped += len(page)
             report(wiped)
             after = page[-1][0]
-        await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
-        await self._wipe_mentions(keys.erasing(self._records.agent), "")
-        for partition in (self._partition, keys.inbox(self._records.agent, self._user.tid)):
+        inbox = keys.inbox(self._records.agent, self._user.tid)
+        consents = keys.user(self._records.agent, PENDING_CONSENTS)
+        for partition in (inbox, consents, keys.erasing(self._records.agent)):
+            await self._wipe_mentions(partition)
+        for partition in (self._partition, inbox, consents):
             await self._wipe_expired(partition)
         await self._eraser.tasks.directory.forget(self._user)
         return wiped
@@ -156,9 +158,9 @@ class UserErasure:
         except CorruptState:
             return
 
-    async def _wipe_mentions(self, partition: str, prefix: str) -> None:
+    async def _wipe_mentions(self, partition: str) -> None:
         """Deletes what names the user in a partition that is not theirs."""
-        async for key, record in self._records.every(partition, prefix):
+        async for key, record in self._records.every(partition, ""):
             if self._names_user(partition, key, record.value):
                 await self._records.delete(partition, [key])
 
@@ -169,8 +171,13 @@ class UserErasure:
 
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
         try:
-            value = unseal(partition, key, stored, dict)
+            value = unseal(partition, key, stored, object)
+            if isinstance(value, str):  # of a secret: a pending authorization
+                value = parse(key, value.encode(), object)
         except CorruptState:
             return False
+        if not isinstance(value, dict):
+            return False
         owner = value.get("owner", value)
-        return bool(owner == {"tid": self._user.tid, "oid": self._user.oid})
+        named = {"tid": self._user.tid, "oid": self._user.oid}
+        return bool(owner == named or value.get("user_key") == self._user.key)

@@ -83,7 +83,7 @@ class StreamLog:
         self.ttl = ttl
 
     async def write(self, partition: str, request_id: str, version: str, events: Sequence[Recorded]) -> int:
-        """Stores what `first_batch` has made; returns the id of the last event that is stored now.
+        """Stores the first batch of `events`; returns the id of the last event that is stored now.
 
         `Conflict` when the request is no longer at `version`.
         """

@@ -316,8 +316,14 @@ class Tasks:
             with suppress(Conflict):  # another message under the id that the client has named
                 await give_up(records, self.directory, partition, making)
             raise
-        with suppress(PersistenceUnavailable):  # it is dropped when it is old
-            await forget(records, head, making=True)
+        try:
+            with suppress(PersistenceUnavailable):  # it is dropped when it is old
+                await forget(records, head, making=True)
+        except BaseException:  # no run will carry out what has begun
+            if transition.takes and written.request is not None:
+                self.over(written.request.request_id)
+                self.leave(partition, written.request.request_id)
+            raise
         return written
 
     async def _commit(

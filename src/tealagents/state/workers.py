@@ -343,7 +343,7 @@ class Mailbox:
     async def signals(self) -> AsyncIterator[Signal]:
         """What was left until now. Each is removed once the next is asked for."""
         partition = keys.signals(self._records.agent, self._lease.worker_id)
-        for key, record in await self._records.store.scan(partition, "signal/"):
+        async for key, record in self._records.every(partition, "signal/"):
             try:
                 signal = unseal(partition, key, record.value, Signal)
             except CorruptState as error:

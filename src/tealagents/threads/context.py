@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.domain.errors import ContextProviderFailed, ends_task
+from tealagents.domain.errors import ContextProviderFailed, described, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.state.codec import encode_json
@@ -300,9 +300,11 @@ async def _watched(
             raise
         log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
         late = isinstance(error, Overdue)
-        failed = f"took longer than {seconds:g} seconds" if late else f"{type(error).__name__}: {error}"
+        failed = f"took longer than {seconds:g} seconds" if late else described(error)
     if failed and provider.options.required and earlier is None:
-        raise ContextProviderFailed(f"The context provider {provider.name} failed in {what}: {failed}.")
+        raise ContextProviderFailed(
+            f"The context provider {provider.name} failed in {what}: {failed.rstrip('.')}."
+        )
     output: Json = {"error": failed} if failed else {}
     return result, Report(
         kind="context",

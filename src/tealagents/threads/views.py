@@ -19,7 +19,7 @@ from typing import Literal, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import TealError, ViewFailed
+from tealagents.domain.errors import TealError, ViewFailed, described
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
 from tealagents.state.history import grouped
@@ -168,9 +168,7 @@ class View:
         except TealError:
             raise
         except Exception as error:
-            raise ViewFailed(
-                f"A reducer of {', '.join(self.names)} failed ({type(error).__name__}: {error})."
-            ) from error
+            raise ViewFailed(f"A reducer of {', '.join(self.names)} failed ({described(error)}).") from error
         finally:
             for stream in reversed(streams):
                 if iscoroutine(stream):  # of a reducer without `yield`

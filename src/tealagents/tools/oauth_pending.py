@@ -11,14 +11,13 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization
+from tealagents.domain.models import PENDING_CONSENTS
 from tealagents.tools.oauth_servers import Endpoints
 
 #: seconds for which the URL of a `NeedsAuthorization` can be used
 PENDING_SECONDS = 3600
 #: authorizations that may be pending at once; beyond it the oldest is forgotten
 MAX_PENDING = 10_000
-#: in the secrets, the "user" under which pending authorizations are kept
-_PENDING_OWNER = "oauth-pending"
 
 #: the user, the server and the request that an authorization is asked for
 Asked = tuple[str, str, str]
@@ -83,7 +82,7 @@ class PendingConsents:
         if pending is None or pending.expires_at <= self._now():
             return None
         # another replica may have used the state
-        if self._secrets and await self._secrets.get(_PENDING_OWNER, _digest(state)) is None:
+        if self._secrets and await self._secrets.get(PENDING_CONSENTS, _digest(state)) is None:
             return None
         return authorization
 
@@ -99,14 +98,14 @@ class PendingConsents:
         self._pending[state] = pending
         if self._secrets:
             secret = msgspec.json.encode(pending).decode()
-            await self._secrets.put(_PENDING_OWNER, _digest(state), secret, ttl=self._seconds)
+            await self._secrets.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
         self._asked[asked] = (state, authorization)
 
     async def take(self, state: str) -> PendingConsent:
         """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
         pending = self._pending.pop(state, None)
         if self._secrets:
-            stored = await self._secrets.take(_PENDING_OWNER, _digest(state))
+            stored = await self._secrets.take(PENDING_CONSENTS, _digest(state))
             # what is stored decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is None or pending.expires_at <= self._now():

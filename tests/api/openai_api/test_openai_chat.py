@@ -233,3 +233,11 @@ def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             ada.responses.create(model="Tester", input=[{"role": "user", "content": parts}])
         assert refused.value.param == "input"
+        said: Any = {"role": "assistant", "content": "yes"}
+        history: Any = [{"role": "user", "content": parts}, said, {"role": "user", "content": "hello"}]
+        with pytest.raises(openai.BadRequestError, match="has a message of 4 items") as refused:
+            ada.chat.completions.create(model="Tester", messages=history)
+        assert refused.value.param == "messages"
+        with pytest.raises(openai.BadRequestError, match="has a message of 4 items") as refused:
+            ada.responses.create(model="Tester", input=history)
+        assert refused.value.param == "input"

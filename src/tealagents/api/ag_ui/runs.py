@@ -19,7 +19,7 @@ from tealagents.domain.models import Approval, Caller
 from tealagents.state.new_message import Key
 
 
-@bodies.fields_as(items="messages", user_context="context")
+@bodies.fields_as(items="messages", earlier="messages", user_context="context")
 async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     """The answer to an input."""
     thread = await requests.named(exchange, caller, given.body.thread_id)

@@ -25,7 +25,7 @@ from tealagents.state.new_message import MOST_EARLIER, NewMessage
 _CALLS = ("mcpr", "fc", "call")
 
 
-@bodies.fields_as(items="input")
+@bodies.fields_as(items="input", earlier="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body = inputs.create(value)

@@ -111,7 +111,7 @@ class Chat:
         try:
             return self._print_plainly(stream, errors)
         except KeyboardInterrupt:
-            self._cancel(stream, message, options)
+            errors.print(self._cancel(stream, message, options))
             return INTERRUPTED
 
     def _print_plainly(self, stream: EventStream, errors: Console) -> int:
@@ -177,7 +177,7 @@ class Chat:
         except ApprovalPending:
             self._ask_what_first(message)
         except KeyboardInterrupt:
-            self._cancel(stream, message, options)
+            self._note(self._cancel(stream, message, options))
         else:
             self._decide(self._paused)
 
@@ -232,15 +232,15 @@ class Chat:
         waits = ", which waits for its turn" if request.status == "Queued" else ""
         self._note(f"request {request.request_id}{waits}")
 
-    def _cancel(self, stream: EventStream, message: str, options: MessageOptions) -> None:
-        """Cancel what the stream was about, even if its ids had not arrived yet."""
+    def _cancel(self, stream: EventStream, message: str, options: MessageOptions) -> str:
+        """Cancel what the stream was about, even if its ids had not arrived yet; a note that says so."""
         request_id = stream.request_id
         if request_id is None:
             # under the same key the service names the request instead of beginning another
             accepted = self._client.background(message, **options)
             request_id, self._task_id = accepted.request_id, accepted.task_id
             self._session_id = accepted.session_id
-        self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
+        return f"request {request_id}: {self._client.cancel(request_id).status}"
 
     # --- approvals ------------------------------------------------------------------------------------
 
