@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel
 from wire import JSON, NOBODYS, Json, problem, text
 
 from tealagents.api import bodies
+from tealagents.domain.depth import MOST_EXTREMES
 from tealagents.domain.errors import InvalidRequest
 from tealagents.testing.service import ServiceThread
 
@@ -450,6 +451,19 @@ def test_a_body_of_endless_small_values_is_refused_before_they_are_made(
     problem(ada.post("", content=metadata(each * 5000 + b"1"), headers=JSON), 422, "invalid_request", "body")
     taken = ada.post("", content=metadata(each * fits + b"1"), headers=JSON)
     assert taken.status_code == 200, taken.text
+
+
+@pytest.mark.parametrize("each", [b"1e308,", b"2.5E-301,", b"-1e+0300,"])
+def test_a_body_of_numbers_that_take_long_to_read_is_refused_before_they_are(
+    ada: httpx.Client, each: bytes
+) -> None:
+    """Each takes as long as a thousand others; a few may be there, and texts may look like them."""
+    few, many = each * (MOST_EXTREMES - 1) + b"1e300", each * MOST_EXTREMES + b"1e300"
+    refused = problem(ada.post("", content=metadata(many), headers=JSON), 422, "invalid_request", "body")
+    assert "numbers with exponents of three digits" in refused["detail"]
+    for taken in (few, b'"' + many + b'"'):
+        answer = ada.post("", content=metadata(taken), headers=JSON)
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("sent", [3, 5000])

@@ -924,6 +924,8 @@ def test_entries_of_another_day_name_the_day(ada: Tab, service: ServiceThread) -
         "aaaaaaaaaa." * 1800 + "@",
         "a" + " " * 19_000 + "b",
         ("www.a.b?" + ")" * 9000 + "\n\n") * 5,
+        "|" + "a|" * 150 + "\n|" + "-|" * 150 + "\n" + "|\n" * 150,
+        "> - |" + "a|" * 150 + "\n>   |" + ":-: |" * 150 + "\n" + ">   |\n" * 150,
     ],
 )
 def test_text_that_is_slow_to_parse_is_shown_as_it_is(ada: Tab, slow: str) -> None:

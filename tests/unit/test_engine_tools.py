@@ -217,6 +217,18 @@ async def test_a_tool_that_raises_because_its_time_is_up_is_in_doubt(raised: Exc
         assert "whether it took effect is unknown" in returned(await here.followed(request.request_id)).output
 
 
+async def test_arguments_that_take_long_to_read_are_not_read() -> None:
+    """All other requests would wait meanwhile; the model is told why. covers: HITL-1"""
+    slow = f'{{"a": [{",".join(["1e308"] * 1000)}]}}'
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", slow)), says("I see."))
+    ran: list[Json] = []
+    async with process(None, model, noting(ran, "Odd-tool")) as here:
+        request = await here.ask(streamed=True)
+        events = await here.followed(request.request_id)
+    assert "numbers with exponents of three digits" in returned(events).output
+    assert ran == []
+
+
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
     exported and imported. covers: STATE-4"""

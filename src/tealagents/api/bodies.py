@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypeVar
 
-from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER
+from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, STRING, TOO_SLOW, too_slow
 from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 from tealagents.domain.texts import is_encodable
@@ -52,8 +52,6 @@ _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: values that a body may hold, and one more for so many of its bytes, as exported tasks need: a value of two
 #: bytes takes eighty in memory, and all other requests wait while they are read
 VALUES, BYTES_PER_VALUE = 100_000, 20
-#: one that does not end is taken to the end of the body: to look for each quote anew takes hours
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
@@ -247,6 +245,8 @@ def parse(body: bytes, *, around: int = 0) -> Any:
     `around` is how many levels may be around what can be nested as deeply as in any body.
     """
     _check_values(body)
+    if too_slow(body):
+        raise InvalidRequest("body", TOO_SLOW)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -261,7 +261,7 @@ def _check_values(body: bytes) -> None:
     if _places(body) <= most:
         return
     strings_at_most = 2 * most  # each value may have a name
-    outside, strings = _STRING.subn(b"", body, strings_at_most)
+    outside, strings = STRING.subn(b"", body, strings_at_most)
     if strings == strings_at_most or _places(outside) > most:
         raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
 

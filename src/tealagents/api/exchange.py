@@ -24,7 +24,7 @@ from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import Refuse, left, reported, status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError
+from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError, TooLarge
 from tealagents.domain.events import Event, Paused, Recorded, redacted
 from tealagents.domain.models import (
     Approval,
@@ -185,6 +185,9 @@ class Exchange:
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
             self._check_count(each.items, "earlier", "a message of ")
+        most = self.settings.max_body_bytes  # what they refer to, a body need not hold
+        if sum(len(item.content) for each in said for item in each.items) > most:
+            raise TooLarge(f"The earlier messages are larger than {most} bytes (`limits.max_body_bytes`).")
 
     def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:
         most = self.settings.max_items

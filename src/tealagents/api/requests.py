@@ -11,6 +11,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,6 +45,8 @@ from tealagents.state import keys, latest
 from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import waiting_message
+
+K = TypeVar("K")
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50
@@ -146,10 +149,10 @@ class Named(Struct, frozen=True):
                 if record.request_id == seen or known.keys() >= set(marks):
                     break
                 last = latest.get(record.request_id, record.request_id)
-                if repeated := record.client.get("repeats"):
+                if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
                 unanswered.setdefault(last, record.status in ("Failed", "Canceled"))
-                theirs = list(record.client.get("messages", ()))
+                theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
                 mark = issued.get(record.request_id)
                 if mark is not None:
                     said = await asked(self.exchange, self.partition, record)
@@ -340,6 +343,12 @@ async def page(
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
     views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
     return views, str(found.last or ""), found.total
+
+
+def kept(record: RequestRecord, name: str, kind: type[K]) -> K | None:
+    """What a protocol keeps with a request; None also where it is of another kind, as it may be imported."""
+    value = record.client.get(name)
+    return value if isinstance(value, kind) else None
 
 
 def unstored_until(exchange: Exchange) -> datetime:

@@ -138,10 +138,11 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
 
 async def _check_earlier(exchange: Exchange, view: RequestView, answered: Mapping[str, str]) -> None:
     """`InvalidRequest` unless pauses are of this request, or of those that failed and that it stands for."""
-    record, known = view.record, set(view.record.approvals)
-    while record.retries is not None and not known.issuperset(answered):
+    record, known, passed = view.record, set(view.record.approvals), set[str]()
+    while (before := record.retries) is not None and before not in passed and not known.issuperset(answered):
+        passed.add(before)
         try:
-            record = (await exchange.request(view.caller, record.retries)).record
+            record = (await exchange.request(view.caller, before)).record
         except NotFound:
             break
         known.update(record.approvals)

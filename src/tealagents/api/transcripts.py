@@ -7,7 +7,7 @@ from contextlib import aclosing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.api import stretches
+from tealagents.api import requests, stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import PersistenceUnavailable
@@ -91,7 +91,7 @@ def continues(stretch: Stretch, seen: str | None) -> bool:
         return seen == (record.request_id if stretch.number > 1 else None)
     if seen is None or seen != record.parent:
         return seen == record.parent
-    behind = record.client.get("behind")
+    behind = requests.kept(record, "behind", int)
     return behind is not None and record.first_seq == behind + 1
 
 

@@ -50,7 +50,10 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
     """
     rounds: list[list[Message]] = []
     before: str | None = failed
-    while not rounds and before is not None:  # one that failed at once has not repeated them itself
+    passed = set[str]()  # an imported request may stand for any
+    # one that failed at once has not repeated them itself
+    while not rounds and before is not None and before not in passed:
+        passed.add(before)
         record = (await tasks.request(partition, before)).value
         rounds, before = await _tool_rounds(tasks, partition, record), record.retries
     if not rounds:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.depth import DEEPEST, too_deep
+from tealagents.domain.depth import DEEPEST, TOO_SLOW, too_deep, too_slow
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, described, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
@@ -369,8 +369,11 @@ def _text(name: str, output: object) -> str:
 
 def _arguments(call: ToolCall) -> Json | str:
     """The parsed arguments, or in words why they are none."""
+    given = (call.arguments or "{}").encode()
+    if too_slow(given):
+        return TOO_SLOW
     try:
-        parsed = msgspec.json.decode(call.arguments or "{}")
+        parsed = msgspec.json.decode(given)
     except (msgspec.DecodeError, RecursionError) as error:
         return str(error)
     if too_deep(parsed):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
+from tealagents.domain.depth import too_slow
 from tealagents.domain.models import Json
 from tealagents.outbound.addresses import is_loopback
 
@@ -185,6 +186,8 @@ async def fetch(
 
 def json_object(content: bytes) -> Json | None:
     """The JSON object, or None where it is none."""
+    if too_slow(content):
+        return None
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -3,7 +3,8 @@
 import sys
 
 import httpx
-from agui_talk import Page, refusal, run_input, serving, user
+import pytest
+from agui_talk import Json, Page, refusal, run_input, serving, user
 
 from tealagents.api.ag_ui import inputs
 from tealagents.llm.offline import OfflineModel
@@ -55,6 +56,26 @@ def test_a_message_whose_id_has_endless_digits_is_one_that_is_not_ours(page: Pag
     answer = page.messages[-1]
     answer["id"] = "_".join(answer["id"].split("_")[:2]) + "_" + "1" * 5000
     assert page.run(runId="r")[-1]["type"] == "RUN_FINISHED"
+
+
+@pytest.mark.parametrize(
+    "kept", [{"messages": 5}, {"messages": [{}]}, {"repeats": {"a": 1}}, {"repeats": [1], "behind": "x"}]
+)
+def test_what_an_import_says_of_its_clients_is_believed_only_in_its_form(
+    page: Page, ada: httpx.Client, kept: Json
+) -> None:
+    """The thread continues from there."""
+    page.say("hello")
+    task = f"/tasks/{page.thread}"
+    document = ada.get(f"{task}/export").raise_for_status().json()
+    for request in document["requests"]:
+        request["client"] = kept
+    ada.delete(task).raise_for_status()
+    ada.post("/tasks/import", json=document).raise_for_status()
+    given = run_input(page.thread, user("one"), {**user("two"), "id": "another"})
+    answered = ada.post("/ag-ui", json=given)
+    assert answered.status_code == 200, answered.text
+    assert "RUN_FINISHED" in answered.text
 
 
 def test_values_under_one_description_are_joined_once() -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import openai
@@ -334,6 +335,30 @@ def test_outputs_of_a_request_that_was_tried_again_may_all_come_again(wire: http
     assert wire.post("/responses", json={"input": [asked, *outputs], **sent}).status_code == 502
     outputs.append(output(create(wire, input=[asked, *outputs], **sent)["output"][-1], "noon"))
     assert kinds(create(wire, input=[asked, *outputs], **sent)) == ["message"]
+
+
+@pytest.mark.parametrize("names", ["itself", "the next"])
+def test_an_imported_request_that_stands_for_itself_is_looked_for_once(names: str) -> None:
+    """Directly, or over the one that stands for it: its answers are refused, and the process serves on."""
+    with serving(SCRIPT) as (service, _), raw(service) as wire, service.client("ada") as native:
+        asked = create(wire, input=f"{ASK} fail before the time, then the time", tools=[WEATHER, TIME])
+        conversation = asked["conversation"]["id"]
+        answer = {"input": [output(asked["output"][0])]}
+        assert wire.post("/responses", json=answer).status_code == 502
+        more = {"items": [{"role": "user", "content": "more"}]}  # what stands for it is in a branch
+        wire.post(f"/conversations/{conversation}/items", json=more).raise_for_status()
+        again = create(wire, **answer)
+        task, first = conversation.removeprefix("conv_"), asked["id"].split("_")[1]
+        document = native.get(f"/tasks/{task}/export").json()
+        (failed,) = (each for each in document["requests"] if each["request_id"] == first)
+        failed["retries"] = first if names == "itself" else again["id"].split("_")[1]
+        native.delete(f"/tasks/{task}").raise_for_status()
+        native.post("/tasks/import", json=document).raise_for_status()
+        other = output({"call_id": f"call_{uuid4()}_0"})
+        both = {"input": [other, output(again["output"][-1])]}
+        refused = wire.post("/responses", json=both)
+        assert refused.status_code == 400
+        assert "answers a call of another response" in refused.json()["error"]["message"]
 
 
 class Clerk(ContextProvider):

@@ -10,6 +10,7 @@ from openai import OpenAI
 from openai_talk import WEATHER, create, kinds, raw, retrieved, said, serving, stream, streamed
 from talk import call
 
+from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -96,6 +97,19 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
     assert create(wire, input=[ask, made, output, more])["status"] == "completed"
     refused = wire.post("/responses", json={"input": [output, more]})
     assert refused.status_code == 400
+
+
+def test_a_call_with_several_outputs_is_put_into_words_once(wire: httpx.Client, model: OfflineModel) -> None:
+    """Once for each, a body of a megabyte would become a history of gigabytes."""
+    made = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    outputs = [
+        {"type": "function_call_output", "call_id": "call_1", "output": day} for day in ("sun", "rain")
+    ]
+    ask, more = ({"role": "user", "content": text} for text in (ASK, "hello again"))
+    create(wire, input=[ask, made, *outputs, more])
+    said = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "assistant"]
+    assert "\n".join(map(str, said)).count("get_weather({})") == 1
+    assert "A call returned: rain" in str(said)
 
 
 def test_a_message_must_follow_calls_that_were_made_elsewhere(wire: httpx.Client, ada: OpenAI) -> None:

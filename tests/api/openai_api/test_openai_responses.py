@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import Json, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
+from openai_talk import Json, create, kinds, raw, retrieved, said, sdk, serving, stream, streamed, valid
 from talk import call
 
 from tealagents.api.exchange import Exchange
@@ -187,6 +187,26 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         with pytest.raises(openai.NotFoundError) as unknown:
             client.responses.create(model="Tester", input=history(identifier))
         assert identifier in str(unknown.value)
+
+
+def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
+    """A reference is short, and what it stands for may be long."""
+    limits = {"max_body_bytes": 10_000}
+    with serving({"otherwise": {"text": "x" * 4_000}}, limits=limits) as (service, _), sdk(service) as ada:
+        answered = ada.responses.create(model="Tester", input="hello")
+        (said,) = answered.output
+        for often in (2, 3):
+            history: Any = [
+                {"role": "user", "content": "hello"},
+                *([{"type": "item_reference", "id": said.id}] * often),
+                {"role": "user", "content": "and?"},
+            ]
+            if often == 2:
+                assert ada.responses.create(model="Tester", input=history).status == "completed"
+            else:
+                with pytest.raises(openai.APIStatusError, match="larger than 10000 bytes") as refused:
+                    ada.responses.create(model="Tester", input=history)
+                assert refused.value.status_code == 413
 
 
 def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(

@@ -54,6 +54,8 @@ const COSTLIEST_BLOCKS = 1.5e8;
 const COSTLIEST_ITEMS = 1e7;
 /** of texts within blocks, each parsed in a time that grows with the square of its length, and of its markers */
 const COSTLIEST_TEXTS = 3e8;
+/** of tables: a row that ends early is filled up to the width of the header */
+const MOST_CELLS = 10_000;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
@@ -66,11 +68,22 @@ const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0
 /** length × lines */
 const area = (part) => part.length * part.split("\n").length;
 
+const DIVIDER = /^[\s>|:-]*$/;
+
+/** at most: those of the widest header in each of its lines */
+function cells(part) {
+  const lines = part.split("\n");
+  const widths = lines.map((line) => (DIVIDER.test(line) ? line.split("|").length : 1));
+  const widest = widths.reduce((most, each) => Math.max(most, each));
+  return widest > 1 ? widest * lines.length : 0;
+}
+
 /** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
 function blocksOf(given) {
   const text = given.replace(/\r\n?/g, "\n");
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
-  if (sum(text.split(ENDS_OF_BLOCKS), area) > COSTLIEST_BLOCKS) return null;
+  const blocks = text.split(ENDS_OF_BLOCKS);
+  if (sum(blocks, area) > COSTLIEST_BLOCKS || sum(blocks, cells) > MOST_CELLS) return null;
   if (sum(text.split(ENDS_OF_ITEMS), (part) => (IN_ITEM.test(part) ? area(part) : 0)) > COSTLIEST_ITEMS) return null;
   try {
     const lexer = new Lexer(marked.defaults);
