@@ -28,9 +28,7 @@ HEADER = "x-conversation-id"
 _FORMAT = {"text.format.type": "response_format.type", "text.format": "response_format.json_schema"}
 
 
-@bodies.fields_as(
-    items="messages", earlier="messages", input="messages", conversation="X-Conversation-Id", **_FORMAT
-)
+@bodies.fields_as(**dict.fromkeys(("items", "earlier", "input"), "messages"), conversation=HEADER, **_FORMAT)
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
