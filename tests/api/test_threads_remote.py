@@ -209,6 +209,19 @@ def test_the_kind_can_change_under_a_task(tmp_path: Path) -> None:
                 assert output(answered) == f"You have sent {2 * n + 2} messages."
 
 
+def test_the_context_of_a_request_is_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
+    """It is sent in the instructions: what is in the conversation, the service sends with every request."""
+    given = {**text("hello"), "user_context": {"City": "Oslo"}}
+    first = ada.post("", json=given).raise_for_status().json()
+    assert "City: Oslo" in bodies(model)[-1]["instructions"]
+    assert len(bodies(model)[-1]["input"]) == 1
+    prompt = ada.get(f"/requests/{first['request_id']}/prompt").raise_for_status().json()
+    assert ("note", True) in [(part["origin"], "City: Oslo" in str(part)) for part in prompt["items"]]
+    assert prompt["gaps"] == []
+    assert output(say(ada, "How many messages have I sent?", first["task_id"])) == "You have sent 2 messages."
+    assert "Oslo" not in str(bodies(model)[-1])
+
+
 def test_instructions_of_the_moment_are_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
     """What went wrong with tools of a failed request is sent in the instructions, not in the conversation."""
     task = say(ada, "hello")["task_id"]

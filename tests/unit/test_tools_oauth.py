@@ -233,7 +233,7 @@ async def test_answer_of_another_server_is_refused() -> None:
 # --- renewal -------------------------------------------------------------------------------------
 
 
-async def test_token_is_renewed_where_there_is_a_vault() -> None:
+async def test_token_is_renewed_where_there_is_a_secret_store() -> None:
     """An access token that ends is renewed with the stored refresh token, by one of many calls."""
     provider, secrets, now = Provider(), SecretStore(), [1000.0]
     consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
@@ -248,7 +248,26 @@ async def test_token_is_renewed_where_there_is_a_vault() -> None:
             assert provider.granted == ["code", "refresh", "refresh"]
 
 
-async def test_token_is_asked_for_again_where_there_is_no_vault() -> None:
+async def test_a_token_is_forgotten_a_minute_after_its_grant_was_deleted() -> None:
+    """As it is with its user, by another process."""
+    provider, secrets, now = Provider(), SecretStore(), [1000.0]
+    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            for _ in range(3):  # it is there
+                now[0] += 90
+                assert await call(server, Context()) == "Alice"
+            secrets.secrets.clear()
+            now[0] += 59
+            assert await call(server, Context()) == "Alice"
+            now[0] += 2
+            await asked_by(server, Context())
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+
+
+async def test_token_is_asked_for_again_where_there_is_no_secret_store() -> None:
     """Without an encrypted store no refresh token is kept, not even in memory."""
     provider, now = Provider(), [1000.0]
     consents = Consents(CALLBACK, now=lambda: now[0])
@@ -260,7 +279,7 @@ async def test_token_is_asked_for_again_where_there_is_no_vault() -> None:
             await asked_by(server, Context())
 
 
-async def test_restart_and_replicas_share_the_vault() -> None:
+async def test_restart_and_replicas_share_the_secret_store() -> None:
     """A link made by one process is completed by another, once; a third needs no consent."""
     provider, secrets = Provider(), SecretStore()
     one, two, three = (Consents(CALLBACK, secrets=secrets) for _ in range(3))

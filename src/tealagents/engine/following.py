@@ -15,7 +15,7 @@ from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.engine.run import Run
+from tealagents.engine.run import DELETED, Run
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks
@@ -56,6 +56,8 @@ async def follow(
             lost = run.outcome.exception()
             if lost is None:
                 return
+            if isinstance(lost, NotFound):
+                raise lost
         record = (await tasks.request(partition, request_id)).value
         if lost is not None and record.status not in ENDED:
             raise lost  # the end could not be stored, or is not ours to report
@@ -214,6 +216,8 @@ class Tail(EventBuffer):
         """The followers hear what goes wrong."""
         try:
             yield
+        except NotFound as error:
+            self.close(NotFound(DELETED).with_ids(**error.ids))
         except TealError as error:
             self.close(error)
         except Exception as error:

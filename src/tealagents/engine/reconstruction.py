@@ -179,7 +179,10 @@ class Reconstruction:
         earlier = tuple(known for known in head.effects if known.first_seq < record.first_seq)
         effects = effects_note(replace(head, path=path, effects=earlier))
         notes += [text for text in (setup.instructions, effects) if text]
-        messages += [context_note(setup.user_context)] if setup.user_context else []
+        if setup.user_context:
+            (notes if self._agent.thread_kind == "remote" else messages).append(
+                context_note(setup.user_context)
+            )
         return (
             [SentPart(origin="note", text=text) for text in notes],
             [SentPart(origin="context", role="user", text=text) for text in messages],

@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 #: seconds for which the end is tried before callers hear that the store is away
 STORE_DEADLINE_SECONDS = 2.0
 
+#: why a request has no outcome
+DELETED = "The task was deleted while the request ran."
+
 
 class Stop(Struct, frozen=True):
     """Why a request is to end before its answer: canceled, superseded or interrupted, and by whom."""
@@ -361,7 +364,7 @@ class Run:
         An end of our own is found here too, where the store lost its reply and then took a while.
         """
         if isinstance(fenced, Erased):
-            self._give_up(NotFound("The task was deleted while the request ran."))
+            self._give_up(NotFound(DELETED))
             return
         request = fenced.request
         if request is None or request.status in ("Running", "Queued"):

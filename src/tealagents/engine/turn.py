@@ -148,7 +148,13 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
     if agent.remembers:
         context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
     notes = [*gathered.instructions, *filter(None, [asked.setup.instructions]), *asked.notes]
-    new = [*gathered.messages, *_from_application(asked)]
+    new = list(gathered.messages)
+    if asked.setup.user_context:
+        note = context_note(asked.setup.user_context)
+        if agent.thread_kind == "remote":  # the model service keeps every message
+            notes.append(note)
+        else:
+            new.append(message_of(asked.request_id, "user", (Item("text", note),), asked.said[0].created_at))
     return Turn(
         prompt=await _prompt(agent, conversation, asked, notes, new, toolbox, context),
         toolbox=toolbox,
@@ -214,13 +220,6 @@ async def _prompt(
     parts += [model.encode_system(note) for note in notes]
     parts += [model.encode(message) for message in (*new, *said)]
     return Prompt(model, parts)
-
-
-def _from_application(asked: Asked) -> list[Message]:
-    if not asked.setup.user_context:
-        return []
-    items = (Item("text", context_note(asked.setup.user_context)),)
-    return [message_of(asked.request_id, "user", items, asked.said[0].created_at)]
 
 
 # --- taking it -----------------------------------------------------------------------------------

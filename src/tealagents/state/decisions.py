@@ -27,7 +27,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, canonical, draft
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import EXPIRED, Tasks
 from tealagents.state.transitions import Transition, resumed
 
 #: calls of one round that an entry's envelope names; its body names them all
@@ -128,7 +128,7 @@ def check_same_decision(approval: Approval, wanted: Approval) -> None:
     """Refuses a decision that comes after the first: the same one passes, a contrary one does not."""
     refusal: TealError | None = None
     if approval.status == "expired":
-        refusal = ApprovalExpired("No one decided in time; the request was canceled. Send the message again.")
+        refusal = ApprovalExpired(EXPIRED.detail)
     elif approval.status == "canceled":
         refusal = RequestCanceled("The request was canceled before it was decided.")
     elif _without_reasons(approval) != _without_reasons(wanted):

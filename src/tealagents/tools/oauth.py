@@ -53,6 +53,8 @@ TOKEN_SECONDS = 30.0
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
+#: for how long a grant that was seen in the store is believed to be there: it is deleted with its user
+SEEN_SECONDS = 60.0
 #: between two tries to store a renewed grant, while the store is away
 SAVE_SECONDS = 1.0
 #: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
@@ -70,7 +72,7 @@ class _Grant(Struct, frozen=True, kw_only=True):
     consent: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Access:
     token: str
     expires_at: float
@@ -79,6 +81,8 @@ class _Access:
     scopes: tuple[str, ...]
     #: that of its grant
     consent: str
+    #: when its grant was last seen in the store; None: it is not stored
+    seen_at: float | None
 
 
 class Consents:
@@ -120,7 +124,7 @@ class Consents:
         context.require_owner()
         key = (owner_key(context), server.key)
         access = self._access.get(key)
-        if access and access.stale_at > self._now():
+        if access and access.stale_at > self._now() and await self._is_granted(key, access):
             return access.token
         # one at a time: a refresh token may be good for one use only
         renewal = self._renewals.get(key)
@@ -130,6 +134,18 @@ class Consents:
             renewal.add_done_callback(lambda done: self._renewal_ended(key, done))
         # a caller who is canceled must not lose the answer, which may hold the only refresh token still good
         return await asyncio.shield(renewal)
+
+    async def _is_granted(self, key: tuple[str, str], access: _Access) -> bool:
+        """Whether the grant is still stored, as far as is known. Without it the token is forgotten, too."""
+        if access.seen_at is None or access.seen_at + SEEN_SECONDS > self._now():
+            return True
+        with suppress(PersistenceUnavailable):
+            if self._secrets and await self._secrets.get(*key) is None:
+                if self._access.get(key) is access:
+                    del self._access[key]
+                return False
+            access.seen_at = self._now()
+        return True
 
     def _renewal_ended(self, key: tuple[str, str], renewal: asyncio.Task[str | None]) -> None:
         del self._renewals[key]
@@ -257,7 +273,8 @@ class Consents:
         now = self._now()
         ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent)
+        seen = now if self._secrets and grant.refresh_token else None
+        self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
         await self._put(user_key, server_key, grant)
 
     async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
