@@ -27,6 +27,8 @@ from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
+from tealagents.engine.run import DELETED
+from tealagents.state.pruning import UserErasure
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
@@ -46,6 +48,22 @@ class Remote(CountingStore):
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         await asyncio.sleep(0)
         return await super().read(partition, keys)
+
+
+async def test_followers_of_what_is_deleted_meanwhile_hear_so() -> None:
+    """In the process that runs it, and in others: not that their id would be wrong."""
+    store, gate = Shared(), asyncio.Event()
+    async with process(store, Scripted(waits(gate))) as here, process(store) as there:
+        sent = await here.send(streamed=True)
+        request_id = sent.request.request_id
+        following = [asyncio.create_task(each.followed(request_id)) for each in (here, there)]
+        while not (here.model.calls and there.service.tails._followed):
+            await asyncio.sleep(0)
+        await UserErasure(there.eraser, ADA.user).erase()
+        gate.set()
+        for each in await asyncio.gather(*following, return_exceptions=True):
+            assert isinstance(each, NotFound)
+            assert each.detail == DELETED
 
 
 #: asks for a tool that a human has to approve
