@@ -315,7 +315,7 @@ def test_an_auditor_finds_the_tasks_of_the_tenant(town: Town) -> None:
     for client in (town.alice, town.approver):
         answer = client.get("/tenant/tasks")
         problem(answer, 403, "insufficient_scope")
-        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+        assert answer.headers["www-authenticate"].endswith('error="insufficient_scope", scope="Auditor"')
     elsewhere = town.foreign_auditor.get("/tenant/tasks").json()["items"]
     assert {task["owner"]["tid"] for task in elsewhere} == {OTHER_TENANT}
 

@@ -32,6 +32,8 @@ class ApiSettings:
     max_items: int
     keepalive_seconds: float
     cors_origins: Sequence[str] = ()
+    #: what the role of those who may read everything in their tenant is called
+    auditor_role: str = "auditor"
     #: where clients see the root of this service; None: where they call it
     public_url: str | None = None
     #: whether a `Host` may be asked for; None: any may

@@ -70,7 +70,7 @@ async def list_tenant_tasks(
     if not caller.auditor:
         raise InsufficientScope(
             "The tasks of others are listed for auditors only. Ask the operator for the auditor role.",
-            required="auditor",
+            required=exchange.settings.auditor_role,
         )
     which = TaskFilter(oid=oid, status=status, metadata=_pair(metadata))
     listed = TenantTasks(exchange.service.records, exchange.catalog)
