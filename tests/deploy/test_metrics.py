@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +146,24 @@ def test_a_reader_that_is_silent_is_hung_up_on(service: MonitoredService) -> Non
     finally:
         for each in silent:
             each.close()
+
+
+def test_readers_that_got_no_thread_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics are read again once there are threads."""
+    port, starting = free_port(), threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if "process_request_thread" in thread.name:
+            raise RuntimeError("can't start new thread")
+        starting(thread)
+
+    with scraping.offered(CollectorRegistry(), "127.0.0.1", port):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            for _ in range(scraping.MOST_READERS):
+                with pytest.raises(httpx.HTTPError):
+                    httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        assert httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).status_code == 200
 
 
 def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> None:

@@ -335,11 +335,22 @@ def test_finding_the_agent(service: ContractServer) -> None:
     service.faults.append(JSONResponse({"agents": agents}))
     with pytest.raises(NoAgent, match=f"chat {service.root}/B/1"):
         find_agent(service.root)
+    for other in (["a"], None, [{"url": "http://other/A/1"}], [{"url": 5}]):  # another kind of service
+        service.faults.append(JSONResponse({"agents": other}))
+        with pytest.raises(NoAgent, match="no agent"):
+            find_agent(service.root)
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")
     for text in ("agent.yaml", "localhost:8000"):
         with pytest.raises(NoAgent, match=f"{text} is not a URL.* http://127.0.0.1:8000"):
             find_agent(text)
+
+
+def test_a_proxy_that_cannot_be_used_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As desktops and tunnels set one for everything."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    with pytest.raises(NoAgent, match=r"http://127.0.0.1:9 cannot be called.*SOCKS.*NO_PROXY"):
+        find_agent("http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("path", ["/A/1", "/below/A/1"])

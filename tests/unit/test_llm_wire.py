@@ -26,6 +26,7 @@ from llm_setup import (
     text_of,
 )
 
+from tealagents.bootstrap import START_ERRORS
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.llm.offline import OfflineModel
@@ -430,8 +431,21 @@ def test_a_proxy_that_speaks_no_http_is_an_error_at_the_start(monkeypatch: pytes
     """Not at the first call."""
     monkeypatch.setenv("https_proxy", "socks5://p:1080")
     monkeypatch.delenv("no_proxy", raising=False)
-    with pytest.raises(ValueError, match="socks5"):
+    with pytest.raises(
+        START_ERRORS, match=r"HTTP proxy, not socks5\. Set HTTPS_PROXY to one, or name api.example"
+    ):
         client("https://api.example.com/v1")
+
+
+async def test_certificates_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To each caller; and the client can be closed."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
+    async with client("https://api.example.com/v1") as model:
+        for _ in range(2):
+            with pytest.raises(ModelFailed, match="Check SSL_CERT_FILE"):
+                await events(model, stream=False)
 
 
 async def test_an_answer_ends_with_exactly_one_end(service: OfflineModel) -> None:

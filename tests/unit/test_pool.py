@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tealagents.stores import pool as pools
 from tealagents.stores.pool import Pool
 
@@ -49,6 +51,24 @@ async def use(pool: Pool[object]) -> None:
     connection = await pool.borrow()
     await asyncio.sleep(0)
     pool.give_back(connection)
+
+
+async def test_connections_that_were_idle_for_long_are_dropped_however_few_are_borrowed_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that came back last is lent first: the others of a burst would stay for ever."""
+    now = [0.0]
+    monkeypatch.setattr(pools, "_now", lambda: now[0])
+    server = Server(room=10)
+    server.ready.set()
+    pool = server.pool()
+    for connection in await asyncio.gather(*(pool.borrow() for _ in range(5))):
+        pool.give_back(connection)
+    for _ in range(4):
+        now[0] += pools.IDLE_SECONDS / 3
+        await use(pool)
+    assert len(server.made) == 5
+    assert set(server.dropped) == set(server.made[:4])
 
 
 async def test_who_is_refused_waits_for_the_connections_that_others_are_getting() -> None:

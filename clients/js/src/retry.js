@@ -48,7 +48,7 @@ export class Budget {
 export function sleep(ms, signal) {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
-    const timer = setTimeout(end, ms);
+    const timer = setTimeout(end, Math.min(ms, 2 ** 31 - 1)); // one that takes longer ends at once
     globalThis.addEventListener?.("online", end);
     signal?.addEventListener("abort", end);
 

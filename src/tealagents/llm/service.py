@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -117,7 +117,8 @@ class ModelService:
 
     async def __aexit__(self, *exc: object) -> None:
         if self._connecting is not None:
-            await (await self._connecting).aclose()
+            with suppress(ModelFailed):
+                await (await self._connecting).aclose()
 
     async def connection(self) -> "ServiceConnection":
         assert self._connecting is not None, "the model client has not been entered"
@@ -248,7 +249,14 @@ class ModelService:
     async def _connect(self) -> "ServiceConnection":
         """Connects off the event loop's way: importing the SDK takes most of a second."""
         wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
-        connection: ServiceConnection = wire.ServiceConnection(self._options, self._proxy, self._deployment)
+        try:
+            connection: ServiceConnection = wire.ServiceConnection(
+                self._options, self._proxy, self._deployment
+            )
+        except OSError as error:
+            raise ModelFailed(
+                f"The certificates for the model service cannot be read ({error}). Check SSL_CERT_FILE."
+            ) from error
         return connection
 
 

@@ -141,7 +141,7 @@ def _address(host: str) -> Address | None:
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
 
-    Never one for loopback. `ValueError` for a kind that we cannot speak to.
+    Never one for loopback. `OSError` for a kind that we cannot speak to.
     """
     scheme, host = urlsplit(url).scheme, host_of(url)
     proxies = getproxies()
@@ -155,7 +155,8 @@ def proxy_for(url: str) -> str | None:
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     if urlsplit(proxy).scheme not in {"http", "https"}:
-        raise ValueError(
-            f"the proxy for {scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}"
+        raise OSError(
+            f"The proxy for {scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}. Set "
+            f"{scheme.upper()}_PROXY to one, or name {host} in NO_PROXY."
         )
     return proxy

@@ -22,7 +22,7 @@ import msgspec
 
 from tealagents.domain.depth import too_slow
 from tealagents.domain.models import Json
-from tealagents.outbound.addresses import is_loopback
+from tealagents.outbound.addresses import proxy_for
 
 __all__ = [
     "MAX_ANSWER",
@@ -113,8 +113,9 @@ class BoundedClient(httpx2.AsyncClient):
         options.setdefault("limits", _CONNECTIONS)
         if options.setdefault("verify", True) is True:
             options["verify"] = _tls()
-        trusts = "proxy" not in options and not is_loopback(url)
-        super().__init__(trust_env=trusts, follow_redirects=False, **options)
+        if "proxy" not in options:
+            options["proxy"] = proxy_for(url)
+        super().__init__(trust_env=False, follow_redirects=False, **options)
         self._seconds = seconds
         self._limit = limit
         self._streams = streams

@@ -72,9 +72,11 @@ class Pool(Generic[C]):
             await self._places.acquire()  # at once
         self._seeking += 1
         try:
+            while self._idle and _now() - self._idle[0][1] >= IDLE_SECONDS:  # the oldest is the first
+                await self._discard(self._idle.pop(0)[0])
             while self._idle:
-                connection, since = self._idle.pop()
-                if _now() - since < IDLE_SECONDS and await self._usable(connection):
+                connection, _ = self._idle.pop()
+                if await self._usable(connection):
                     return connection
                 await self._discard(connection)
             async with asyncio.timeout(self._timeout):

@@ -54,7 +54,11 @@ class _Bounded(socketserver.ThreadingMixIn):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # there is no thread for it
+                self._places.release()
+                raise
         else:
             self.shutdown_request(request)  # type: ignore[attr-defined]
 

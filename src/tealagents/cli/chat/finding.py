@@ -31,6 +31,8 @@ def find_agent(url: str) -> str:
         raise NotAUrl(
             f"{url} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
         ) from error
+    except ImportError as error:  # the environment names a proxy of a kind that needs a package
+        raise NoAgent(f"{url} cannot be called: {error} Or set NO_PROXY for its host.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]
@@ -49,7 +51,9 @@ def _agents(response: httpx.Response) -> list[dict[str, str]]:
         listed = response.json()["agents"]
     except (ValueError, KeyError, TypeError):
         return []
-    return [agent for agent in listed if isinstance(agent.get("url"), str)] if response.is_success else []
+    if not response.is_success or not isinstance(listed, list):
+        return []
+    return [each for each in listed if isinstance(each, dict) and str(each.get("url")).startswith("/")]
 
 
 def joined(root: str, path: str) -> str:
