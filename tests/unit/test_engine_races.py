@@ -37,6 +37,7 @@ from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
 from tealagents.state.pruning import UserErasure
+from tealagents.state.queue import Waiting
 from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
 from tealagents.stores.memory import MemoryStore
@@ -290,6 +291,28 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
             return (await there.request(sent.request.request_id)).status == "Failed"
 
         await eventually(ended)
+
+
+async def test_a_request_that_is_given_up_in_its_queue_does_not_wait_there_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its task was hidden for a moment: it ends, and the queue moves. covers: TASK-5"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    gate = asyncio.Event()
+    async with process(None, Scripted(waits(gate)), concurrency="enqueue") as here:
+        running = await here.send("one")
+
+        async def given_up(waiting: Waiting, _: str) -> RequestRecord:
+            return waiting.request
+
+        monkeypatch.setattr(here.service._wait_queues, "turn", given_up)
+        queued = await here.send("two", running.request.task_id)
+
+        async def ended() -> bool:
+            return (await here.request(queued.request.request_id)).status == "Failed"
+
+        await eventually(ended)
+        gate.set()
 
 
 async def test_an_observer_that_raises_keeps_no_place() -> None:

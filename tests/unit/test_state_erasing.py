@@ -833,6 +833,23 @@ async def test_an_import_that_could_not_begin_can_be_made_by_another_process() -
         with pytest.raises(PersistenceUnavailable):
             await here.importer.import_(ADA, document)
         assert (await other.importer.import_(ADA, document)).task_id == source.task_id
+        # where it cannot be deleted at all, it is forgotten
+        assert [each.put[guard].ttl for _, each in failing.commits if guard in each.put] == (
+            [MAKING_SECONDS] * 2
+        )
+
+
+async def test_ids_that_were_made_here_leave_nothing_behind_however_often_they_are_used() -> None:
+    """Whose they are, they say themselves. covers: STATE-2"""
+    store = MemoryStore()
+    async with process(store) as here:
+        first = await here.ask("one")
+        for named in (None, None, first.task_id):
+            await here.eraser.delete_session(here.partition(), first.session_id)
+            first = await here.ask("again", session_id=first.session_id, new_task_id=named)
+        await here.eraser.delete_session(here.partition(), first.session_id)
+        for identifier in (first.session_id, first.task_id):
+            assert await names(store, keys.locators("Tester", identifier)) == []
 
 
 async def test_the_end_of_a_making_forgets_no_deletion() -> None:

@@ -191,9 +191,10 @@ class Rules:
             request = yield from self.request(request_id, self._budget(until))
             if request.status not in UNFINISHED:
                 return request.answer()
-            if self.clock() + pause > until:
+            left = until - self.clock()
+            if left <= 0:
                 raise StillRunning(request_id, timeout)
-            yield from sleep(pause)
+            yield from sleep(min(pause, left))
             pause = min(LONGEST_POLL, pause * 1.5)
 
     def request(self, request_id: str, budget: Budget | None = None) -> Flow[RequestDocument]:
@@ -355,8 +356,9 @@ class Rules:
     ) -> Flow[None]:
         """Wait before the next attempt; raise the trouble when none is left."""
         delay = budget.delay(trouble.retry_after if isinstance(trouble, ProblemError) else None)
-        if delay is not None and self.clock() + delay <= budget.until:
-            yield from sleep(delay)
+        left = budget.until - self.clock()
+        if delay is not None and left > 0:
+            yield from sleep(min(delay, left))
         elif isinstance(trouble, ProblemError):
             raise trouble
         else:

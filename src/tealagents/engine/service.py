@@ -198,6 +198,7 @@ class Service:
         finally:
             if not started:
                 self.tasks.over(request.request_id)
+                self.tasks.leave(waiting.partition, request.request_id)  # where it has not ended
                 self.admission.leave(caller.user.key)
 
     # --- outcomes --------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from tealagents.state.copying import Copy
 from tealagents.state.document_paths import WholePaths
 from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
-from tealagents.state.removal import give_up
+from tealagents.state.removal import MAKING_SECONDS, give_up
 from tealagents.state.task_document import ExportedTask, check_size, read
 from tealagents.state.tasks import Tasks, is_expired
 
@@ -109,7 +109,11 @@ class TaskImporter:
         (key,) = guard
         try:
             version = await self._records.commit(
-                partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
+                partition,
+                marker=key,
+                expect=guard,
+                put={key: Importing(self._tasks.lease.worker_id)},
+                ttl={key: MAKING_SECONDS},
             )
             await self._clear(partition, document.task.task_id)
             if not await self._is_there(partition, keys.task(document.task.task_id)):
@@ -190,6 +194,7 @@ class TaskImporter:
             marker=key,
             expect={key: found.version if found else None},
             put={key: Importing(lease.worker_id)},
+            ttl={key: MAKING_SECONDS},  # an import that takes longer is given up in any case
         )
         return {key: version}
 

@@ -79,6 +79,8 @@ class Directory:
 
     async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
+        if ids.tag_of(identifier) == ids.owner_tag(user.key):  # which says so itself
+            return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         while True:
             found = await self._records.get(partition, key, Locator)

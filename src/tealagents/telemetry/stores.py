@@ -14,7 +14,7 @@ _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 
 
 class MeasuredStore(WrappedStore):
-    """Any store, each operation of it recorded as `db.client.operation.duration`."""
+    """Any store, each operation of requests recorded as `db.client.operation.duration`."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

@@ -54,13 +54,13 @@ const COSTLIEST_BLOCKS = 1.5e8;
 const COSTLIEST_ITEMS = 1e7;
 /** of texts within blocks, each parsed in a time that grows with the square of its length, and of its markers */
 const COSTLIEST_TEXTS = 3e8;
-/** of tables: a row that ends early is filled up to the width of the header */
-const MOST_CELLS = 10_000;
+/** cells of tables, whose rows are filled up to the width of the header, items and paragraphs */
+const MOST_TEXTS = 10_000;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
-const ENDS_OF_BLOCKS = /\n\s*\n/;
-const ENDS_OF_ITEMS = /\n[\s>]*\n|\n(?=[ \t>]*(?:[-*+]|\d+[.)])\s)/;
+const ENDS_OF_BLOCKS = /\n[ \t]*\n/;
+const ENDS_OF_ITEMS = /\n[ \t>]*\n|\n(?=[ \t>]*(?:[-*+]|\d+[.)])\s)/;
 const IN_ITEM = /^[ \t>]*(?:[-*+]|\d+[.)])\s|^>?[ \t]{2}/;
 
 const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0);
@@ -68,7 +68,7 @@ const sum = (all, costOf) => all.reduce((sofar, each) => sofar + costOf(each), 0
 /** length × lines */
 const area = (part) => part.length * part.split("\n").length;
 
-const DIVIDER = /^[\s>|:-]*$/;
+const DIVIDER = /^[ \t>|:-]*$/;
 
 /** at most: those of the widest header in each of its lines */
 function cells(part) {
@@ -83,11 +83,12 @@ function blocksOf(given) {
   const text = given.replace(/\r\n?/g, "\n");
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
   const blocks = text.split(ENDS_OF_BLOCKS);
-  if (sum(blocks, area) > COSTLIEST_BLOCKS || sum(blocks, cells) > MOST_CELLS) return null;
+  if (sum(blocks, area) > COSTLIEST_BLOCKS || sum(blocks, cells) > MOST_TEXTS) return null;
   if (sum(text.split(ENDS_OF_ITEMS), (part) => (IN_ITEM.test(part) ? area(part) : 0)) > COSTLIEST_ITEMS) return null;
   try {
     const lexer = new Lexer(marked.defaults);
     lexer.blockTokens(text, lexer.tokens);
+    if (lexer.inlineQueue.length > MOST_TEXTS) return null;
     const inTexts = sum(lexer.inlineQueue, ({src}) => src.length ** 2 + 16 * (src.match(/[*_~]/g)?.length ?? 0) ** 2);
     if (inTexts > COSTLIEST_TEXTS) return null;
     for (const {src, tokens} of lexer.inlineQueue) lexer.inlineTokens(src, tokens);
