@@ -96,6 +96,20 @@ def test_an_untouched_document_becomes_the_same_task(service: ServiceThread) -> 
         assert [ask(ada, method, path, task).status_code < 300 for method, path in READS]
 
 
+def test_a_document_whose_requests_claim_the_whole_log_is_refused(service: ServiceThread) -> None:
+    """A list of many such requests would read all of it for each of them."""
+    with service.client("ada") as ada:
+        task = ada.post("", json=text("hello")).json()["task_id"]
+        for _ in range(9):
+            ada.post("", json=text("more", task_id=task)).raise_for_status()
+        document = renamed(ada.get(f"/tasks/{task}/export").json())
+        assert ada.post("/tasks/import", json=document).status_code == 201
+        document = renamed(document)
+        for request in document["requests"]:
+            request |= {"first_seq": 1, "last_seq": document["task"]["tail_seq"]}
+        problem(ada.post("/tasks/import", json=document), 422, "invalid_request", "requests")
+
+
 VIEWS = ("", "/messages", "/trace", "/checkpoints", "/audit", "/export")
 READS = [
     *(("GET", f"/tasks/{{}}{view}") for view in VIEWS),

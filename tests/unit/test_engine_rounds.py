@@ -13,6 +13,7 @@ from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecor
 from tealagents.domain.ports import ModelCall
 from tealagents.engine import loop
 from tealagents.engine.approvals import Command
+from tealagents.engine.toolbox import NAMES_LISTED
 from tealagents.state.exporting import export
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
@@ -113,6 +114,14 @@ async def test_whatever_a_model_client_raises_fails_its_request_alone(kind: type
         assert ended.error is not None
         assert (ended.status, ended.error.code) == ("Failed", "internal_error")
         assert (await here.ask(task_id=ended.task_id)).status == "Completed"
+
+
+def test_of_very_many_calls_not_each_is_named() -> None:
+    """The sentence stands with each of them over some protocols."""
+    waiting = tuple(ToolCall(f"c{n}", f"Shell-{n}", "{}") for n in range(NAMES_LISTED + 1_000))
+    needed = loop.HumanNeeded(waiting, (), (), awaits_owner=False)
+    assert needed.message.startswith("Approval is needed before Shell-0, Shell-1, ")
+    assert needed.message.endswith(f", Shell-{NAMES_LISTED - 1} and 1,000 more can run.")
 
 
 async def test_a_reply_that_is_nested_too_deeply_is_the_models_fault() -> None:

@@ -49,8 +49,8 @@ FREE = 64 * 1024
 #: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
 MESSAGE_COUNTER = "tealagents.message_counter"
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
-#: values that a body may hold, and one more for so many of its bytes, as exported tasks need: a value of two
-#: bytes takes eighty in memory, and all other requests wait while they are read
+#: values that a body may hold, and one more for so many bytes of an exported task: a value of two bytes takes
+#: eighty in memory, and all other requests wait while they are read
 VALUES, BYTES_PER_VALUE = 100_000, 20
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
@@ -242,9 +242,9 @@ def require_json(request: Request) -> None:
 def parse(body: bytes, *, around: int = 0) -> Any:
     """The JSON value of a body, free of what cannot be stored: NUL, lone surrogates, endless depth.
 
-    `around` is how many levels may be around what can be nested as deeply as in any body.
+    `around`, of a task's document, is how many levels are around what can be nested as deeply as in any body.
     """
-    _check_values(body)
+    _check_values(body, VALUES + len(body) // BYTES_PER_VALUE if around else VALUES)
     if too_slow(body):
         raise InvalidRequest("body", TOO_SLOW)
     try:
@@ -255,9 +255,8 @@ def parse(body: bytes, *, around: int = 0) -> Any:
     return value
 
 
-def _check_values(body: bytes) -> None:
+def _check_values(body: bytes, most: int) -> None:
     """Refuses a body of too many values before any is made. Commas and brackets in texts are none."""
-    most = VALUES + len(body) // BYTES_PER_VALUE
     if _places(body) <= most:
         return
     strings_at_most = 2 * most  # each value may have a name
@@ -274,7 +273,7 @@ def _places(body: bytes) -> int:
 def identified(body: bytes) -> Json | None:
     """Which call it is whose body `parse` refuses, as far as that is JSON: its error is for that call."""
     with contextlib.suppress(ValueError, RecursionError, InvalidRequest):
-        _check_values(body)
+        _check_values(body, VALUES)
         given = json.loads(body)  # which reads lone surrogates, too
         if isinstance(given, dict):
             found = {name: given.get(name) for name in ("id", "method")}

@@ -31,7 +31,7 @@ from tealagents.domain.ports import Clock, ModelCall
 from tealagents.domain.texts import storable
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import Prompt
-from tealagents.engine.toolbox import Toolbox, ToolOutput
+from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
@@ -97,10 +97,10 @@ class HumanNeeded(Struct, frozen=True):
     def message(self) -> str:
         """What the humans who may decide read."""
         approved = [call for call in self.calls if not call.by_client]
-        names = ", ".join(call.tool for call in approved or self.calls)
+        names = _named(approved or self.calls)
         if self.authorizations:
-            consents = ", ".join(call.tool for call in self.calls if call.id in self.consents)
-            rest = ", ".join(call.tool for call in approved if call.id not in self.consents)
+            consents = _named([call for call in self.calls if call.id in self.consents])
+            rest = _named([call for call in approved if call.id not in self.consents])
             also = f", and approval before {rest} can" if rest else ""
             wanted = f"Your authorization is needed before {consents} can run{also}"
             return f"{wanted}: visit the listed URLs, then approve."
@@ -112,6 +112,12 @@ class HumanNeeded(Struct, frozen=True):
         if self.awaits_owner:
             return f"{names} is approved and waits for the owner of the task to resume it."
         return f"Approval is needed before {names} can run."
+
+
+def _named(calls: Sequence[ToolCall]) -> str:
+    names = [call.tool for call in calls[:NAMES_LISTED]]
+    more = len(calls) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
 class Noted(Struct, frozen=True):

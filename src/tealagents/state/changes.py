@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
@@ -130,5 +131,8 @@ def merged(old: Json, patch: Json) -> Json:
 
 
 def check_metadata(metadata: Json) -> None:
-    if len(encode_json(metadata)) > MOST_METADATA:
+    encoded = encode_json(metadata)
+    if len(encoded) > MOST_METADATA:
         raise InvalidRequest("metadata", f"is larger than {MOST_METADATA} bytes of JSON")
+    if too_slow(encoded):  # for the lists that it is in; what was patched came in several bodies
+        raise InvalidRequest("metadata", TOO_SLOW)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain import ids
+from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import InvalidRequest, NotOwner, TealError
 from tealagents.domain.images import image_problem
 from tealagents.domain.models import (
@@ -34,6 +35,8 @@ from tealagents.state.codec import encode_json
 FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
 #: bytes of what context providers and views may have remembered at one checkpoint
 MOST_CONTEXT = 256 * 1024
+#: of all entries, how often requests may claim them in all: each has its own
+MOST_OVERLAP = 4
 #: bytes of one path: a head with all that it may hold is written with every commit, which holds 1 MB in all
 MOST_PATH = 192 * 1024
 #: between these lies every time: keys hold four digits, and what is added must not leave the calendar
@@ -123,6 +126,12 @@ def _check(document: ExportedTask) -> None:
     for n, request in enumerate(document.requests):
         if request.request_id not in logged:  # erasing a task finds its requests by its log
             raise InvalidRequest(f"requests.{n}", "is named by no entry")
+    for field, value in (("task", document.task), ("requests", document.requests)):
+        if too_slow(encode_json(value)):
+            raise InvalidRequest(field, TOO_SLOW)
+    read = sum(max(0, each.last_seq - each.first_seq + 1) for each in document.requests if each.first_seq)
+    if read > MOST_OVERLAP * len(document.entries):
+        raise InvalidRequest("requests", "claim entries of each other: see their first_seq and last_seq")
 
 
 def _check_task(task: Head, entries: int) -> None:

@@ -192,17 +192,21 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
 def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
     """A reference is short, and what it stands for may be long."""
     limits = {"max_body_bytes": 10_000}
-    with serving({"otherwise": {"text": "x" * 4_000}}, limits=limits) as (service, _), sdk(service) as ada:
-        answered = ada.responses.create(model="Tester", input="hello")
-        (said,) = answered.output
-        for often in (2, 3):
+    with (
+        serving({"otherwise": {"text": "x" * 4_000}}, limits=limits) as (service, model),
+        sdk(service) as ada,
+    ):
+        answers = [ada.responses.create(model="Tester", input="hello") for _ in range(3)]
+        said = [answer.output[0].id for answer in answers]
+        for named in ([*said[:2], said[0], str(said[0]).upper().replace("MSG", "msg")], said):
             history: Any = [
                 {"role": "user", "content": "hello"},
-                *([{"type": "item_reference", "id": said.id}] * often),
+                *({"type": "item_reference", "id": each} for each in named),
                 {"role": "user", "content": "and?"},
             ]
-            if often == 2:
+            if named is not said:
                 assert ada.responses.create(model="Tester", input=history).status == "completed"
+                assert str(model.requests[-1]["body"]["messages"]).count("x" * 4_000) == 2
             else:
                 with pytest.raises(openai.APIStatusError, match="larger than 10000 bytes") as refused:
                     ada.responses.create(model="Tester", input=history)

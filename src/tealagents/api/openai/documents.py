@@ -69,9 +69,8 @@ def message(identifier: str, role: str, status: str, content: Sequence[Json] = (
 
 
 def text_part(text: str, *, refusal: bool = False) -> Json:
-    if refusal:
-        return {"type": "refusal", "refusal": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    spoken: Json = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "refusal", "refusal": text} if refusal else spoken
 
 
 def server_call(identifier: str, call: ToolCall, agent: str, asked: str | None) -> Json:

@@ -30,9 +30,9 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     value = await exchange.body(request)
     body = inputs.create(value)
     if isinstance(body.input, list):
-        known: dict[str, Json | None] = {}
-        last = [await _item(exchange, caller, each, known) for each in body.input[-MOST_EARLIER:]]
-        body.input = [*body.input[:-MOST_EARLIER], *last]
+        known, last = dict[str, Json | None](), body.input[-MOST_EARLIER:]
+        found = [await _item(exchange, caller, each, known) for each in last]
+        body.input = [*body.input[:-MOST_EARLIER], *found]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
     headers = headers_of(stretch)
     if body.stream:
@@ -46,17 +46,18 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         return json_response(await document(exchange, stretch), headers=headers)
 
 
-async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, Json | None]) -> Any:
-    """An item of the input; where it refers to what was said or done in a response, that item. `NotFound`."""
-    name = str(given.get("id")) if isinstance(given, dict) and given.get("type") == "item_reference" else ""
-    if (of := f"resp{name[3:]}".rpartition("_")[0].lower()) not in known and name[:4] in ("msg_", "mcp_"):
+async def _item(exchange: Exchange, caller: Caller, one: Any, known: dict[str, Json | None]) -> Any:
+    """An item of the input; the one of a response that it refers to, once: it may be long. `NotFound`."""
+    name = str(one.get("id")).lower() if isinstance(one, dict) and one.get("type") == "item_reference" else ""
+    if (of := f"resp{name[3:]}".rpartition("_")[0]) not in known and name[:4] in ("msg_", "mcp_"):
         with names.unknown_as("item", name):
             stretch = await find(exchange, caller, of)
         known |= {of: None, **{each["id"]: each for each in (await document(exchange, stretch))["output"]}}
     if name[:3] == "fc_" and name not in known:
         pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
-        return documents.waiting(pause, n, exchange.agent.name)
-    return known.get(name) or given
+        known[name] = documents.waiting(pause, n, exchange.agent.name)
+    found, known[name] = known.get(name), None
+    return found or one
 
 
 async def send(
