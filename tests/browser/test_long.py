@@ -1,6 +1,12 @@
 """A long conversation: a window of it is drawn, and one gets anywhere with the keyboard."""
 
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+from agents import talk
 from playwright.sync_api import Locator, expect
 from tabs import Tab
 
@@ -135,3 +141,70 @@ def test_what_is_sent_is_shown(long: Tab) -> None:
     expect(_message(long, 1)).to_be_in_viewport()
     long.say("My name is Ada.")
     expect(long.text("Nice to meet you, Ada.")).to_be_in_viewport()
+
+
+def _imported(service: ServiceThread, parents: Sequence[int | None]) -> tuple[str, list[str]]:
+    """A task of copies of one request, each with the number of the one that it continues; and their ids."""
+    (answer,) = talk(service, "Message 0.")
+    with service.client("ada") as client:
+        known = client.get(f"/tasks/{answer['task_id']}/export").raise_for_status().json()
+        client.delete(f"/tasks/{answer['task_id']}").raise_for_status()
+        (one,), entries = known["requests"], json.dumps(known["entries"])
+        ids: list[str] = []
+        paths: list[list[list[int]]] = []
+        document: dict[str, Any] = {**known, "requests": [], "entries": []}
+        for number, parent in enumerate(parents):
+            text = re.sub("(?<=-[0-9a-f]{8})[0-9a-f]{4}", f"{number:04x}", entries)  # the ends of all ids
+            first = len(document["entries"]) + 1
+            for entry in json.loads(text.replace("Message 0.", f"Message {number}.")):
+                entry["seq"] = len(document["entries"]) + 1
+                if entry["body"]["type"] == "end":
+                    entry["body"]["first_seq"] = first
+                document["entries"].append(entry)
+            last = len(document["entries"])
+            before = [] if parent is None else paths[parent]
+            joins = bool(before) and before[-1][1] == first - 1
+            paths.append([*before[:-1], [before[-1][0], last]] if joins else [*before, [first, last]])
+            ids.append(document["entries"][-1]["request_id"])
+            own = {"request_id": ids[-1], "first_seq": first, "last_seq": last, "path": paths[-1]}
+            own["parent"] = None if parent is None else ids[parent]
+            document["requests"].append({**one, **own})
+        document["task"] |= {"checkpoint_id": ids[-1], "path": paths[-1], "tail_seq": last}
+        task: str = client.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
+    return task, ids
+
+
+def test_of_many_requests_the_newest_are_drawn(ada: Tab, service: ServiceThread) -> None:
+    """In the tree and in the trace, with a way to the others; hundreds of old branches are not asked for."""
+    task, ids = _imported(service, [None, *[0] * 500, *range(500, 1199)])
+    page, more = ada.page, ada.button("Show more")
+    ada.open("tasks", task, "travel")
+    expect(page.get_by_text("1,200 completed requests, 500 branches")).to_be_visible()
+    nodes = page.locator(".node")
+    expect(nodes).to_have_count(500)
+    expect(nodes.first).to_contain_text("Message 1199.")
+    expect(nodes.first).to_contain_text("Current")
+    expect(nodes.last).to_contain_text("Message 700.")
+    assert len([url for url in ada.requests if "/messages?" in url]) < 100
+    more.click()
+    expect(nodes).to_have_count(1000)
+    ada.open("tasks", task, "trace")
+    requests = page.locator(".waterfall")
+    expect(requests).to_have_count(1000)
+    ada.open("tasks", task, "trace", ids[0])
+    expect(page.locator(".waterfall[data-wanted=true]")).to_be_in_viewport()
+    expect(requests).to_have_count(1001)
+    more.click()
+    expect(requests).to_have_count(1200)
+    expect(more).to_have_count(0)
+
+
+def test_many_branches_leave_room_for_what_was_said(ada: Tab, service: ServiceThread) -> None:
+    """Of those that have no lane the points are drawn, and the lines of the others are as long as ever."""
+    task, _ = _imported(service, [None, *[0] * 40])
+    tree = ada.open("tasks", task, "travel").page.locator(".tree")
+    expect(tree.locator("circle")).to_have_count(41)
+    expect(tree.locator("path")).to_have_count(12)
+    box = tree.locator(".node-text").first.bounding_box()
+    assert box
+    assert box["width"] > 200

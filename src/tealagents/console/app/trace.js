@@ -9,12 +9,16 @@ import {Empty, Loading, Pending, Problem} from "./ui.js";
 
 const KINDS = {model: "Model", tool: "Tool", approval: "Approval", error: "Error", context: "Context", reduction: "Reduction"};
 
+/** steps that are drawn at once */
+const DRAWN = 1000;
+
 export function Trace({task}) {
   const {client} = useApp();
   const route = useRoute();
   const wanted = route.path[3];
   const read = (signal) => client.trace(task.task_id, {limit: 200, signal}).toArray();
   const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
+  const [drawn, setDrawn] = useState(DRAWN);
   const requests = useMemo(() => byRequest(data ?? []), [data]);
   if (!data) return html`<${Pending} what="the trace" error=${error} onRetry=${reload} />`;
   if (requests.length === 0)
@@ -24,7 +28,8 @@ export function Trace({task}) {
   return html`
     <div class="page trace">
       <${Legend} />
-      ${requests.map((request) => html`<${Waterfall} key=${request.id} request=${request} wanted=${request.id === wanted} />`)}
+      ${cut(requests, drawn, wanted).map((request) => html`<${Waterfall} key=${request.id} request=${request} wanted=${request.id === wanted} />`)}
+      ${data.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
     </div>
   `;
 }
@@ -52,25 +57,35 @@ const microseconds = (text) => Number(/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) /
 
 /** An approval lasts from being asked for to being decided. */
 function waits(steps) {
-  const decided = (id) => steps.find((step) => step.name === "decided" && step.input?.approval_id === id);
+  const decided = new Map(steps.filter((step) => step.name === "decided").map((step) => [step.input?.approval_id, step]));
   return steps.map((step) => {
     if (step.kind !== "approval" || step.name !== "requested") return step;
-    const end = decided(step.input?.approval_id);
+    const end = decided.get(step.input?.approval_id);
     return end ? {...step, ended: end.began} : step;
   });
 }
 
 function spanOf(id, steps) {
   steps.sort((one, other) => one.began - other.began);
-  const from = Math.min(...steps.map((step) => step.began));
-  const last = Math.max(...steps.map((step) => step.ended));
+  const from = steps[0].began;
+  const last = steps.reduce((latest, step) => Math.max(latest, step.ended), from);
   const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
   return {id, steps, from, last, to: Math.max(last, from + 0.1), tokens, failed: steps.some((step) => step.kind === "error")};
 }
 
+/** The newest requests, with the steps of theirs that are `shown`; and the one that is wanted, however old. */
+function cut(requests, most, wanted) {
+  let left = most;
+  return requests.flatMap((request) => {
+    const count = Math.max(left, request.id === wanted ? DRAWN : 0);
+    left -= request.steps.length;
+    return count > 0 ? {...request, shown: request.steps.slice(0, count)} : [];
+  });
+}
+
 function Waterfall({request, wanted}) {
   const place = useRef(null);
-  const {steps, from, last, to, tokens} = request;
+  const {steps, shown, from, last, to, tokens} = request;
   useEffect(() => wanted && place.current.scrollIntoView({block: "start"}), [wanted]);
   return html`
     <section class="waterfall card" ref=${place} data-wanted=${wanted} aria-label=${`Request ${shortId(request.id)}`}>
@@ -81,7 +96,7 @@ function Waterfall({request, wanted}) {
       </header>
       ${last > from && html`<${Scale} span=${to - from} />`}
       <ol>
-        ${steps.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
+        ${shown.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
       </ol>
     </section>
   `;

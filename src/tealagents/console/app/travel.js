@@ -13,11 +13,18 @@ import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.j
 /** one row and one lane of the drawing, in units of which 15 are the size of its font: a row is as high as `.node` */
 const ROW = 67.5;
 const LANE = 22;
+/** lanes with lines; the points of further ones stand beside them, so that there is room for what was said */
+const MOST_LANES = 12;
+/** nodes that are read and drawn at once */
+const DRAWN = 500;
 
 export function Travel({task, foreign, reload, left}) {
   const {client} = useApp();
-  const read = (signal) => readTree(client, task.task_id, signal);
-  const {data: nodes, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
+  const [drawn, setDrawn] = useState(DRAWN);
+  const said = useMemo(() => new Map(), [client, task.task_id]);
+  const read = (signal) => readTree(client, task.task_id, drawn, said, signal);
+  const {data: nodes, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status, drawn]);
+  const shown = useMemo(() => nodes?.slice(-drawn), [nodes, drawn]);
   const [looked, setLooked] = useState(null);
   const [marked, setMarked] = useState([]);
   if (!nodes) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
@@ -31,7 +38,8 @@ export function Travel({task, foreign, reload, left}) {
   return html`
     <div class="page travel">
       <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
-      <${Tree} nodes=${nodes} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${moved} />
+      <${Tree} nodes=${shown} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${moved} />
+      ${nodes.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
       <${Forks} task=${task} />
       ${looked && html`<${Look} key=${looked.id} task=${task} node=${looked} onClose=${() => setLooked(null)} />`}
     </div>
@@ -39,7 +47,8 @@ export function Travel({task, foreign, reload, left}) {
 }
 
 function Toolbar({task, nodes, marked}) {
-  const leaves = nodes.filter((node) => !nodes.some((other) => other.parent === node.id));
+  const parents = new Set(nodes.map((node) => node.parent));
+  const leaves = nodes.filter((node) => !parents.has(node.id));
   const pair = marked.length === 2 ? marked : leaves.length === 2 ? leaves.map((node) => node.id) : null;
   return html`
     <div class="toolbar">
@@ -57,17 +66,20 @@ function Tree({nodes, marked, onMark, onLook, task, foreign, reload}) {
   const {lanes, count} = useMemo(() => lanesOf(nodes), [nodes]);
   const rows = [...nodes].reverse();
   const row = new Map(rows.map((node, place) => [node.id, place]));
-  const x = (id) => LANE / 2 + lanes.get(id) * LANE;
+  const x = (id) => LANE / 2 + Math.min(lanes.get(id), MOST_LANES) * LANE;
   const y = (id) => ROW / 2 + row.get(id) * ROW;
   const line = (node) => {
+    if (!row.has(node.parent)) return `M${x(node.id)} ${height}V${y(node.id)}`;
     const [x1, y1, x2, y2] = [x(node.parent), y(node.parent), x(node.id), y(node.id)];
     return x1 === x2 ? `M${x1} ${y1}V${y2}` : `M${x1} ${y1}C${x1} ${y1 - ROW * 0.6} ${x2} ${y1 - ROW * 0.2} ${x2} ${y1 - ROW}V${y2}`;
   };
-  const width = count * LANE;
+  const width = Math.min(count, MOST_LANES + 1) * LANE;
+  const height = rows.length * ROW;
+  const lined = rows.filter((node) => node.parent && lanes.get(node.id) < MOST_LANES);
   return html`
     <div class="tree">
-      <svg class="tree-lines" aria-hidden="true" width=${`${width / 15}rem`} height=${`${(rows.length * ROW) / 15}rem`} viewBox=${`0 0 ${width} ${rows.length * ROW}`}>
-        ${rows.filter((node) => node.parent).map((node) => html`<path key=${node.id} d=${line(node)} data-on-path=${node.onPath} />`)}
+      <svg class="tree-lines" aria-hidden="true" width=${`${width / 15}rem`} height=${`${height / 15}rem`} viewBox=${`0 0 ${width} ${height}`}>
+        ${lined.map((node) => html`<path key=${node.id} d=${line(node)} data-on-path=${node.onPath} />`)}
         ${rows.map((node) => html`<circle key=${node.id} cx=${x(node.id)} cy=${y(node.id)} r=${node.current ? 6 : 4.5}
           data-on-path=${node.onPath} data-current=${node.current} />`)}
       </svg>
@@ -156,19 +168,22 @@ function relation(task, other) {
 
 /* --- the tree: checkpoints name their parents, and messages say what was said --- */
 
+const SILENT = {text: "", answer: ""};
+
 /**
- * Its nodes, each `{id, parent, at, text, answer, current, onPath}`; parents come before children.
+ * Its nodes, each `{id, parent, at, text, answer, current, onPath}`; parents come before children. What was said is
+ * looked up for the newest ones, as many as are drawn, and kept in `said`.
  *
  * A checkpoint's messages are those of its whole path. So one reading at the end of each branch gives what was
  * said in all of them.
  */
-async function readTree(client, taskId, signal) {
+async function readTree(client, taskId, drawn, said, signal) {
   const checkpoints = await client.checkpoints(taskId, {limit: 200, parents: true, signal}).toArray();
-  const said = new Map();
-  for (const {checkpoint_id} of checkpoints) {
+  for (const {checkpoint_id} of checkpoints.slice(0, drawn)) {
     if (said.has(checkpoint_id)) continue;
-    const list = client.messages(taskId, {limit: 200, checkpoint_id, signal});
-    for (const turn of turnsOf(await list.toArray())) said.set(turn.requestId, wordsOf(turn));
+    const turns = turnsOf(await client.messages(taskId, {limit: 200, checkpoint_id, signal}).toArray());
+    said.set(checkpoint_id, SILENT);
+    for (const turn of turns) said.set(turn.requestId, wordsOf(turn));
   }
   return finished(checkpoints, said);
 }
@@ -187,7 +202,7 @@ function finished(checkpoints, said) {
   const onPath = new Set();
   for (let id = current; parents.has(id) && !onPath.has(id); id = parents.get(id)) onPath.add(id);
   return [...checkpoints].reverse().map(({checkpoint_id: id, parent_id, created_at}) => ({
-    ...(said.get(id) ?? {text: "", answer: ""}),
+    ...(said.get(id) ?? SILENT),
     id,
     parent: parents.has(parent_id) ? parent_id : null,
     at: created_at,
@@ -198,21 +213,25 @@ function finished(checkpoints, said) {
 
 /**
  * A lane for each node, as in a drawing of commits. The first child continues in its parent's lane; another one
- * begins a lane of its own, or takes one whose branch had ended before the two parted.
+ * begins a lane of its own, or takes one whose branch had ended before the two parted. A parent that is not among
+ * the nodes lies below all of them.
  */
 function lanesOf(nodes) {
   const place = new Map(nodes.map((node, at) => [node.id, at]));
   const lanes = new Map();
-  const newest = []; // lane → the newest node in it
-  for (const node of nodes) {
-    const parted = place.get(node.parent) ?? place.get(node.id);
-    let lane = node.parent === null ? -1 : newest.indexOf(node.parent);
-    if (lane < 0) lane = newest.findIndex((id) => place.get(id) < parted);
-    if (lane < 0) lane = newest.length;
-    lanes.set(node.id, lane);
-    newest[lane] = node.id;
+  const size = 2 ** Math.ceil(Math.log2(nodes.length));
+  // at size + n, the place of the newest node in lane n; before that, at n, the lower of what is at 2n and 2n + 1
+  const newest = new Array(2 * size).fill(-2);
+  let count = 1;
+  for (const [now, {id, parent}] of nodes.entries()) {
+    const parted = parent === null ? now : (place.get(parent) ?? -1);
+    let at = size + lanes.get(parent);
+    if (newest[at] !== parted) for (at = 1; at < size; ) at = 2 * at + (newest[2 * at] >= parted);
+    lanes.set(id, at - size);
+    count = Math.max(count, at - size + 1);
+    for (newest[at] = now; (at >>= 1); ) newest[at] = Math.min(newest[2 * at], newest[2 * at + 1]);
   }
-  return {lanes, count: Math.max(1, newest.length)};
+  return {lanes, count};
 }
 
 // --- two branches side by side: what they share once, then what differs ---
