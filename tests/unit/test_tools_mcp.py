@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import StreamableHTTPTransport
+from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context as SDKContext
 from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.shared._context_streams import create_context_streams
@@ -415,6 +417,7 @@ class Listed:
     """A client of a server with these pages of tools."""
 
     server_capabilities = types.ServerCapabilities(tools=types.ToolsCapability())
+    session = SimpleNamespace(_absorb_tool_listing=lambda result, complete: result)
 
     def __init__(self, *pages: list[types.Tool]) -> None:
         self.pages = pages
@@ -428,7 +431,7 @@ class Listed:
 
 
 def described(name: str, *, characters: int = 0, values: int = 0) -> types.Tool:
-    schema = {"description": "x" * characters, "enum": ["a"] * values}
+    schema = {"type": "object", "description": "x" * characters, "enum": ["a"] * values}
     return types.Tool(name=name, input_schema=schema)
 
 
@@ -451,6 +454,20 @@ async def test_tools_that_are_left_out_count_as_well() -> None:
         client: Any = Listed(*[[tool]] * 100)
         await _listing(client)
         assert client.asked == 11
+
+
+async def test_tools_that_are_listed_no_more_are_forgotten() -> None:
+    """By the SDK, too, which does so for listings of one page only: new names each time fill no memory."""
+    listings = count()
+
+    async def listing(context: object, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        more = "2" if asked is None or asked.cursor is None else None
+        return types.ListToolsResult(tools=[described(f"t{next(listings)}")], next_cursor=more)
+
+    async with Client(Server("web", on_list_tools=listing)) as client:
+        await _listing(client)
+        kept = {tool.name for tool in await _listing(client)}
+        assert client.session._tool_output_schemas.keys() == client.session._x_mcp_header_maps.keys() == kept
 
 
 async def test_as_many_tools_as_there_may_be_are_all_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -385,7 +385,10 @@ async def _listing(client: Client) -> list[types.Tool]:
         logger.warning(
             "an MCP server lists more than %d tools, %d characters or %d values; the rest is left out", *most
         )
-    return list(taken.tools.values())
+    tools = list(taken.tools.values())
+    # only after a listing of one page the SDK forgets what is listed no more
+    client.session._absorb_tool_listing(types.ListToolsResult(tools=tools), complete=True)
+    return tools
 
 
 class _Taken:
