@@ -1,6 +1,7 @@
 """Tools and models that misbehave: it is reported to the model, or kept as far as it can be kept."""
 
 import asyncio
+import json
 import sys
 from contextlib import suppress
 
@@ -217,16 +218,34 @@ async def test_a_tool_that_raises_because_its_time_is_up_is_in_doubt(raised: Exc
         assert "whether it took effect is unknown" in returned(await here.followed(request.request_id)).output
 
 
-async def test_arguments_that_take_long_to_read_are_not_read() -> None:
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ('"",' + "1e308," * 1000, "numbers with exponents of three digits"),
+        ("[]," * 60_000, "holds more than 100,000 JSON values"),
+        ('{"":0},' * 60_000, "holds more than 100,000 JSON values"),
+    ],
+)
+async def test_arguments_that_take_long_to_read_are_not_read(values: str, why: str) -> None:
     """All other requests would wait meanwhile; the model is told why. covers: HITL-1"""
-    slow = f'{{"a": [{",".join(["1e308"] * 1000)}]}}'
+    slow = f'{{"a": [{values}1]}}'
     model = Scripted(calls(ToolCall("c1", "Odd-tool", slow)), says("I see."))
     ran: list[Json] = []
     async with process(None, model, noting(ran, "Odd-tool")) as here:
         request = await here.ask(streamed=True)
         events = await here.followed(request.request_id)
-    assert "numbers with exponents of three digits" in returned(events).output
+    assert why in returned(events).output
     assert ran == []
+
+
+async def test_commas_within_a_text_are_no_values() -> None:
+    """A model may write a table into a file."""
+    table = json.dumps({"text": '1,"[{\n' * 60_000})
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", table)), says("I see."))
+    ran: list[Json] = []
+    async with process(None, model, noting(ran, "Odd-tool")) as here:
+        assert (await here.ask()).status == "Completed"
+    assert ran == [json.loads(table)]
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:

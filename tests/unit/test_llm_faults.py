@@ -297,6 +297,45 @@ async def test_an_answer_is_whole_once_it_has_its_finish_reason() -> None:
     assert isinstance(said[-1], ModelDone)
 
 
+# --- answers without end --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("part", ["text", "arguments", "id", "name"])
+async def test_text_and_calls_of_an_answer_are_bounded_together(
+    model: Model, service: OfflineModel, stream: bool, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No model says that much, and all of it would be kept, read and sent again."""
+    asked = {"id": "call_1", "name": "Shell-delete", "arguments": {"path": "/x"}}
+    answer = {"text": "a" * 400, "tool_calls": [asked]}
+    monkeypatch.setattr("tealagents.llm.service.MAX_TEXT", 500)
+    service.script(always(**answer))
+    assert (await done(model, stream=stream)).tool_calls
+    if part == "text":
+        answer["text"] = "a" * 480
+    else:
+        asked[part] = {"path": "x" * 100} if part == "arguments" else "x" * 100
+    service.script(always(**answer))
+    failed = await failure(model, stream=stream)
+    assert "longer than 500 characters" in failed.detail
+
+
+async def test_arguments_without_end_are_given_up_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is not read to its end."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        called = {"index": 0, "id": "a", "function": {"name": "A-b", "arguments": "[],"}}
+        while True:
+            await connection.chunk(sse(chunk(tool_calls=[called])))
+            called = {"index": 0, "function": {"arguments": "[]," * 10}}
+
+    monkeypatch.setattr("tealagents.llm.service.MAX_TEXT", 500)
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        assert "longer than 500 characters" in (await failure(model)).detail
+
+
 # --- no connection --------------------------------------------------------------------------------------
 
 

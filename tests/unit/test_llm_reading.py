@@ -20,7 +20,7 @@ from tealagents.domain.models import TokenUsage, ToolCall
 from tealagents.llm import chat_reading
 from tealagents.llm.chat_reading import ChatReading
 from tealagents.llm.encoding import is_object
-from tealagents.llm.failures import AttemptFailed
+from tealagents.llm.failures import AttemptFailed, complaint_of_body
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
@@ -610,6 +610,32 @@ def test_a_response_that_does_not_end_as_it_should_is_a_failure(said: list[Any],
     with pytest.raises(AttemptFailed) as failed:
         responses(*said)
     assert expected in failed.value.error.detail
+
+
+SLOW = b"[" + b"1e308," * 101 + b"1]"
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (ChatReading, b'{"choices":[{"delta":{"reasoning_details":HERE}}]}'),
+        (ChatReading, b'{"usage":HERE}'),
+        (ResponsesReading, b'{"type":"response.completed","response":{"usage":HERE}}'),
+        (ResponsesReading, b'{"type":"response.output_item.done","item":{"arguments":HERE}}'),
+    ],
+)
+def test_numbers_that_take_long_to_read_are_not_read(reading: Callable[[], Reading], said: bytes) -> None:
+    """All other requests would wait meanwhile; the failure says why."""
+    for read in (reading().take, reading().whole):
+        with pytest.raises(AttemptFailed, match=r"\(it holds more than 100 numbers with exponents"):
+            list(read(said.replace(b"HERE", SLOW)))
+
+
+def test_numbers_of_a_refusal_that_take_long_to_read_are_not_read() -> None:
+    """What it says is quoted all the same."""
+    body = b'{"error":' + SLOW.upper() + b"}"  # read, they would be written otherwise
+    said = complaint_of_body(body, status=400, content_type="application/json", request_id="")
+    assert said.message == body.decode()
 
 
 KEYS = "choices delta index content tool_calls function error usage type response item output status id text"

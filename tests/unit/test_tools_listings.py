@@ -542,6 +542,23 @@ def test_of_a_listing_only_the_tools_are_remembered() -> None:
     assert files.listing(sent, before) is before
 
 
+def test_parameters_of_a_tool_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model would be sent them with each call. It may call the tool with any object, and knows why."""
+    small, large = ({"properties": {"a": {"description": "\u00fc" * n}}} for n in (65_000, 66_000))
+    tools = [types.Tool(name=name, input_schema=each) for name, each in (("read", small), ("drop", large))]
+    read, drop = lister().listing(tools, None).tools
+    assert read.spec.parameters == {"type": "object", **small}
+    assert drop.spec.parameters == {
+        "type": "object",
+        "properties": {},
+        "description": "any object; its schema is too large to be shown",
+    }
+    assert "files-drop takes any object: its schema is larger than 65,536 characters" in caplog.text
+    assert "files-read" not in caplog.text
+
+
 def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:
     """A sandboxed server may say that a tool only reads; that it says so now and did not before is logged."""
     files = lister()

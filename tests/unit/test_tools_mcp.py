@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import config_files
@@ -19,6 +21,7 @@ import mcp_types as types
 import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import StreamableHTTPTransport
+from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context as SDKContext
 from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.shared._context_streams import create_context_streams
@@ -39,7 +42,7 @@ from tealagents.tooling import Tooling
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
-from tealagents.tools.mcp_connection import FIRST_PAUSE, MCPConnection
+from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOOLS, MCPConnection, _listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import (
     NOT_SENT,
@@ -335,7 +338,9 @@ async def test_a_server_that_announces_a_change_with_each_listing_is_not_listed_
 ) -> None:
     """A pause comes before each listing, so that it is listed a few times a second at most."""
     seen: list[object] = []
-    connection = MCPConnection(MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp"), lambda tools: None)
+    connection = MCPConnection(
+        MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp"), lambda tools: False
+    )
 
     async def pause(seconds: float) -> None:
         seen.append(seconds)
@@ -350,6 +355,130 @@ async def test_a_server_that_announces_a_change_with_each_listing_is_not_listed_
     connection._list_again()
     await connection._watch(Client(SDKServer("web")))
     assert seen == [FIRST_PAUSE, "listing"] * 3
+
+
+@pytest.mark.parametrize(("differs", "seconds"), [(True, 0.0), (False, 10.0)], ids=["other tools", "slow"])
+async def test_a_server_whose_listings_cost_much_is_listed_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch, differs: bool, seconds: float
+) -> None:
+    """What it lists is looked through while all else waits. Once it is calm, a change is taken over soon."""
+    pauses: list[float] = []
+    now = 0.0
+    options = MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp")
+    connection = MCPConnection(options, lambda tools: differs)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    def news_after_a_while() -> None:
+        nonlocal now
+        now += LONGEST_PAUSE + 1
+        connection._list_again()
+
+    async def listing(client: object) -> list[types.Tool]:
+        nonlocal now
+        now += seconds
+        if len(pauses) == 9:
+            asyncio.get_running_loop().call_soon(news_after_a_while)
+        else:
+            connection._list_again() if len(pauses) < 11 else connection._lose()
+        return []
+
+    monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
+    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    monkeypatch.setattr("tealagents.tools.mcp_connection.time", SimpleNamespace(monotonic=lambda: now))
+    connection._list_again()
+    await connection._watch(Client(SDKServer("web")))
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 0.25, 0.5]
+
+
+async def test_a_session_that_is_lost_in_a_pause_is_made_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is one between two listings, not one in which calls find no session."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            await asyncio.Event().wait()
+
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
+        await call(server, "grow")
+        await eventually(lambda: bool(pauses))
+        [pid] = lines(tmp_path, "processes")
+        os.kill(int(pid), signal.SIGKILL)
+        await eventually(lambda: len(lines(tmp_path, "processes")) == 2)
+        assert await call(server, "echo") == "{}"
+
+
+class Listed:
+    """A client of a server with these pages of tools."""
+
+    server_capabilities = types.ServerCapabilities(tools=types.ToolsCapability())
+    session = SimpleNamespace(_absorb_tool_listing=lambda result, complete: result)
+
+    def __init__(self, *pages: list[types.Tool]) -> None:
+        self.pages = pages
+        self.asked = 0
+
+    async def list_tools(self, *, cursor: str | None = None) -> types.ListToolsResult:
+        self.asked += 1
+        number = int(cursor or 0)
+        more = str(number + 1) if number + 1 < len(self.pages) else None
+        return types.ListToolsResult(tools=self.pages[number], next_cursor=more)
+
+
+def described(name: str, *, characters: int = 0, values: int = 0) -> types.Tool:
+    schema = {"type": "object", "description": "x" * characters, "enum": ["a"] * values}
+    return types.Tool(name=name, input_schema=schema)
+
+
+@pytest.mark.parametrize("size", [{"characters": 390_000}, {"values": 9_500}], ids=str)
+async def test_a_listing_is_bounded_over_all_its_pages(
+    size: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In characters and in values; what is beyond them is left out and not asked for."""
+    client: Any = Listed(*([described(f"t{n}", **size)] for n in range(100)))
+    assert [tool.name for tool in await _listing(client)] == [f"t{n}" for n in range(10)]
+    assert client.asked == 11
+    assert "the rest is left out" in caplog.text
+
+
+async def test_tools_that_are_left_out_count_as_well() -> None:
+    """Those listed twice, and those that only run as tasks: they are read all the same."""
+    task = types.ToolExecution(task_support="required")
+    tasks = described("t", characters=390_000).model_copy(update={"execution": task})
+    for tool in (described("t", characters=390_000), tasks):
+        client: Any = Listed(*[[tool]] * 100)
+        await _listing(client)
+        assert client.asked == 11
+
+
+async def test_tools_that_are_listed_no_more_are_forgotten() -> None:
+    """By the SDK, too, which does so for listings of one page only: new names each time fill no memory."""
+    listings = count()
+
+    async def listing(context: object, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        more = "2" if asked is None or asked.cursor is None else None
+        return types.ListToolsResult(tools=[described(f"t{next(listings)}")], next_cursor=more)
+
+    async with Client(Server("web", on_list_tools=listing)) as client:
+        await _listing(client)
+        kept = {tool.name for tool in await _listing(client)}
+        assert client.session._tool_output_schemas.keys() == client.session._x_mcp_header_maps.keys() == kept
+
+
+async def test_as_many_tools_as_there_may_be_are_all_there(caplog: pytest.LogCaptureFixture) -> None:
+    """And one more is left out."""
+    tools = [described(f"t{n}") for n in range(MAX_TOOLS)]
+    whole: Any = Listed(tools)
+    assert len(await _listing(whole)) == MAX_TOOLS
+    assert caplog.text == ""
+    more: Any = Listed(tools, [described("more")])
+    assert await _listing(more) == tools
+    assert "the rest is left out" in caplog.text
 
 
 async def test_modern_server_reports_changes_to_those_who_listen() -> None:

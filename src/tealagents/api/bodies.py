@@ -26,7 +26,15 @@ from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypeVar
 
-from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, STRING, TOO_SLOW, too_slow
+from tealagents.domain.depth import (
+    DEEPEST,
+    LARGEST_INTEGER,
+    MOST_VALUES,
+    SMALLEST_INTEGER,
+    TOO_SLOW,
+    too_many,
+    too_slow,
+)
 from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 from tealagents.domain.texts import is_encodable
@@ -49,9 +57,8 @@ FREE = 64 * 1024
 #: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
 MESSAGE_COUNTER = "tealagents.message_counter"
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
-#: values that a body may hold, and one more for so many bytes of an exported task: a value of two bytes takes
-#: eighty in memory, and all other requests wait while they are read
-VALUES, BYTES_PER_VALUE = 100_000, 20
+#: values that a body may hold, and one more for so many bytes of an exported task
+VALUES, BYTES_PER_VALUE = MOST_VALUES, 20
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
@@ -257,17 +264,8 @@ def parse(body: bytes, *, around: int = 0) -> Any:
 
 def _check_values(body: bytes, most: int) -> None:
     """Refuses a body of too many values before any is made. Commas and brackets in texts are none."""
-    if _places(body) <= most:
-        return
-    strings_at_most = 2 * most  # each value may have a name
-    outside, strings = STRING.subn(b"", body, strings_at_most)
-    if strings == strings_at_most or _places(outside) > most:
+    if too_many(body, most):
         raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
-
-
-def _places(body: bytes) -> int:
-    """How many values can be in a body at most."""
-    return body.count(b",") + body.count(b"[") + body.count(b"{") + 1
 
 
 def identified(body: bytes) -> Json | None:

@@ -1,4 +1,4 @@
-"""How deeply JSON from outside may be nested, and which numbers it may hold.
+"""How deeply JSON from outside may be nested, and how many values and which numbers it may hold.
 
 The parsers' own limits differ between versions of Python.
 """
@@ -11,6 +11,8 @@ from typing import Any, Final
 DEEPEST: Final = 64
 #: integers beyond these lose digits in other people's JSON
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
+#: a value of two bytes takes eighty in memory, and all other requests wait while they are read
+MOST_VALUES: Final = 100_000
 #: numbers with exponents of three digits: near the bounds of a float, reading one takes as long as reading a
 #: thousand others
 MOST_EXTREMES: Final = 100
@@ -38,6 +40,20 @@ def too_slow(data: bytes) -> bool:
     most = MOST_EXTREMES + 1
     found = islice(_EXTREME.finditer(data), most)  # those in texts are none
     return len(list(found)) == most and len(_EXTREME.findall(STRING.sub(b"", data))) >= most
+
+
+def too_many(data: bytes, most: int) -> bool:
+    """Whether JSON, which has not been read yet, holds more values. Commas and brackets in texts are none."""
+    if _places(data) <= most:
+        return False
+    strings_at_most = 2 * most  # each value may have a name
+    outside, strings = STRING.subn(b"", data, strings_at_most)
+    return strings == strings_at_most or _places(outside) > most
+
+
+def _places(data: bytes) -> int:
+    """How many values can be in JSON at most."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{") + 1
 
 
 def _within(outer: Any) -> Any:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.depth import DEEPEST, TOO_SLOW, too_deep, too_slow
+from tealagents.domain.depth import DEEPEST, MOST_VALUES, TOO_SLOW, too_deep, too_many, too_slow
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, described, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
@@ -370,6 +370,8 @@ def _text(name: str, output: object) -> str:
 def _arguments(call: ToolCall) -> Json | str:
     """The parsed arguments, or in words why they are none."""
     given = (call.arguments or "{}").encode()
+    if too_many(given, MOST_VALUES):
+        return f"holds more than {MOST_VALUES:,} JSON values"
     if too_slow(given):
         return TOO_SLOW
     try:

@@ -120,6 +120,58 @@ class _Assembled:
         return is_object("".join(self.arguments))
 
 
+class _Calls:
+    """The tool calls of an answer, put together from their fragments."""
+
+    def __init__(self) -> None:
+        self.all: list[_Assembled] = []
+        #: characters of their ids, names and arguments
+        self.size = 0
+        #: the last one of each index
+        self._last: dict[int, _Assembled] = {}
+        #: the index of the first one with an id and a name, and of the first one with an id
+        self._places: dict[tuple[str, str], int] = {}
+
+    def take(self, fragment: _CallFragment) -> None:
+        call = self._call_of(fragment)
+        known = len(call.id) + len(call.name)
+        call.id = call.id or fragment.id or ""
+        call.extra = fragment.extra_content or call.extra
+        function = fragment.function
+        if function is not None:
+            call.name = call.name or function.name or ""
+            if function.arguments:
+                call.arguments.append(argument_text(function.arguments))
+                self.size += len(call.arguments[-1])
+        self.size += len(call.id) + len(call.name) - known
+        for name in ("", call.name):
+            self._places.setdefault((call.id, name), call.index)
+
+    def _call_of(self, fragment: _CallFragment) -> _Assembled:
+        """The call a fragment belongs to: the last one with its index, or a new one.
+
+        Some services number no calls, or all of them 0.
+        """
+        index = fragment.index if fragment.index is not None else self._index_of(fragment)
+        call = self._last.get(index)
+        if call is not None and not _begins_another(fragment, call):
+            return call
+        if len(self.all) > MAX_CALLS:
+            raise too_much(f"it calls more than {MAX_CALLS:,} tools")
+        call = self._last[index] = _Assembled(index)
+        self.all.append(call)
+        return call
+
+    def _index_of(self, fragment: _CallFragment) -> int:
+        """For a fragment without an index: that of the call with its id, of the last one, or the next."""
+        name = (fragment.function and fragment.function.name) or ""
+        if fragment.id and (place := self._places.get((fragment.id, name))) is not None:
+            return place
+        last = self.all[-1].index if self.all else -1
+        names_one = bool(name)
+        return last + 1 if names_one or last < 0 else last
+
+
 class ChatReading:
     """Reads one answer, whole or in chunks."""
 
@@ -131,11 +183,7 @@ class ChatReading:
         self._reasoning = ChatReasoning()
         self._finish: str | None = None
         self._refused = False
-        self._calls: list[_Assembled] = []
-        #: the last one of each index
-        self._last: dict[int, _Assembled] = {}
-        #: the index of the first one with an id and a name, and of the first one with an id
-        self._places: dict[tuple[str, str], int] = {}
+        self._calls = _Calls()
         self._usage = TokenUsage()
         self._model = ""
         self._id: str | None = None
@@ -147,6 +195,10 @@ class ChatReading:
     @property
     def ended(self) -> bool:
         return False  # the usage may follow in a chunk of its own
+
+    @property
+    def called(self) -> int:
+        return self._calls.size
 
     def whole(self, body: bytes) -> Sequence[TextDelta]:
         """A completion, which is a single chunk that calls what is new in it `message`."""
@@ -188,48 +240,12 @@ class ChatReading:
             for place, fragment in enumerate(said.tool_calls):
                 if choice.delta is None:
                     fragment.index = place  # a whole message has whole calls, whatever their numbers and ids
-                self._assemble(fragment)
+                self._calls.take(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
         if said.reasoning_content is not None or said.reasoning_details:
             streamed = choice.delta is not None
             self._reasoning.take(said.reasoning_content, said.reasoning_details, streamed=streamed)
-
-    def _assemble(self, fragment: _CallFragment) -> None:
-        call = self._call_of(fragment)
-        call.id = call.id or fragment.id or ""
-        call.extra = fragment.extra_content or call.extra
-        function = fragment.function
-        if function is not None:
-            call.name = call.name or function.name or ""
-            if function.arguments:
-                call.arguments.append(argument_text(function.arguments))
-        for name in ("", call.name):
-            self._places.setdefault((call.id, name), call.index)
-
-    def _call_of(self, fragment: _CallFragment) -> _Assembled:
-        """The call a fragment belongs to: the last one with its index, or a new one.
-
-        Some services number no calls, or all of them 0.
-        """
-        index = fragment.index if fragment.index is not None else self._index_of(fragment)
-        call = self._last.get(index)
-        if call is not None and not _begins_another(fragment, call):
-            return call
-        if len(self._calls) > MAX_CALLS:
-            raise too_much(f"it calls more than {MAX_CALLS:,} tools")
-        call = self._last[index] = _Assembled(index)
-        self._calls.append(call)
-        return call
-
-    def _index_of(self, fragment: _CallFragment) -> int:
-        """For a fragment without an index: that of the call with its id, of the last one, or the next."""
-        name = (fragment.function and fragment.function.name) or ""
-        if fragment.id and (place := self._places.get((fragment.id, name))) is not None:
-            return place
-        last = self._calls[-1].index if self._calls else -1
-        names_one = bool(name)
-        return last + 1 if names_one or last < 0 else last
 
     def _complains(self, data: bytes) -> bool:
         """Whether it is an error that nothing else in its JSON calls one; its `event` does."""
@@ -261,7 +277,7 @@ class ChatReading:
         )
 
     def _native(self) -> str:
-        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in self._calls]
+        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in self._calls.all]
         fields = {"of_message": self._reasoning.fields(), "of_calls": of_calls if any(of_calls) else []}
         return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
 
@@ -271,14 +287,14 @@ class ChatReading:
         reason = _REASONS.get(finish.partition(":")[0].strip().lower())
         if reason == "error":
             raise cut(f"the service gave it up ({quoted(finish, self._secrets)})")
-        if reason is None and self._calls:
+        if reason is None and self._calls.all:
             raise cut(f"it calls tools with an unknown finish reason ({quoted(finish, self._secrets)})")
         if reason is None or reason == "stop":
-            return "tool_calls" if self._calls else "refusal" if self._refused else "stop"
+            return "tool_calls" if self._calls.all else "refusal" if self._refused else "stop"
         return reason
 
     def _tool_calls(self) -> Iterator[ToolCall]:
-        for place, call in enumerate(self._calls):
+        for place, call in enumerate(self._calls.all):
             written = "".join(call.arguments)
             yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
 

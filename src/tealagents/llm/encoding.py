@@ -9,6 +9,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.models import Json, Message, ResponseFormat, TokenUsage, ToolCall
 
 Shape = TypeVar("Shape")
@@ -24,10 +25,13 @@ MAX_PARTS = 100_000
 
 
 def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
-    """A function that reads JSON into `shape`; `ValueError` for what is no JSON or has another shape."""
+    """A function that reads JSON into `shape`; `ValueError` for what is no JSON, has another shape or would
+    take long to read."""
     decode = msgspec.json.Decoder(shape, strict=False).decode
 
     def read(data: bytes) -> Shape:
+        if too_slow(data):
+            raise ValueError(TOO_SLOW)
         try:
             return decode(data)
         except RecursionError:

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import ModelFailed, RunFailure
+from tealagents.llm.encoding import parsed
 from tealagents.llm.retries import BUSY_CODES, PASSING, PASSING_CODES, can_help
 
 #: of what is quoted; a longer message is cut
@@ -85,8 +87,8 @@ def complaint(said: Any, *, status: int | None = None, request_id: str = "", fal
 def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id: str) -> Complaint:
     """The complaint in the body of a refusal, whatever it is made of."""
     try:
-        said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = parsed(body)
+    except ValueError:
         return Complaint(status=status, message=_unparsed(body, content_type), request_id=request_id)
     return complaint(said, status=status, request_id=request_id, fallback=_compact(said))
 
@@ -203,7 +205,8 @@ def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
 def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:
     """The service said something that we cannot read."""
     said = quoted(body[:2000].decode("utf-8", "replace"), secrets)
-    return AttemptFailed(ModelFailed(f"The model service sent {what}: {said}"))
+    why = f" (it {TOO_SLOW})" if too_slow(body) else ""
+    return AttemptFailed(ModelFailed(f"The model service sent {what}{why}: {said}"))
 
 
 def _word(value: object) -> str:

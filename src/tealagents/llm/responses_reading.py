@@ -94,6 +94,7 @@ class ResponsesReading:
     def __init__(self, secrets: Sequence[str] = (), remote_id: str | None = None, source: str = "") -> None:
         """`source` is what the model's native reasoning is marked with."""
         self.begun = False
+        self.called = 0
         self._source = source
         self._secrets = secrets
         self._remote_id = remote_id
@@ -126,6 +127,7 @@ class ResponsesReading:
                 self.begun = self.begun or event.item.type != "reasoning"
                 if event.type == "response.output_item.done":
                     self._items.append(event.item)
+                    self.called += _size(_calls_of([event.item]))
             case "error":
                 raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
             case kind if kind in _ENDS and event.response is not None:
@@ -168,6 +170,7 @@ class ResponsesReading:
         if _calls_of(output):  # the end of an answer repeats its items, at most services
             self._items = output
         self._calls = _calls_of(self._items)
+        self.called = _size(self._calls)
         for item in output:
             if item.type == "mcp_approval_request":
                 raise waiting(item.name or "", self._secrets)
@@ -256,6 +259,10 @@ def _order_of(items: Iterable[StoredItem]) -> list[Json | str]:
 
 def _calls_of(items: Iterable[StoredItem]) -> list[ToolCall]:
     return [_call_of(item) for item in items if item.type == "function_call"]
+
+
+def _size(calls: Iterable[ToolCall]) -> int:
+    return sum(len(call.id) + len(call.tool) + len(call.arguments) for call in calls)
 
 
 def _messages_in(items: Iterable[StoredItem]) -> list[StoredItem]:

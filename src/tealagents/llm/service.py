@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 #: what ends a stream of chat completions
 _END = b"[DONE]"
-#: characters of an answer, and tool calls in one
+#: characters of an answer, those of its tool calls included, and tool calls in one
 MAX_TEXT, MAX_CALLS = 4_000_000, 1_000
 
 
@@ -64,6 +64,11 @@ class Reading(Protocol):
 
     #: something of the answer has come, if only a thought that is not shown
     begun: bool
+
+    @property
+    def called(self) -> int:
+        """Characters of the tool calls that have come: their ids, names and arguments."""
+        ...
 
     @property
     def finished(self) -> bool:
@@ -194,8 +199,7 @@ class ModelService:
                         if deltas:
                             yield deltas
                     text += sum(len(delta.text) for delta in deltas)
-                    if text > MAX_TEXT:
-                        raise too_much(f"it is longer than {MAX_TEXT:,} characters")
+                    _check_length(text + reading.called)
                     deadlines.begun = reading.begun
                     if deadlines.begun:
                         question.body = b""  # not sent again; a long conversation is a long body
@@ -205,6 +209,7 @@ class ModelService:
             else:
                 if said := list(reading.whole(self._checked(await answer.whole(), answer.content_type))):
                     yield said
+                _check_length(sum(len(delta.text) for delta in said) + reading.called)
             done = reading.done()
             if len(done.tool_calls) > MAX_CALLS:
                 raise too_much(f"it calls more than {MAX_CALLS:,} tools")
@@ -258,6 +263,11 @@ class ModelService:
                 f"The certificates for the model service cannot be read ({error}). Check SSL_CERT_FILE."
             ) from error
         return connection
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_TEXT:
+        raise too_much(f"it is longer than {MAX_TEXT:,} characters")
 
 
 def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta]) -> None:

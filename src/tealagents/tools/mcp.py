@@ -145,7 +145,7 @@ class MCPServer:
 
     # --- what is listed ---
 
-    def _list_all(self, tools: Sequence[types.Tool]) -> None:
+    def _list_all(self, tools: Sequence[types.Tool]) -> bool:
         before = self._listed
         self._listed = self._lister.listing(tools, before)
         if before is None or self._listed.tools is not before.tools:
@@ -153,11 +153,14 @@ class MCPServer:
             self._lister.report(self._listed)
             if before is not None and self._changed:
                 self._changed()
+        return self._listed is not before
 
-    def _list_own(self, user_key: str, tools: Sequence[types.Tool]) -> None:
-        self._own[user_key] = self._lister.listing(tools, self._own.pop(user_key, None))
+    def _list_own(self, user_key: str, tools: Sequence[types.Tool]) -> bool:
+        before = self._own.pop(user_key, None)
+        listing = self._own[user_key] = self._lister.listing(tools, before)
         if len(self._own) > MAX_LISTINGS:
             self._own.popitem(last=False)
+        return listing is not before
 
     # --- calls ---
 
@@ -308,7 +311,7 @@ class _UserConnections:
     """One connection for each user, closed when it has not been used for long."""
 
     def __init__(
-        self, options: MCPServerOptions, listed: Callable[[str, Sequence[types.Tool]], None]
+        self, options: MCPServerOptions, listed: Callable[[str, Sequence[types.Tool]], bool]
     ) -> None:
         self._options = options
         self._listed = listed

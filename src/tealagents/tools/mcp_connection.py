@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 #: pages of a listing, and tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
+#: characters of a listing, and values: all that is listed is looked through while other requests wait
+MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 #: seconds a call may take where the options say nothing: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
 #: lines of standard error that are reported when a child process does not start
@@ -54,33 +56,38 @@ class News:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._is_over = False
+        self._over = asyncio.Event()
 
     def changed(self) -> None:
         self._wake.set()
 
     def over(self) -> None:
-        self._is_over = True
+        self._over.set()
         self._wake.set()
 
     async def of_change(self) -> bool:
         """Returns once the listing has changed; False once the session is over."""
         await self._wake.wait()
         self._wake.clear()
-        return not self._is_over
+        return not self._over.is_set()
+
+    async def of_end(self) -> None:
+        """Returns once the session is over."""
+        await self._over.wait()
 
 
 class MCPConnection:
     """A session that is made again whenever it is lost.
 
     `start` returns once the server's tools are known, and raises what prevented it. From then on
-    `listed` is called with each new listing, and `call` waits for a session if there is none just now.
+    `listed` is called with each new listing, and says whether it differs from the last one; `call` waits for
+    a session if there is none just now.
     """
 
     def __init__(
         self,
         options: MCPServerOptions,
-        listed: Callable[[Sequence[types.Tool]], None],
+        listed: Callable[[Sequence[types.Tool]], bool],
         bearer: BearerToken | None = None,
     ) -> None:
         self._options = options
@@ -198,7 +205,8 @@ class MCPConnection:
                 async with anyio.create_task_group() as group:
                     if _announces(client):
                         group.start_soon(self._listen, client)
-                    await self._watch(client)
+                    group.start_soon(self._watch, client)
+                    await self._news.of_end()
                     group.cancel_scope.cancel()
             finally:
                 self._client = None
@@ -218,15 +226,23 @@ class MCPConnection:
         return http_transport(self._options, self.bearer, self._list_again)
 
     async def _watch(self, client: Client) -> None:
+        pause, listed = FIRST_PAUSE, time.monotonic()
         while await self._news.of_change():
-            # a server may announce a change with each listing
-            await anyio.sleep(FIRST_PAUSE)
-            await self._list(client)
+            if time.monotonic() - listed > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            # a server may announce a change with each listing, and make one each time
+            await anyio.sleep(pause)
+            begun = time.monotonic()
+            differs = await self._list(client)
+            listed = time.monotonic()
+            if differs or (listed - begun) * 5 > pause:
+                pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _list(self, client: Client) -> None:
-        """Takes the new listing over. One that cannot be had is no reason to end calls under way."""
+    async def _list(self, client: Client) -> bool:
+        """Takes the new listing over, and says whether it differs from the last one. One that cannot be had
+        is no reason to end calls under way."""
         try:
-            self._listed(await _listing(client))
+            return self._listed(await _listing(client))
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, SESSION_LOST):
                 self._lose()
@@ -235,6 +251,7 @@ class MCPConnection:
         except ValidationError as error:
             name = self._options.name
             logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error)
+        return True
 
     def _lose(self) -> None:
         """Makes `_watch` return. New calls wait for the next session from here on."""
@@ -352,23 +369,49 @@ def _announces(client: Client) -> bool:
 
 
 async def _listing(client: Client) -> list[types.Tool]:
-    """All pages of the server's tools."""
+    """All pages of the server's tools, as far as the bounds of a listing go."""
     if client.server_capabilities.tools is None:
         return []
-    # one that is listed twice, on pages that shifted in between, counts once
-    tools: dict[str, types.Tool] = {}
+    taken = _Taken()
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            if not _needs_a_task(tool):
-                tools.setdefault(tool.name, tool)
+        is_whole = all(map(taken.take, page.tools))
         cursor = page.next_cursor
-        if cursor is None or len(tools) >= MAX_TOOLS:
+        if cursor is None or not is_whole:
             break
-    if cursor is not None or len(tools) > MAX_TOOLS:
-        logger.warning("an MCP server lists more than %d tools; the rest is left out", MAX_TOOLS)
-    return list(tools.values())[:MAX_TOOLS]
+    if cursor is not None or not is_whole:
+        most = (MAX_TOOLS, MAX_LISTING, MAX_VALUES)
+        logger.warning(
+            "an MCP server lists more than %d tools, %d characters or %d values; the rest is left out", *most
+        )
+    tools = list(taken.tools.values())
+    # only after a listing of one page the SDK forgets what is listed no more
+    client.session._absorb_tool_listing(types.ListToolsResult(tools=tools), complete=True)
+    return tools
+
+
+class _Taken:
+    """What is taken of a listing."""
+
+    def __init__(self) -> None:
+        #: one that is listed twice, on pages that shifted in between, counts once
+        self.tools: dict[str, types.Tool] = {}
+        self._size = self._values = 0
+
+    def take(self, tool: types.Tool) -> bool:
+        """False where it is beyond the bounds."""
+        listed = repr(tool)  # JSON cannot hold everything that a schema may
+        self._size += len(listed)
+        self._values += sum(map(listed.count, ",[{"))
+        if self._size > MAX_LISTING or self._values > MAX_VALUES:
+            return False
+        if tool.name in self.tools or _needs_a_task(tool):
+            return True
+        if len(self.tools) == MAX_TOOLS:
+            return False
+        self.tools[tool.name] = tool
+        return True
 
 
 def _needs_a_task(tool: types.Tool) -> bool:

@@ -1,6 +1,7 @@
 """What an MCP server lists, as tools: their names, their governance, and what may stand for them."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 #: characters of a description that the model is sent
 MAX_DESCRIPTION = 4_000
+#: characters of JSON of one tool's parameters that the model is sent, and what it is sent in place of more
+MAX_PARAMETERS = 64 * 1024
+_ANY_OBJECT: Json = {
+    "type": "object",
+    "properties": {},
+    "description": "any object; its schema is too large to be shown",
+}
 #: the function offered where a server lists its tools only for users who have authorized it
 CONNECT = "connect"
 
@@ -145,10 +153,21 @@ class Lister:
         spec = self._spec(
             name,
             bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
-            as_parameters(tool.input_schema),
+            self._parameters(tool.input_schema, name),
             override.over(governance) if override else governance,
         )
         return MCPTool(spec, override, self._call)
+
+    def _parameters(self, schema: Json, name: str) -> Json:
+        if len(json.dumps(schema, ensure_ascii=False)) <= MAX_PARAMETERS:
+            return as_parameters(schema)
+        logger.warning(
+            "MCP server %s: %s takes any object: its schema is larger than %s characters",
+            self._options.name,
+            name,
+            f"{MAX_PARAMETERS:,}",
+        )
+        return _ANY_OBJECT
 
     def _spec(self, name: str, description: str, parameters: Json, governance: Governance) -> ToolSpec:
         token = TOKEN_SECONDS if self._options.transport == "http" else 0
