@@ -11,7 +11,7 @@ import httpx
 import pytest
 from wire import JSON, Json, problem, text
 
-from tealagents.domain.depth import DEEPEST
+from tealagents.domain.depth import DEEPEST, MOST_EXTREMES
 from tealagents.domain.texts import storable_json
 from tealagents.testing.service import ServiceThread, offline_service
 
@@ -94,6 +94,23 @@ def test_an_untouched_document_becomes_the_same_task(service: ServiceThread) -> 
         task = ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
         assert ada.get(f"/tasks/{task}/messages").json()["items"]
         assert [ask(ada, method, path, task).status_code < 300 for method, path in READS]
+
+
+def test_what_requests_brought_one_by_one_a_document_may_bring_at_once(service: ServiceThread) -> None:
+    """Such as bounds in the schemas of tools that are near the end of what a float can hold."""
+    with service.client("ada") as ada:
+        task = ada.post("", json=text("x" * 100_000)).json()["task_id"]
+        for _ in range(2):
+            ada.post("", json=text("x" * 100_000, task_id=task)).raise_for_status()
+        document = renamed(ada.get(f"/tasks/{task}/export").json())
+        for most, status in ((MOST_EXTREMES - 10, 201), (MOST_EXTREMES + 10, 422)):
+            tool = {"name": "t", "description": "", "parameters": {"enum": [1e308] * most}}
+            for request in document["requests"]:
+                request["setup"] = {"client_tools": [tool]}
+            answer = ada.post("/tasks/import", json=document)
+            assert answer.status_code == status, answer.text
+            document = renamed(document)
+        problem(answer, 422, "invalid_request", "requests.0")
 
 
 def test_a_document_whose_requests_claim_the_whole_log_is_refused(service: ServiceThread) -> None:

@@ -478,6 +478,14 @@ def test_waiting_for_a_service_that_is_away_ends_at_its_timeout() -> None:
     assert network.run(network.operations().wait(REQUEST, 2.0)).output == "a€b"
 
 
+def test_waiting_asks_no_service_before_the_time_that_it_has_named() -> None:
+    """Where that is behind the end of the wait, the trouble is raised at once."""
+    network = Network(sending(problem(503, "overloaded", headers={"retry-after": "8"})))
+    with pytest.raises(Overloaded):
+        network.run(network.operations().wait(REQUEST, 3.0))
+    assert (len(network.calls), network.time) == (1, 0)
+
+
 def test_waiting_for_a_failure() -> None:
     """A request that failed raises its problem when it is waited for."""
     failed = {**IDS, "status": "Failed", "error": {"code": "model_error", "status": 502, "detail": "no"}}

@@ -19,7 +19,7 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import TokenUsage, ToolCall
 from tealagents.llm import chat_reading
 from tealagents.llm.chat_reading import ChatReading
-from tealagents.llm.encoding import is_object
+from tealagents.llm.encoding import MAX_EXTREMES, is_object
 from tealagents.llm.failures import AttemptFailed, complaint_of_body
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.responses_reading import ResponsesReading
@@ -612,7 +612,7 @@ def test_a_response_that_does_not_end_as_it_should_is_a_failure(said: list[Any],
     assert expected in failed.value.error.detail
 
 
-SLOW = b"[" + b"1e308," * 101 + b"1]"
+SLOW = b"[" + b"1e308," * (MAX_EXTREMES + 1) + b"1]"
 
 
 @pytest.mark.parametrize(
@@ -627,7 +627,7 @@ SLOW = b"[" + b"1e308," * 101 + b"1]"
 def test_numbers_that_take_long_to_read_are_not_read(reading: Callable[[], Reading], said: bytes) -> None:
     """All other requests would wait meanwhile; the failure says why."""
     for read in (reading().take, reading().whole):
-        with pytest.raises(AttemptFailed, match=r"\(it holds more than 100 numbers with exponents"):
+        with pytest.raises(AttemptFailed, match=r"\(it holds too many numbers with exponents"):
             list(read(said.replace(b"HERE", SLOW)))
 
 

@@ -29,6 +29,7 @@ from typing_extensions import TypeVar
 from tealagents.domain.depth import (
     DEEPEST,
     LARGEST_INTEGER,
+    MOST_EXTREMES,
     MOST_VALUES,
     SMALLEST_INTEGER,
     TOO_SLOW,
@@ -58,7 +59,7 @@ FREE = 64 * 1024
 MESSAGE_COUNTER = "tealagents.message_counter"
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: values that a body may hold, and one more for so many bytes of an exported task
-VALUES, BYTES_PER_VALUE = MOST_VALUES, 20
+VALUES, BYTES_PER_VALUE, BYTES_PER_EXTREME = MOST_VALUES, 20, 1000
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
@@ -252,7 +253,7 @@ def parse(body: bytes, *, around: int = 0) -> Any:
     `around`, of a task's document, is how many levels are around what can be nested as deeply as in any body.
     """
     _check_values(body, VALUES + len(body) // BYTES_PER_VALUE if around else VALUES)
-    if too_slow(body):
+    if too_slow(body, MOST_EXTREMES + len(body) // BYTES_PER_EXTREME if around else MOST_EXTREMES):
         raise InvalidRequest("body", TOO_SLOW)
     try:
         value = msgspec.json.decode(body)

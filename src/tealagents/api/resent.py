@@ -91,10 +91,11 @@ def _is_ours(entry: Entry) -> bool:
 
 def in_words(entries: Sequence[Entry]) -> list[Earlier]:
     """What was said; what came of calls is put into words, each call once."""
-    calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
-    said: list[Earlier] = []
+    said, calls = list[Earlier](), dict[str, str]()
     for each in entries:
-        if isinstance(each, Earlier) and each.items:
+        if isinstance(each, Made):
+            calls[each.call_id] = each.text
+        elif isinstance(each, Earlier) and each.items:
             said.append(each)
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             said.append(outcome(calls.pop(each.call_id, "A call"), each.answer.output))

@@ -355,9 +355,9 @@ class Rules:
         self, trouble: Trouble, budget: Budget, call: Call, cursor: Cursor | None = None
     ) -> Flow[None]:
         """Wait before the next attempt; raise the trouble when none is left."""
-        delay = budget.delay(trouble.retry_after if isinstance(trouble, ProblemError) else None)
-        left = budget.until - self.clock()
-        if delay is not None and left > 0:
+        asked = trouble.retry_after if isinstance(trouble, ProblemError) else None
+        delay, left = budget.delay(asked), budget.until - self.clock()
+        if delay is not None and left > (asked or 0):
             yield from sleep(min(delay, left))
         elif isinstance(trouble, ProblemError):
             raise trouble

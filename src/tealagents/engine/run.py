@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 STORE_DEADLINE_SECONDS = 2.0
 
 #: why a request has no outcome
-DELETED = "The task was deleted while the request ran."
+DELETED = "The task was deleted before the request had ended."
 
 
 class Stop(Struct, frozen=True):

@@ -22,6 +22,8 @@ _NO_ANSWER = "(no answer)"
 _Count = Annotated[int, Meta(ge=0, lt=2**53)]
 #: parts of an answer that is read a second time, more slowly and into more memory
 MAX_PARTS = 100_000
+#: numbers that take long to read in one event or answer, which may show the schemas of tools: 20 ms of them
+MAX_EXTREMES = 1000
 
 
 def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
@@ -30,7 +32,7 @@ def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
     decode = msgspec.json.Decoder(shape, strict=False).decode
 
     def read(data: bytes) -> Shape:
-        if too_slow(data):
+        if too_slow(data, MAX_EXTREMES):
             raise ValueError(TOO_SLOW)
         try:
             return decode(data)

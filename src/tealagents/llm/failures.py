@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import ModelFailed, RunFailure
-from tealagents.llm.encoding import parsed
+from tealagents.llm.encoding import MAX_EXTREMES, parsed
 from tealagents.llm.retries import BUSY_CODES, PASSING, PASSING_CODES, can_help
 
 #: of what is quoted; a longer message is cut
@@ -205,7 +205,7 @@ def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
 def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:
     """The service said something that we cannot read."""
     said = quoted(body[:2000].decode("utf-8", "replace"), secrets)
-    why = f" (it {TOO_SLOW})" if too_slow(body) else ""
+    why = f" (it {TOO_SLOW})" if too_slow(body, MAX_EXTREMES) else ""
     return AttemptFailed(ModelFailed(f"The model service sent {what}{why}: {said}"))
 
 

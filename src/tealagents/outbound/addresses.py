@@ -3,7 +3,8 @@
 import asyncio
 import re
 import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -138,6 +139,14 @@ def _address(host: str) -> Address | None:
     return mapped or address
 
 
+def _holds(address: Address, network: str) -> bool:
+    """Whether a network in CIDR notation, which urllib does not know, has the address."""
+    try:
+        return address in ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
 
@@ -149,6 +158,8 @@ def proxy_for(url: str) -> str | None:
     below = tuple(name[1:] for name in exempt if name.startswith("*."))  # which urllib takes for a name
     place = urlsplit(url).netloc.rpartition("@")[2]  # an exemption may have a port, or brackets
     if is_loopback_host(host) or proxy_bypass(host) or proxy_bypass(place) or host.endswith(below):
+        return None
+    if (address := _address(host)) is not None and any(map(partial(_holds, address), exempt)):
         return None
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:

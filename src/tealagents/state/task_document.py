@@ -126,8 +126,9 @@ def _check(document: ExportedTask) -> None:
     for n, request in enumerate(document.requests):
         if request.request_id not in logged:  # erasing a task finds its requests by its log
             raise InvalidRequest(f"requests.{n}", "is named by no entry")
-    for field, value in (("task", document.task), ("requests", document.requests)):
-        if too_slow(encode_json(value)):
+    parts = {"task": document.task, **{f"requests.{n}": each for n, each in enumerate(document.requests)}}
+    for field, part in parts.items():
+        if too_slow(encode_json(part)):
             raise InvalidRequest(field, TOO_SLOW)
     read = sum(max(0, each.last_seq - each.first_seq + 1) for each in document.requests if each.first_seq)
     if read > MOST_OVERLAP * len(document.entries):

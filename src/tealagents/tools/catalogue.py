@@ -6,7 +6,7 @@ what no one has reviewed is not trusted. Without one, the toolsets' own rules ho
 
 import json
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
-from tealagents.tools.openapi_parsing import fault, from_json
+from tealagents.tools.openapi_parsing import fault
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 
 
@@ -121,7 +121,7 @@ class Catalogue(BaseModel):
     def load(cls, path: Path, environment: Mapping[str, str]) -> Self:
         """Raises `ToolsetError` that names the file, the key and the reason."""
         try:
-            document = from_json(path.read_text(encoding="utf-8-sig"))
+            document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
         except json.JSONDecodeError as error:
             raise ToolsetError(
                 f"The catalogue {path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}."
@@ -148,6 +148,14 @@ class Catalogue(BaseModel):
     def tools(self) -> Mapping[str, ToolEntry]:
         """The entries by their `tool_id`."""
         return {entry.tool_id: entry for entry in self.entries()}
+
+
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"an object has the key {key!r} twice")
+    return made
 
 
 # --- governing -----------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
 """Reads the text of an OpenAPI document, JSON or YAML, within bounds on what it stands for.
 
-The file of remote plugins is read by the same YAML, the catalogue by the same JSON.
+The file of remote plugins is read by the same YAML.
 """
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -48,20 +46,7 @@ def _value(content: bytes) -> Any:
     if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
         raise _TooManyValues
     text = content.decode("utf-8-sig")
-    return from_json(text) if text.lstrip().startswith("{") else from_yaml(text)
-
-
-def from_json(text: str) -> Any:
-    """What the text says. A key that is written twice is an error: ValueError, or RecursionError."""
-    return json.loads(text, object_pairs_hook=_object)
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> Json:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        keys = Counter(key for key, _ in pairs)
-        raise ValueError(f"an object has the key {keys.most_common(1)[0][0]!r} twice")
-    return made
+    return json.loads(text) if text.lstrip().startswith("{") else from_yaml(text)
 
 
 def from_yaml(text: str) -> Any:

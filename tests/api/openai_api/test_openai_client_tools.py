@@ -112,6 +112,18 @@ def test_a_call_with_several_outputs_is_put_into_words_once(wire: httpx.Client, 
     assert "A call returned: rain" in str(said)
 
 
+def test_calls_of_a_history_may_have_one_id_in_each_turn(wire: httpx.Client, model: OfflineModel) -> None:
+    """As other model services name them: each output is that of the call before it."""
+    history: list[dict[str, Any]] = []
+    for city, weather in (("Rome", "sun"), ("Oslo", "snow")):
+        made = {"type": "function_call", "call_id": "call_0", "name": "get_weather", "arguments": city}
+        returned = {"type": "function_call_output", "call_id": "call_0", "output": weather}
+        history += [{"role": "user", "content": city}, made, returned]
+    create(wire, input=[*history, {"role": "user", "content": "hello"}])
+    said = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "assistant"]
+    assert said == ["get_weather(Rome) returned: sun", "get_weather(Oslo) returned: snow"]
+
+
 def test_a_message_must_follow_calls_that_were_made_elsewhere(wire: httpx.Client, ada: OpenAI) -> None:
     """A history that ends in their outputs is refused; an unknown id of this service's form is not found."""
 

@@ -24,7 +24,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
-HEADER = "x-conversation-id"
+HEADER = "X-Conversation-Id"
 _FORMAT = {"text.format.type": "response_format.type", "text.format": "response_format.json_schema"}
 
 

@@ -73,7 +73,7 @@ const DIVIDER = /^[ \t>|:-]*$/;
 /** at most: those of the widest header in each of its lines */
 function cells(part) {
   const lines = part.split("\n");
-  const widths = lines.map((line) => (DIVIDER.test(line) ? line.split("|").length : 1));
+  const widths = lines.map((line) => (DIVIDER.test(line) ? line.replace(/^[ \t>]*\||\|[ \t]*$/g, "").split("|").length : 1));
   const widest = widths.reduce((most, each) => Math.max(most, each));
   return widest > 1 ? widest * lines.length : 0;
 }

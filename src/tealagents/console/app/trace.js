@@ -79,7 +79,7 @@ function cut(requests, most, wanted) {
   return requests.flatMap((request) => {
     const count = Math.max(left, request.id === wanted ? DRAWN : 0);
     left -= request.steps.length;
-    return count > 0 ? {...request, shown: request.steps.slice(0, count)} : [];
+    return count > 0 ? {...request, shown: request.steps.slice(-count)} : [];
   });
 }
 
