@@ -252,6 +252,7 @@ def settings_of(config: ServiceConfig) -> ApiSettings:
         max_body_bytes=config.limits.max_body_bytes,
         max_items=config.limits.max_items,
         keepalive_seconds=config.limits.keepalive_seconds,
+        idle_connection_seconds=config.limits.idle_connection_seconds,
         cors_origins=config.cors_origins,
         auditor_role=(config.auth.entra and config.auth.entra.auditor_role) or "auditor",
         is_local=is_loopback_host if is_open(config) else None,

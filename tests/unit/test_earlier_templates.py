@@ -142,6 +142,52 @@ def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    "use",
+    [
+        *("|capitalize", "|e", "|escape", "|lower", "|striptags", "|title", "|trim", "|upper", "|wordcount"),
+        *(".capitalize()", ".isdigit()", ".lower()", ".lstrip()", ".rstrip()", ".split()", ".splitlines()"),
+        *(".strip()", ".title()", ".upper()"),
+    ],
+)
+def test_a_longer_text_than_may_be_made_is_not_worked_on(use: str) -> None:
+    """Also where little would come of it, and where `map` names the filter."""
+    sources = [f"{{{{ (text{use})|string|length }}}}"]
+    if use.startswith("|"):
+        sources += [f"{{{{ [text]|map('{use[1:]}')|first|string|length }}}}"]
+    for source in sources:
+        template = Instructions(source)
+        template.render({"text": "a " * (LONGEST // 2)})
+        with pytest.raises(TemplateRefused, match=f"^makes more than {LONGEST:,} characters$"):
+            template.render({"text": "a " * (LONGEST // 2) + "a"})
+
+
+def test_the_beginning_of_a_long_text_can_be_used() -> None:
+    """It takes no time."""
+    template = Instructions("{{ text.startswith('ab') }} {{ text|truncate(6) }} {{ text[:2] }}")
+    assert template.render({"text": "ab " * LONGEST}) == "True ab... ab"
+
+
+@pytest.mark.parametrize("source", ["{{ text|trim(chars)|length }}", "{{ text.strip(chars)|length }}"])
+def test_each_character_is_looked_for_among_few(source: str) -> None:
+    """Two long texts would take minutes."""
+    template = Instructions(source)
+    assert template.render({"text": "a" * 200_000, "chars": "ba"}) == "0"
+    with pytest.raises(TemplateRefused, match="takes more than"):
+        template.render({"text": "a" * 500_000, "chars": "b" * 500_000 + "a"})
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ text|title }}{{ text|title }}", "{{ text.title() }}{{ text.title() }}"]
+)
+def test_work_on_texts_looks_at_the_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Instructions(source)
+    clock = SimpleNamespace(monotonic=count(0, MOST_SECONDS * 0.75).__next__)
+    monkeypatch.setattr("tealagents.api.skagents.templates.time", clock)
+    with pytest.raises(TemplateRefused, match="takes more than"):
+        template.render({"text": "a b"})
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{% for row in rows|sort(attribute='name,number') %}{{ row.name }}{% endfor %}",

@@ -407,7 +407,12 @@ async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
     store, message, key = InDoubt(MemoryStore()), NewMessage(items=(Item("text", "three"),)), Key("k", "d")
     async with process(store) as here:
         settings = ApiSettings(
-            prefix="/x", description="", max_body_bytes=100, max_items=9, keepalive_seconds=15
+            prefix="/x",
+            description="",
+            max_body_bytes=100,
+            max_items=9,
+            keepalive_seconds=15,
+            idle_connection_seconds=75,
         )
         exchange = Exchange(here.service, cast("Any", None), settings)
         first = await here.ask("one")

@@ -182,10 +182,10 @@ async def read(request: Request, limit: int, budget: BodyBudget, user: str, admi
         body.resize(0)
 
 
-def count_message(scope: Scope, body: IncomingBody) -> None:
+def count_message(scope: Scope, resize: Callable[[int], None]) -> None:
     """Has the server count what it holds of a WebSocket's message, which ASGI shows only once it is whole."""
     if (count_by := scope.get(MESSAGE_COUNTER)) is not None:
-        count_by(body.resize)
+        count_by(resize)
 
 
 async def _read(request: Request, limit: int, resize: Callable[[int], None]) -> bytes:

@@ -31,6 +31,7 @@ class ApiSettings:
     max_body_bytes: int
     max_items: int
     keepalive_seconds: float
+    idle_connection_seconds: float
     cors_origins: Sequence[str] = ()
     #: what the role of those who may read everything in their tenant is called
     auditor_role: str = "auditor"

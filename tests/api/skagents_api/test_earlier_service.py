@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -506,6 +507,35 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
             while ada.recv(65536):
                 pass
         assert service.app._incoming._held == 0
+
+
+def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> None:
+    """Of a message that goes on arriving, and of an answer, nothing is lost, however long they take."""
+    text, end = 1, 0x80
+    message = json.dumps(HELLO).encode()
+    silences = (b"", frame(text, message), frame(text | end, message)[:-1])
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 3_000}}]}
+    config = write(tmp_path, CHAT + "  limits: {idle_connection_seconds: 1.5}\n")
+    with served(config, slow, {"TA_AUTH": "mock"}) as (service, _), ExitStack() as stack:
+        opened = [stack.enter_context(upgraded(service, "ada")) for _ in silences]
+        pinging, lasting = (stack.enter_context(upgraded(service, "ada")) for _ in range(2))
+        for each, sent in zip(opened, silences, strict=True):
+            each.sendall(sent)
+        lasting.sendall(frame(text, b""))
+        for byte in (message[n : n + 12] for n in range(0, len(message), 12)):
+            time.sleep(0.5)
+            if closed(pinging) is None:
+                pinging.sendall(frame(0x9 | end, b""))
+                assert pinging.recv(2) == bytes([0xA | end, 0])
+            lasting.sendall(frame(0, byte))
+        lasting.sendall(frame(end, b""))
+        until(lambda: all(closed(each) == 1008 for each in (*opened, pinging)))
+        assert b"`limits.idle_connection_seconds`" in opened[0].recv(1000)
+        received = b""
+        while b"Late." not in received:
+            received += lasting.recv(1000)
+        assert received[0] == text | end
+    assert service.app._incoming._held == 0
 
 
 def test_hostile_types(tmp_path: Path) -> None:

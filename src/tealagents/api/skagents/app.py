@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
@@ -40,6 +40,8 @@ Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 _TAKEN_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
 #: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
 _FAILED, _LONGEST_REASON = 1011, 120
+#: and one on which nothing arrives: RFC 6455 has no code for that but "violates a policy"
+_IDLE = 1008
 #: the status for a client that has left, which no one reads
 _LEFT = 499
 
@@ -170,10 +172,8 @@ class StatelessApp:
             await socket.send_denial_response(documents.refusal(error, self._front.challenge))
             return
         body = bodies.IncomingBody(self._incoming, caller.user.key)
-        bodies.count_message(socket.scope, body)
         try:
-            await socket.accept()
-            await self._talk(socket, caller)
+            await self._talk(socket, caller, await self._received(socket, body))
         except TealError as error:
             self._note(error)
             await socket.close(_FAILED, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
@@ -184,8 +184,29 @@ class StatelessApp:
             if body.refused is not None:
                 self._note(body.refused)
 
-    async def _talk(self, socket: WebSocket, caller: Caller) -> None:
-        message = await socket.receive()
+    async def _received(self, socket: WebSocket, body: bodies.IncomingBody) -> Message:
+        """What comes first on a WebSocket, which is closed when nothing more of it arrives for a while."""
+        seconds, loop, most = self._front.settings.idle_connection_seconds, asyncio.get_running_loop(), 0
+
+        def resize(size: int) -> None:
+            nonlocal most
+            body.resize(size)
+            if size > most and not waiting.expired():
+                most = size
+                waiting.reschedule(loop.time() + seconds)
+
+        try:
+            async with asyncio.timeout(seconds) as waiting:
+                bodies.count_message(socket.scope, resize)
+                await socket.accept()
+                return await socket.receive()
+        except TimeoutError:
+            await socket.close(_IDLE, f"No more came for {seconds:g} s (`limits.idle_connection_seconds`).")
+            raise WebSocketDisconnect(_IDLE) from None
+        finally:
+            bodies.count_message(socket.scope, body.resize)
+
+    async def _talk(self, socket: WebSocket, caller: Caller, message: Message) -> None:
         if message["type"] != "websocket.receive":
             return
         body = message.get("bytes") or (message.get("text") or "").encode()

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from math import prod
 from operator import itemgetter
 from typing import Any
 
@@ -42,6 +43,13 @@ _WALKING = frozenset(
     (
         *("dictsort", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select"),
         *("selectattr", "sort", "sum", "unique"),
+    )
+)
+#: filters and methods that work on a whole text
+_WORKING = frozenset(
+    (
+        *("capitalize", "e", "escape", "isdigit", "lower", "lstrip", "rstrip", "split", "splitlines"),
+        *("strip", "striptags", "title", "trim", "upper", "wordcount"),
     )
 )
 #: those that apply a filter or a test to each value, and which of their arguments names it
@@ -148,6 +156,26 @@ def _walking(function: Callable[..., Any]) -> Callable[..., Any]:
     return walk
 
 
+def _working(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that works on a text, which is measured before, also where `map` calls it."""
+
+    @pass_context
+    def work(context: Context, value: Any, *arguments: Any, **named: Any) -> Any:
+        text = value if isinstance(value, str) else str(value)
+        _measure(context, text, *arguments, *named.values())
+        return function(text, *arguments, **named)
+
+    return work
+
+
+def _measure(context: Context, text: str, *arguments: Any) -> None:
+    """Refuses to work on a text that could not be made; with another text it may take as long as both."""
+    _bounded(len(text))
+    lengths = [len(each) for each in (text, *arguments) if isinstance(each, str)]
+    budget: _Budget = context[_BUDGET]
+    budget.take(prod(lengths) // LONGEST)
+
+
 def _sorted_by(attribute: Any) -> Callable[[Any], Any]:
     several = isinstance(attribute, str) and "," in attribute
     return (make_multi_attrgetter if several else make_attrgetter)(_environment, attribute)
@@ -209,6 +237,7 @@ class _Environment(SandboxedEnvironment):
         self.filters |= {"join": _joined, "replace": _replaced, "round": _rounded, "tojson": _json}
         self.arguments = {name: _taken(function) for name, function in self.filters.items()}
         self.filters |= {name: _walking(self.filters[name]) for name in _WALKING}
+        self.filters |= {name: _working(self.filters[name]) for name in _WORKING.intersection(_FILTERS)}
         self.filters |= {_COUNTED: _counted, _KEPT: _kept}
         self.globals = {"range": self.globals["range"]}
 
@@ -223,6 +252,12 @@ class _Environment(SandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and (attr in _METHODS or not callable(value))
+
+    def call(self, context: Context, method: Any, /, *arguments: Any, **named: Any) -> Any:
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str) and method.__name__ in _WORKING:
+            _measure(context, text, *arguments, *named.values())
+        return super().call(context, method, *arguments, **named)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
