@@ -529,6 +529,36 @@ async def test_memories_are_bounded(store: CountedStore) -> None:
     assert len(known[-1].text) == 500
 
 
+@pytest.mark.parametrize(("provider", "said"), [(UserPreferences, "I prefer"), (Facts, "I am")])
+async def test_a_message_that_says_much_is_learned_in_one_change(
+    store: CountedStore, provider: type[ContextProvider], said: str
+) -> None:
+    """Of it the latest are kept, each of them once. covers: THREAD-10"""
+    async with Engine(store, ScriptedModel(), providers=Providers([provider()])) as engine:
+        await engine.say(f"{said} old.")
+        trips = store.trips
+        await engine.say("".join(f"{said} {n}.\n" for n in (*range(1000), 990)))
+        assert store.trips <= 2 * trips
+        memory = Memory(engine.tasks.records, engine.partition, provider.name, "s", "t", has_head=False)
+        known = [each.text.removeprefix("I am ").rstrip(".") for each in await memory.recall()]
+    kept = [str(n) for n in (*range(1000 - MOST_MEMORIES + 1, 990), *range(991, 1000), 990)]
+    assert known == ["old", *kept]
+
+
+async def test_of_many_texts_the_latest_are_remembered(store: CountedStore) -> None:
+    """Equal ones count once, as the latest; nothing is read or written for none."""
+    async with Engine(store, ScriptedModel()) as engine:
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t", has_head=False)
+        await memory.remember("fact 1")
+        added = await memory.remember_all([f"fact {n}" for n in (*range(300), *[0] * 300)], of="many")
+        assert await memory.recall() == added
+        before = store.trips
+        assert await memory.remember_all([]) == ()
+        assert store.trips == before
+    assert [each.text for each in added] == [f"fact {n}" for n in (*range(101, 300), 0)]
+    assert added[0].data == {"of": "many"}
+
+
 async def test_memories_added_at_once_are_all_kept(store: CountedStore) -> None:
     """From several requests of one user side by side."""
     async with Engine(store, ScriptedModel()) as engine:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import ClassVar
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from pydantic import Field
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.state.memories import Memory, Remembered
+from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.threads.context import (
     Context,
     ContextProvider,
@@ -73,8 +74,8 @@ class UserPreferences(ContextProvider):
             return
         if _is_to_forget(invocation.text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
-        for wish in _PREFERS.findall(invocation.text):
-            await invocation.memory.remember(wish.strip())
+        wishes = _PREFERS.findall(invocation.text)[-MOST_MEMORIES:]
+        await invocation.memory.remember_all([wish.strip() for wish in wishes])
 
 
 def _is_to_forget(text: str) -> bool:
@@ -137,14 +138,15 @@ class Facts(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        for sentence in statements(invocation.text):
-            await invocation.memory.remember(sentence[: self.options.max_characters])
+        facts = [sentence[: self.options.max_characters] for sentence in statements(invocation.text)]
+        await invocation.memory.remember_all(facts)
 
 
 def statements(text: str) -> list[str]:
-    """The sentences in which users speak about themselves, without questions."""
-    sentences = (sentence.strip() for sentence in _SENTENCES.findall(text))
-    return [each for each in sentences if _ABOUT.search(each) and not each.endswith("?")]
+    """The sentences in which users speak about themselves, without questions: the last that can be kept."""
+    sentences = (sentence.strip() for sentence in reversed(_SENTENCES.findall(text)))
+    told = (each for each in sentences if _ABOUT.search(each) and not each.endswith("?"))
+    return [*islice(told, MOST_MEMORIES)][::-1]
 
 
 #: from the first person to the third
@@ -173,19 +175,19 @@ def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembere
     """The facts that share words with the query, best first: rare words count more, then later facts."""
     wanted = _terms(query)
     terms = [_terms(fact.text) for fact in facts]
-    spread = Counter(term for each in terms for term in set(each))
+    spread = Counter(term for each in terms for term in each)
     scores = [
-        (sum(math.log(1 + len(facts) / spread[term]) for term in set(each) & set(wanted)), n)
+        (sum(math.log(1 + len(facts) / spread[term]) for term in each & wanted), n)
         for n, each in enumerate(terms)
     ]
     ranked = sorted((score for score in scores if score[0] > 0), reverse=True)
     return [facts[n] for _, n in ranked[:most]]
 
 
-def _terms(text: str) -> list[str]:
+def _terms(text: str) -> set[str]:
     """Words without their endings, and without the most common ones."""
-    words = (word for word in _WORDS.findall(text.lower()) if word not in _COMMON)
-    return [re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words]
+    words = set(_WORDS.findall(text.lower())) - _COMMON
+    return {re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words}
 
 
 class FactTool:
