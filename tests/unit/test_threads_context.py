@@ -436,6 +436,49 @@ async def test_preferences_are_forgotten_beside_a_not_and_when_a_question_asks_f
     assert last_sent(model)[1].endswith("\n- milk")
 
 
+async def test_a_question_or_a_condition_states_no_preference(store: CountedStore) -> None:
+    """“Should I prefer …?” asks for one. What is asked beside a preference does not matter."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        for before in (
+            "When should",
+            "Why do",
+            "Should",
+            "Did",
+            "Why would",
+            "If",
+            "When",
+            "Tell me whether",
+        ):
+            await engine.say(f"{before} I prefer a list?")
+        await engine.say("When I cook I prefer gas. I prefer tea, do you have any?")
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith(":\n- gas\n- tea, do you have any")
+
+
+async def test_who_tells_of_forgetting_does_not_ask_for_it(store: CountedStore) -> None:
+    """“I forget …” and “Did you forget …?” erase nothing; wishes with a subject do."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer tea.")
+        for told in ("I", "They", "Did you", "Why do you", "If you", "Sorry, when you"):
+            await engine.say(f"{told} forget my preferences all the time")
+        await engine.say("hello")
+        assert last_sent(model)[1].endswith("\n- tea")
+        for wish in (
+            "Can you",
+            "Would you",
+            "I want you to",
+            "I suggest you",
+            "I'd be glad if you",
+            "We should",
+        ):
+            await engine.say("I prefer tea.")
+            await engine.say(f"{wish} forget my preferences")
+            await engine.say("hello")
+            assert last_sent(model) == ["Be brief.", "hello"], wish
+
+
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:
     """Those of numbers and names end no sentence; a full stop, a semicolon or the line does."""
     model = ScriptedModel()

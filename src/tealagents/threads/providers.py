@@ -29,8 +29,12 @@ from tealagents.threads.context import (
 
 #: a character within a sentence; a stop before a letter or a digit is in a number, a name or an address
 _WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
+#: an “I” that no word before it makes part of a question or a condition
+_I = r"\bI" + "".join(
+    rf"(?<!\b{word} I)" for word in ("do", "did", "should", "would", "if", "when", "whether")
+)
 _PREFERS = re.compile(
-    rf"\bI(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
+    rf"{_I}(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
 #: ends a part of a sentence with a verb of its own, as far as that can be seen
@@ -48,12 +52,14 @@ _NEGATED = re.compile(
     r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
     re.I,
 )
+#: makes the verb behind it tell of what somebody does, or may do
+_TOLD = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them, unless it is negated.
+    “Forget my preferences” erases them, unless it is negated or tells of somebody who does.
     """
 
     name = "user_preferences"
@@ -80,8 +86,9 @@ class UserPreferences(ContextProvider):
 
 def _is_to_forget(text: str) -> bool:
     """Whether the user asks somewhere to forget the preferences, and not to keep them."""
-    asked = map(_FORGET.match, _CLAUSES.split(text))
-    return any(each is not None and not _NEGATED.search(_ASKED.sub("", each[1])) for each in asked)
+    found = filter(None, map(_FORGET.match, _CLAUSES.split(text)))
+    before = (_ASKED.sub("", each[1]) for each in found)
+    return any(not _NEGATED.search(each) and not _TOLD.search(each) for each in before)
 
 
 # --- facts ----------------------------------------------------------------------------------------
