@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
-from tealagents.state.memories import MOST_MEMORIES, Memory
+from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
@@ -27,7 +28,7 @@ from tealagents.threads.context import (
     ProviderOptions,
     Providers,
 )
-from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, search, statements
+from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, phrased, search, statements
 
 
 @pytest.fixture
@@ -540,6 +541,27 @@ def test_what_counts_as_a_fact() -> None:
     text = "Hi! My name is Ada. Is my name Ada? I live in Oslo, and you? The sky is blue.\nremember the milk"
     assert statements(text) == ["My name is Ada.", "remember the milk"]
     assert statements("Call me Ada") == ["Call me Ada"]
+    assert statements("I’m a vegetarian. Do I need a visa\nSee what I need") == [
+        "I’m a vegetarian.",
+        "See what I need",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Call me Ann.", "The user is called Ann."),
+        ("Please call me Ann.", "The user is called Ann."),
+        ("Don't call me Bob.", "Don't call the user Bob."),
+        ("Friends call me Bo", "Friends call the user Bo"),
+        ("I'm ill and I’m tired.", "The user is ill and the user is tired."),
+    ],
+)
+def test_a_fact_is_told_of_the_user(said: str, told: str) -> None:
+    """In whole sentences that say the same."""
+    now = datetime.now(UTC)
+    fact = Remembered(memory_id="m", text=said, at=now, session_id="s", task_id="t")
+    assert phrased(fact, now) == f"{told} (today)"
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def _is_to_forget(text: str) -> bool:
 _SENTENCES = re.compile(rf"{_WITHIN}+[.!?]?")
 #: how users speak about themselves, and ask for something to be remembered
 _ABOUT = re.compile(
-    r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|I am|I'm|I was born|I live|I work|I have|I like"
-    r"|I love|I hate|I need|I use|call me)\b",
+    r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|call me|I(?<!\bdo I)(?<!\bdid I)"
+    r"(?:['’]m| am| was born| live| work| have| like| love| hate| need| use))\b",
     re.I,
 )
 _WORDS = re.compile(r"\w+")
@@ -159,11 +159,12 @@ def statements(text: str) -> list[str]:
 #: from the first person to the third
 _OF_THE_USER = [
     (re.compile(r"^\W*remember(?: that)?\b", re.I), "the user asked to remember that"),
-    (re.compile(r"\b(?:I am|I'm)\b", re.I), "the user is"),
+    (re.compile(r"\bI(?: am|['’]m)\b", re.I), "the user is"),
     (re.compile(r"\bI was\b", re.I), "the user was"),
     (re.compile(r"\bI have\b", re.I), "the user has"),
     (re.compile(r"\bI (live|work|like|love|hate|need|use)\b", re.I), r"the user \1s"),
-    (re.compile(r"\bcall me\b", re.I), "the user is called"),
+    (re.compile(r"^\W*(?:please,? )?call me\b", re.I), "the user is called"),
+    (re.compile(r"\bcall me\b", re.I), "call the user"),
     (re.compile(r"\bmy\b", re.I), "the user's"),
 ]
 
