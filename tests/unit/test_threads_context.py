@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
-from tealagents.state.memories import MOST_MEMORIES, Memory
+from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
@@ -27,7 +28,7 @@ from tealagents.threads.context import (
     ProviderOptions,
     Providers,
 )
-from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, search, statements
+from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, phrased, search, statements
 
 
 @pytest.fixture
@@ -436,6 +437,49 @@ async def test_preferences_are_forgotten_beside_a_not_and_when_a_question_asks_f
     assert last_sent(model)[1].endswith("\n- milk")
 
 
+async def test_a_question_or_a_condition_states_no_preference(store: CountedStore) -> None:
+    """“Should I prefer …?” asks for one. What is asked beside a preference does not matter."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        for before in (
+            "When should",
+            "Why do",
+            "Should",
+            "Did",
+            "Why would",
+            "If",
+            "When",
+            "Tell me whether",
+        ):
+            await engine.say(f"{before} I prefer a list?")
+        await engine.say("When I cook I prefer gas. I prefer tea, do you have any?")
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith(":\n- gas\n- tea, do you have any")
+
+
+async def test_who_tells_of_forgetting_does_not_ask_for_it(store: CountedStore) -> None:
+    """“I forget …” and “Did you forget …?” erase nothing; wishes with a subject do."""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer tea.")
+        for told in ("I", "They", "Did you", "Why do you", "If you", "Sorry, when you"):
+            await engine.say(f"{told} forget my preferences all the time")
+        await engine.say("hello")
+        assert last_sent(model)[1].endswith("\n- tea")
+        for wish in (
+            "Can you",
+            "Would you",
+            "I want you to",
+            "I suggest you",
+            "I'd be glad if you",
+            "We should",
+        ):
+            await engine.say("I prefer tea.")
+            await engine.say(f"{wish} forget my preferences")
+            await engine.say("hello")
+            assert last_sent(model) == ["Be brief.", "hello"], wish
+
+
 async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -> None:
     """Those of numbers and names end no sentence; a full stop, a semicolon or the line does."""
     model = ScriptedModel()
@@ -497,6 +541,27 @@ def test_what_counts_as_a_fact() -> None:
     text = "Hi! My name is Ada. Is my name Ada? I live in Oslo, and you? The sky is blue.\nremember the milk"
     assert statements(text) == ["My name is Ada.", "remember the milk"]
     assert statements("Call me Ada") == ["Call me Ada"]
+    assert statements("I’m a vegetarian. Do I need a visa\nSee what I need") == [
+        "I’m a vegetarian.",
+        "See what I need",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Call me Ann.", "The user is called Ann."),
+        ("Please call me Ann.", "The user is called Ann."),
+        ("Don't call me Bob.", "Don't call the user Bob."),
+        ("Friends call me Bo", "Friends call the user Bo"),
+        ("I'm ill and I’m tired.", "The user is ill and the user is tired."),
+    ],
+)
+def test_a_fact_is_told_of_the_user(said: str, told: str) -> None:
+    """In whole sentences that say the same."""
+    now = datetime.now(UTC)
+    fact = Remembered(memory_id="m", text=said, at=now, session_id="s", task_id="t")
+    assert phrased(fact, now) == f"{told} (today)"
 
 
 @pytest.mark.parametrize(
@@ -527,6 +592,36 @@ async def test_memories_are_bounded(store: CountedStore) -> None:
     assert [each.text for each in known[:2]] == ["fact 4", "fact 5"]
     assert known[-2].text == "fact 10"
     assert len(known[-1].text) == 500
+
+
+@pytest.mark.parametrize(("provider", "said"), [(UserPreferences, "I prefer"), (Facts, "I am")])
+async def test_a_message_that_says_much_is_learned_in_one_change(
+    store: CountedStore, provider: type[ContextProvider], said: str
+) -> None:
+    """Of it the latest are kept, each of them once. covers: THREAD-10"""
+    async with Engine(store, ScriptedModel(), providers=Providers([provider()])) as engine:
+        await engine.say(f"{said} old.")
+        trips = store.trips
+        await engine.say("".join(f"{said} {n}.\n" for n in (*range(1000), 990)))
+        assert store.trips <= 2 * trips
+        memory = Memory(engine.tasks.records, engine.partition, provider.name, "s", "t", has_head=False)
+        known = [each.text.removeprefix("I am ").rstrip(".") for each in await memory.recall()]
+    kept = [str(n) for n in (*range(1000 - MOST_MEMORIES + 1, 990), *range(991, 1000), 990)]
+    assert known == ["old", *kept]
+
+
+async def test_of_many_texts_the_latest_are_remembered(store: CountedStore) -> None:
+    """Equal ones count once, as the latest; nothing is read or written for none."""
+    async with Engine(store, ScriptedModel()) as engine:
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t", has_head=False)
+        await memory.remember("fact 1")
+        added = await memory.remember_all([f"fact {n}" for n in (*range(300), *[0] * 300)], of="many")
+        assert await memory.recall() == added
+        before = store.trips
+        assert await memory.remember_all([]) == ()
+        assert store.trips == before
+    assert [each.text for each in added] == [f"fact {n}" for n in (*range(101, 300), 0)]
+    assert added[0].data == {"of": "many"}
 
 
 async def test_memories_added_at_once_are_all_kept(store: CountedStore) -> None:

@@ -140,6 +140,21 @@ async def test_what_was_said_is_found_in_a_new_session(
     assert loopback_only == []
 
 
+async def test_a_long_memory_is_cut_where_it_is_added(
+    store: CountedStore, embeddings: str, tmp_path: Path
+) -> None:
+    """With a word of how much is missing: each request of the user would be sent all of it."""
+    provider = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
+    model = ScriptedModel()
+    async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
+        await engine.say("My cat is called Tom. " + "x" * 100_000)
+        await engine.say("What is my cat called?")
+    added = str(model.calls[-1].messages[1]["content"])
+    assert "- My cat is called Tom. xxx" in added
+    assert "2,000 of 100,022 characters" in added
+    assert len(added) < 3000
+
+
 async def test_a_message_without_words_is_answered_without_memories(
     store: CountedStore, embeddings: str, tmp_path: Path
 ) -> None:

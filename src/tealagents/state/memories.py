@@ -4,7 +4,7 @@ user's partition.
 Each memory names the task it was learned in, and goes with it when that is erased.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -62,19 +62,31 @@ class Memory:
         return found.value if found else ()
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory. One of the same text is replaced, so that it counts as new.
+        """Adds a memory. One of the same text is replaced, so that it counts as new."""
+        (added,) = await self.remember_all([text], **data)
+        return added
+
+    async def remember_all(self, texts: Sequence[str], **data: object) -> Learned:
+        """Adds the last of these texts, as many as can be kept, in one change.
 
         Nothing is learned any more in a task that is deleted meanwhile.
         """
-        added = Remembered(
-            memory_id=ids.random_id(),
-            text=text[:MOST_CHARACTERS],
-            at=self._records.clock.now(),
-            session_id=self._session_id,
-            task_id=self._task_id,
-            data=data,
+        latest_first = dict.fromkeys(text[:MOST_CHARACTERS] for text in reversed(texts))
+        if not latest_first:
+            return ()
+        now = self._records.clock.now()
+        added = tuple(
+            Remembered(
+                memory_id=ids.random_id(),
+                text=text,
+                at=now,
+                session_id=self._session_id,
+                task_id=self._task_id,
+                data=data,
+            )
+            for text in [*latest_first][:MOST_MEMORIES][::-1]
         )
-        await self._change(lambda known: (*(each for each in known if each.text != added.text), added))
+        await self._change(lambda known: (*(each for each in known if each.text not in latest_first), *added))
         return added
 
     async def forget(self, memory_ids: Collection[str]) -> None:

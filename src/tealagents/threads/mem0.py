@@ -15,8 +15,12 @@ from urllib.parse import quote
 from pydantic import Field
 
 from tealagents.domain.models import Json, Message
+from tealagents.domain.texts import bounded
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
+
+#: characters of one memory that are added to the instructions
+MOST_CHARACTERS = 2000
 
 
 class Mem0Options(ProviderOptions):
@@ -76,7 +80,7 @@ class Mem0Provider(ContextProvider):
         found = await self._memory.search(
             invocation.text, filters={"user_id": _user_id(invocation)}, top_k=self.options.top_k
         )
-        known = [str(each["memory"]) for each in found["results"]]
+        known = [bounded(str(each["memory"]), MOST_CHARACTERS) for each in found["results"]]
         if not known:
             return None
         listed = "\n".join(f"- {each}" for each in known)

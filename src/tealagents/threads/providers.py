@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import ClassVar
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from pydantic import Field
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.state.memories import Memory, Remembered
+from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.threads.context import (
     Context,
     ContextProvider,
@@ -28,8 +29,12 @@ from tealagents.threads.context import (
 
 #: a character within a sentence; a stop before a letter or a digit is in a number, a name or an address
 _WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
+#: an “I” that no word before it makes part of a question or a condition
+_I = r"\bI" + "".join(
+    rf"(?<!\b{word} I)" for word in ("do", "did", "should", "would", "if", "when", "whether")
+)
 _PREFERS = re.compile(
-    rf"\bI(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
+    rf"{_I}(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
 #: ends a part of a sentence with a verb of its own, as far as that can be seen
@@ -47,12 +52,14 @@ _NEGATED = re.compile(
     r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
     re.I,
 )
+#: makes the verb behind it tell of what somebody does, or may do
+_TOLD = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them, unless it is negated.
+    “Forget my preferences” erases them, unless it is negated or tells of somebody who does.
     """
 
     name = "user_preferences"
@@ -73,14 +80,15 @@ class UserPreferences(ContextProvider):
             return
         if _is_to_forget(invocation.text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
-        for wish in _PREFERS.findall(invocation.text):
-            await invocation.memory.remember(wish.strip())
+        wishes = _PREFERS.findall(invocation.text)[-MOST_MEMORIES:]
+        await invocation.memory.remember_all([wish.strip() for wish in wishes])
 
 
 def _is_to_forget(text: str) -> bool:
     """Whether the user asks somewhere to forget the preferences, and not to keep them."""
-    asked = map(_FORGET.match, _CLAUSES.split(text))
-    return any(each is not None and not _NEGATED.search(_ASKED.sub("", each[1])) for each in asked)
+    found = filter(None, map(_FORGET.match, _CLAUSES.split(text)))
+    before = (_ASKED.sub("", each[1]) for each in found)
+    return any(not _NEGATED.search(each) and not _TOLD.search(each) for each in before)
 
 
 # --- facts ----------------------------------------------------------------------------------------
@@ -88,8 +96,8 @@ def _is_to_forget(text: str) -> bool:
 _SENTENCES = re.compile(rf"{_WITHIN}+[.!?]?")
 #: how users speak about themselves, and ask for something to be remembered
 _ABOUT = re.compile(
-    r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|I am|I'm|I was born|I live|I work|I have|I like"
-    r"|I love|I hate|I need|I use|call me)\b",
+    r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|call me|I(?<!\bdo I)(?<!\bdid I)"
+    r"(?:['’]m| am| was born| live| work| have| like| love| hate| need| use))\b",
     re.I,
 )
 _WORDS = re.compile(r"\w+")
@@ -137,24 +145,26 @@ class Facts(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        for sentence in statements(invocation.text):
-            await invocation.memory.remember(sentence[: self.options.max_characters])
+        facts = [sentence[: self.options.max_characters] for sentence in statements(invocation.text)]
+        await invocation.memory.remember_all(facts)
 
 
 def statements(text: str) -> list[str]:
-    """The sentences in which users speak about themselves, without questions."""
-    sentences = (sentence.strip() for sentence in _SENTENCES.findall(text))
-    return [each for each in sentences if _ABOUT.search(each) and not each.endswith("?")]
+    """The sentences in which users speak about themselves, without questions: the last that can be kept."""
+    sentences = (sentence.strip() for sentence in reversed(_SENTENCES.findall(text)))
+    told = (each for each in sentences if _ABOUT.search(each) and not each.endswith("?"))
+    return [*islice(told, MOST_MEMORIES)][::-1]
 
 
 #: from the first person to the third
 _OF_THE_USER = [
     (re.compile(r"^\W*remember(?: that)?\b", re.I), "the user asked to remember that"),
-    (re.compile(r"\b(?:I am|I'm)\b", re.I), "the user is"),
+    (re.compile(r"\bI(?: am|['’]m)\b", re.I), "the user is"),
     (re.compile(r"\bI was\b", re.I), "the user was"),
     (re.compile(r"\bI have\b", re.I), "the user has"),
     (re.compile(r"\bI (live|work|like|love|hate|need|use)\b", re.I), r"the user \1s"),
-    (re.compile(r"\bcall me\b", re.I), "the user is called"),
+    (re.compile(r"^\W*(?:please,? )?call me\b", re.I), "the user is called"),
+    (re.compile(r"\bcall me\b", re.I), "call the user"),
     (re.compile(r"\bmy\b", re.I), "the user's"),
 ]
 
@@ -173,19 +183,19 @@ def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembere
     """The facts that share words with the query, best first: rare words count more, then later facts."""
     wanted = _terms(query)
     terms = [_terms(fact.text) for fact in facts]
-    spread = Counter(term for each in terms for term in set(each))
+    spread = Counter(term for each in terms for term in each)
     scores = [
-        (sum(math.log(1 + len(facts) / spread[term]) for term in set(each) & set(wanted)), n)
+        (sum(math.log(1 + len(facts) / spread[term]) for term in each & wanted), n)
         for n, each in enumerate(terms)
     ]
     ranked = sorted((score for score in scores if score[0] > 0), reverse=True)
     return [facts[n] for _, n in ranked[:most]]
 
 
-def _terms(text: str) -> list[str]:
+def _terms(text: str) -> set[str]:
     """Words without their endings, and without the most common ones."""
-    words = (word for word in _WORDS.findall(text.lower()) if word not in _COMMON)
-    return [re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words]
+    words = set(_WORDS.findall(text.lower())) - _COMMON
+    return {re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words}
 
 
 class FactTool:
