@@ -52,14 +52,14 @@ _NEGATED = re.compile(
     r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
     re.I,
 )
-#: makes the verb behind it tell of what somebody does, or may do
+#: makes the verb behind it say what someone does, or may do
 _TOLD = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them, unless it is negated or tells of somebody who does.
+    “Forget my preferences” erases them, unless it is negated or says what someone does.
     """
 
     name = "user_preferences"
