@@ -494,6 +494,27 @@ async def test_calls_at_once_share_their_providers(make: MakeAgent) -> None:
     assert vault.uses == 0
 
 
+async def test_an_agent_stays_open_until_the_last_has_left_it(make: MakeAgent) -> None:
+    """It may be entered by several at once, or once more inside. covers: THREAD-10"""
+    vault = Vault()
+    agent = make(context_providers=vault)
+
+    async def use(text: str) -> None:
+        async with agent:
+            await agent.run(text)
+
+    waiting = asyncio.create_task(use("wait"))
+    await vault.waits.wait()
+    await use("hello")
+    vault.may_go_on.set()
+    await waiting
+    assert vault.uses == 0
+    async with agent:
+        await use("hello")
+        assert vault.uses == 1
+    assert vault.uses == 0
+
+
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:
     """The reducers of the config; what is stored stays whole. covers: THREAD-8"""
     async with make(thread={"reducers": [{"name": "message_count", "max_messages": 3}]}) as agent:
