@@ -266,6 +266,14 @@ async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | 
     assert {call.id for call in asked_for.tool_calls} == {each.tool_call_id for each in results}
 
 
+@pytest.mark.parametrize("answer", ["reject", "no", 1])
+async def test_only_true_approves(make: MakeAgent, answer: Any) -> None:
+    """Whatever else an approver returns does not: the words of the service are truthy, too."""
+    async with make(agent={"plugins": ["Shell"]}, approve=lambda call: answer) as agent:
+        said = await agent.run('call Shell-delete {"path": "/x"}')
+    assert "The call was not approved" in said.text
+
+
 async def test_a_stream_shows_an_approved_call_before_its_result(make: MakeAgent) -> None:
     """As it shows any other; one that was not approved is not made, and not shown."""
     wanted = " and ".join(f'call Shell-delete {{"path": "/{name}"}}' for name in "xy")
