@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,10 @@ from tealagents.threads import (
     ThreadDeleted,
     WorkflowThread,
 )
+
+#: holds itself
+RING: list[Any] = []
+RING.append(RING)
 
 
 def texts(thread: LocalThread | WorkflowThread) -> list[str]:
@@ -189,12 +194,13 @@ async def test_a_workflow_does_not_go_back_while_a_step_runs() -> None:
     workflow.rollback(early)
 
 
-async def test_a_result_that_is_no_json_is_refused() -> None:
+@pytest.mark.parametrize("kept", [object(), "half a character: \ud800", RING])
+async def test_a_result_that_is_no_json_is_refused(kept: object) -> None:
     """The step is not over, and the workflow can still be saved. covers: WORKFLOW-2"""
     workflow = WorkflowThread(["one"])
     with pytest.raises(InvalidRequest, match="result: cannot be kept as JSON"):
         async with workflow.step("one") as result:
-            result["open"] = object()
+            result["open"] = kept
     assert WorkflowThread.from_json(workflow.to_json()).execution.current_steps == ["one"]
 
 

@@ -313,8 +313,8 @@ def _checkpoints(thread: AgentThread) -> set[str]:
 
 def _as_json(result: Json) -> Json:
     try:
-        return msgspec.convert(msgspec.to_builtins(result), Json)
-    except (TypeError, ValueError) as error:
+        return msgspec.json.decode(msgspec.json.encode(result), type=Json)
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("result", f"cannot be kept as JSON: {error}") from error
 
 
