@@ -13,10 +13,12 @@ from typing import Any, Self
 
 import pytest
 import yaml
+from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
 from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
 from tealagents.agent import Update
+from tealagents.config import ConfigError
 from tealagents.domain.errors import (
     CorruptState,
     InvalidRequest,
@@ -169,6 +171,21 @@ async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
         await agent.run("My name is Ada.", thread)
         pieces = [piece.text async for piece in agent.run_stream("What is my name?", thread)]
     assert "".join(pieces) == "Your name is Ada."
+
+
+async def test_of_the_earlier_platform_a_conversation_is_taken_and_no_sequence(
+    service: OfflineModel, tmp_path: Path
+) -> None:
+    """Tasks and typed answers are the service's: without them the answer would be another one."""
+    env = {"TA_BASE_URL": service.base_url, "TA_API_KEY": "key"}
+    for text in (CHAT, AGENT):
+        agent = Agent.from_config(write(tmp_path, text), env=env, dotenv=None)
+        assert (await agent.run("hello")).text
+    typed = CHAT + "output_type: Report\n"
+    for text, key in ((SEQUENTIAL, "spec.tasks"), (typed, "output_type")):
+        file = write(tmp_path, text, custom_types=TYPES)
+        with pytest.raises(ConfigError, match=rf"yaml:\d+: {key}: .*tealagents serve"):
+            Agent.from_config(file, env=env, dotenv=None)
 
 
 async def test_what_fails_to_close_does_not_take_the_answer_away(

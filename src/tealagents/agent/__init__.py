@@ -26,7 +26,7 @@ from typing import Self
 from tealagents.agent.answering import Answering, Approve, ThreadRecorder
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
 from tealagents.agent.opening import Entered, Kind, Opened, Shared, opened, with_kind
-from tealagents.config import ServiceConfig, load
+from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
@@ -116,6 +116,7 @@ class Agent:
     ) -> Self:
         """The agent of a config file; `ConfigError` with everything that is wrong in it."""
         config = load(Path(path), env=env, dotenv=dotenv)
+        _check_taken(config)
         import_from(config.source.parent)
         return cls(
             config,
@@ -375,6 +376,18 @@ def _kind(thread: AgentThread, store: bool | None) -> Kind:
             "Leave it out, or use a thread of the other kind",
         )
     return kind
+
+
+def _check_taken(config: ServiceConfig) -> None:
+    """`ConfigError` for tasks and typed answers of the earlier platform, which only its service knows."""
+    if not config.stateless:
+        return
+    from tealagents.config.skagents import EarlierConfig
+
+    if isinstance(config, EarlierConfig) and (config.tasks or config.output_type):
+        key = ("spec", "tasks") if config.tasks else ("output_type",)
+        why = "has an effect only where the file is served, with `tealagents serve`"
+        raise ConfigError([config.document.problem(key, why)])
 
 
 #: what of an agent's own section its answers depend on
