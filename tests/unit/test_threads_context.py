@@ -203,10 +203,13 @@ class Hoarder(Clerk):
     ) -> None:
         await super().invoked(invocation, response, error)
         if invocation.text != "one":
-            invocation.state["things"] = "x" * 100_000 if "much" in invocation.text else object()
+            things = {"much": "x" * 100_000, "odd": object(), "round": invocation.state}
+            invocation.state["things"] = things.get(invocation.text)
 
 
-@pytest.mark.parametrize(("text", "why"), [("much", "100023 bytes"), ("odd", "not JSON")])
+@pytest.mark.parametrize(
+    ("text", "why"), [("much", "100023 bytes"), ("odd", "not JSON"), ("round", "not JSON")]
+)
 async def test_state_that_cannot_be_kept_stays_as_it_was(store: CountedStore, text: str, why: str) -> None:
     """With a step that says so; the request is none the worse. covers: THREAD-10"""
     model = ScriptedModel()

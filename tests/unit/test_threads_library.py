@@ -13,10 +13,12 @@ from typing import Any, Self
 
 import pytest
 import yaml
+from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
 from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
 from tealagents.agent import Update
+from tealagents.config import ConfigError
 from tealagents.domain.errors import (
     CorruptState,
     InvalidRequest,
@@ -171,6 +173,21 @@ async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
     assert "".join(pieces) == "Your name is Ada."
 
 
+async def test_of_the_earlier_platform_a_conversation_is_taken_and_no_sequence(
+    service: OfflineModel, tmp_path: Path
+) -> None:
+    """Tasks and typed answers are the service's: without them the answer would be another one."""
+    env = {"TA_BASE_URL": service.base_url, "TA_API_KEY": "key"}
+    for text in (CHAT, AGENT):
+        agent = Agent.from_config(write(tmp_path, text), env=env, dotenv=None)
+        assert (await agent.run("hello")).text
+    typed = CHAT + "output_type: Report\n"
+    for text, key in ((SEQUENTIAL, "spec.tasks"), (typed, "output_type")):
+        file = write(tmp_path, text, custom_types=TYPES)
+        with pytest.raises(ConfigError, match=rf"yaml:\d+: {key}: .*tealagents serve"):
+            Agent.from_config(file, env=env, dotenv=None)
+
+
 async def test_what_fails_to_close_does_not_take_the_answer_away(
     make: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,6 +281,14 @@ async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | 
     assert [call.tool for call in asked] == ([] if approves is None else ["Shell-delete"])
     asked_for, *results, _ = answer.messages
     assert {call.id for call in asked_for.tool_calls} == {each.tool_call_id for each in results}
+
+
+@pytest.mark.parametrize("answer", ["reject", "no", 1])
+async def test_only_true_approves(make: MakeAgent, answer: Any) -> None:
+    """Whatever else an approver returns does not: the words of the service are truthy, too."""
+    async with make(agent={"plugins": ["Shell"]}, approve=lambda call: answer) as agent:
+        said = await agent.run('call Shell-delete {"path": "/x"}')
+    assert "The call was not approved" in said.text
 
 
 async def test_a_stream_shows_an_approved_call_before_its_result(make: MakeAgent) -> None:
@@ -491,6 +516,27 @@ async def test_calls_at_once_share_their_providers(make: MakeAgent) -> None:
     await agent.run("hello")
     vault.may_go_on.set()
     await waiting
+    assert vault.uses == 0
+
+
+async def test_an_agent_stays_open_until_the_last_has_left_it(make: MakeAgent) -> None:
+    """It may be entered by several at once, or once more inside. covers: THREAD-10"""
+    vault = Vault()
+    agent = make(context_providers=vault)
+
+    async def use(text: str) -> None:
+        async with agent:
+            await agent.run(text)
+
+    waiting = asyncio.create_task(use("wait"))
+    await vault.waits.wait()
+    await use("hello")
+    vault.may_go_on.set()
+    await waiting
+    assert vault.uses == 0
+    async with agent:
+        await use("hello")
+        assert vault.uses == 1
     assert vault.uses == 0
 
 

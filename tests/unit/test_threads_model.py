@@ -279,6 +279,7 @@ class Workflows(Machine):
         super().__init__()
         self.workflow = WorkflowThread()
         self.now = Work()
+        self.beginning: list[str] = []
         self.marks: dict[str, Work] = {}
         self.line: list[str] = []
         self.lines: dict[str, list[str]] = {}
@@ -307,6 +308,8 @@ class Workflows(Machine):
     def plan(self, planned: list[str]) -> None:
         self.workflow.plan(*planned)
         self.now.planned = list(planned)
+        if not (self.marks or self.now.current or self.now.taken):
+            self.beginning = list(planned)
 
     @rule(names=st.lists(steps, min_size=1, max_size=3, unique=True), failing=st.sets(steps))
     def work(self, names: list[str], failing: Iterable[str]) -> None:
@@ -345,7 +348,7 @@ class Workflows(Machine):
             self.workflow.rewind()
         else:
             self.workflow.rollback(at)
-        then = deepcopy(self.marks[at]) if at else Work()
+        then = deepcopy(self.marks[at]) if at else Work(planned=list(self.beginning))
         there = {known: then.said.get(known, []) for known in self.now.said}
         self.now = Work(there, then.taken, then.current, then.planned)
         self.line = self.lines[at] if at else []

@@ -446,6 +446,11 @@ def raising(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Par
     raise RuntimeError("cannot begin")
 
 
+async def texts_only(found: AsyncIterator[Any], upcoming: Upcoming) -> AsyncIterator[Any]:
+    async for part in found:
+        yield part.messages[0].text
+
+
 async def test_a_plain_function_is_a_reducer() -> None:
     """Named `module:function`, or given as it is. covers: THREAD-8"""
     for view in (View([every_other]), open_view([(f"{__name__}:every_other", {})], "any")):
@@ -472,10 +477,15 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
 
 @pytest.mark.parametrize(
     ("reducers", "why"),
-    [([without_yield], "coroutine"), ([raising], "cannot begin"), ([every_other, raising], "cannot begin")],
+    [
+        ([without_yield], "coroutine"),
+        ([raising], "cannot begin"),
+        ([every_other, raising], "cannot begin"),
+        ([texts_only], "yielded str, not a Part"),
+    ],
 )
 async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
-    """One without `yield`, and one that raises when it is called. covers: THREAD-8"""
+    """One without `yield`, one that raises when it is called, one that yields no parts. covers: THREAD-8"""
     with pytest.raises(ViewFailed, match=rf"{reducers[-1].__name__} failed .*{why}"):
         await sent(View(reducers), HELLOS, [said("user", "now")])
 

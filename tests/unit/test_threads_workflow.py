@@ -1,8 +1,10 @@
 """Threads of workflows: sub-threads, and how far the work has come."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +23,10 @@ from tealagents.threads import (
     ThreadDeleted,
     WorkflowThread,
 )
+
+#: holds itself
+RING: list[Any] = []
+RING.append(RING)
 
 
 def texts(thread: LocalThread | WorkflowThread) -> list[str]:
@@ -188,12 +194,13 @@ async def test_a_workflow_does_not_go_back_while_a_step_runs() -> None:
     workflow.rollback(early)
 
 
-async def test_a_result_that_is_no_json_is_refused() -> None:
+@pytest.mark.parametrize("kept", [object(), "half a character: \ud800", RING])
+async def test_a_result_that_is_no_json_is_refused(kept: object) -> None:
     """The step is not over, and the workflow can still be saved. covers: WORKFLOW-2"""
     workflow = WorkflowThread(["one"])
     with pytest.raises(InvalidRequest, match="result: cannot be kept as JSON"):
         async with workflow.step("one") as result:
-            result["open"] = object()
+            result["open"] = kept
     assert WorkflowThread.from_json(workflow.to_json()).execution.current_steps == ["one"]
 
 
@@ -244,6 +251,35 @@ async def test_the_whole_goes_back_to_its_beginning() -> None:
     workflow.rewind()
     assert not workflow.execution.steps_taken
     assert not inner.messages
+
+
+@pytest.mark.parametrize("of", ["itself", "json", "fork", "copy"])
+async def test_at_its_beginning_all_steps_are_to_come(of: str) -> None:
+    """Those of its making, or planned before anything was begun. covers: WORKFLOW-2, WORKFLOW-3"""
+    workflow = WorkflowThread(["draft", "review"])
+    inner = WorkflowThread()
+    inner.plan("deep", "deeper")
+    workflow.create_sub_thread("inner", inner)
+    async with workflow.step("draft"):
+        async with inner.step("deep"):
+            inner.plan("other")
+        workflow.plan("publish")
+    same: dict[str, Callable[[], WorkflowThread]] = {
+        "itself": lambda: workflow,
+        "json": lambda: WorkflowThread.from_json(workflow.to_json()),
+        "fork": workflow.fork,
+        "copy": workflow.copy,
+    }
+    again = same[of]()
+    for _ in range(2):
+        again.rewind()
+        assert again.execution.remaining == ["draft", "review"]
+        deep = again.get_sub_thread("inner")
+        assert isinstance(deep, WorkflowThread)
+        assert deep.execution.remaining == ["deep", "deeper"]
+        async for step in again.steps():
+            async with again.step(step):
+                pass
 
 
 async def test_another_sub_thread_of_the_name_begins_empty() -> None:

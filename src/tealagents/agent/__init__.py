@@ -25,8 +25,8 @@ from typing import Self
 
 from tealagents.agent.answering import Answering, Approve, ThreadRecorder
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
-from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
-from tealagents.config import ServiceConfig, load
+from tealagents.agent.opening import Entered, Kind, Opened, Shared, opened, with_kind
+from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
@@ -52,8 +52,8 @@ __all__ = ["Agent", "AgentAnswer", "AnswerStream", "Update"]
 class Agent:
     """One agent, for one user.
 
-    Open it with `async with`, and its connections and tool servers are kept until its end; otherwise each
-    call opens and closes what it needs.
+    Open it with `async with`, and its connections and tool servers are kept until its end, or that of the
+    last where several are in it at once; otherwise each call opens and closes what it needs.
     """
 
     def __init__(
@@ -90,8 +90,7 @@ class Agent:
         #: what providers remember of the user; in memory it would be forgotten where it is closed
         self._store = Shared(store, stays=not store.durable)
         self._store_checked = False
-        self._open: Opened | None = None
-        self._stack = AsyncExitStack()
+        self._entered = Entered(self._working)
 
     @property
     def name(self) -> str:
@@ -117,6 +116,7 @@ class Agent:
     ) -> Self:
         """The agent of a config file; `ConfigError` with everything that is wrong in it."""
         config = load(Path(path), env=env, dotenv=dotenv)
+        _check_taken(config)
         import_from(config.source.parent)
         return cls(
             config,
@@ -130,17 +130,16 @@ class Agent:
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._open = await self._stack.enter_async_context(self._working())
+        await self._entered.enter()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._open = None
-        await self._stack.aclose()
+        await self._entered.leave()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Opened]:
-        if self._open is not None:
-            yield self._open
+        if self._entered.working is not None:
+            yield self._entered.working
             return
         stack = AsyncExitStack()
         working = await stack.enter_async_context(self._working())
@@ -377,6 +376,18 @@ def _kind(thread: AgentThread, store: bool | None) -> Kind:
             "Leave it out, or use a thread of the other kind",
         )
     return kind
+
+
+def _check_taken(config: ServiceConfig) -> None:
+    """`ConfigError` for tasks and typed answers of the earlier platform, which only its service knows."""
+    if not config.stateless:
+        return
+    from tealagents.config.skagents import EarlierConfig
+
+    if isinstance(config, EarlierConfig) and (config.tasks or config.output_type):
+        key = ("spec", "tasks") if config.tasks else ("output_type",)
+        why = "has an effect only where the file is served, with `tealagents serve`"
+        raise ConfigError([config.document.problem(key, why)])
 
 
 #: what of an agent's own section its answers depend on

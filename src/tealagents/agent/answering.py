@@ -247,11 +247,12 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
     async def _approves(self, call: ToolCall) -> bool:
-        """Whether a call that needs approval may be made. Without an `approve` to ask it may not."""
+        """Whether a call that needs approval may be made. Without an `approve` to ask it may not, nor with an
+        answer other than True: "reject" is truthy as well."""
         if self.approve is None:
             return False
         decided = self.approve(call)
-        return bool(await decided) if isawaitable(decided) else bool(decided)
+        return (await decided if isawaitable(decided) else decided) is True
 
     def _approval(self, needed: HumanNeeded) -> Approval:
         now, thread_id = self.recorder.clock.now(), self.thread.thread_id

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, Literal, TypeVar
 
@@ -100,6 +100,30 @@ class Opened:
 
     async def close(self) -> None:
         await self._stack.aclose()
+
+
+class Entered:
+    """What is kept open from the first `async with` of an agent to the end of the last."""
+
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[Opened]]) -> None:
+        self.working: Opened | None = None
+        self._opening = opening
+        self._users = 0
+        self._changing = asyncio.Lock()
+        self._stack = AsyncExitStack()
+
+    async def enter(self) -> None:
+        async with self._changing:
+            if self.working is None:
+                self.working = await self._stack.enter_async_context(self._opening())
+            self._users += 1
+
+    async def leave(self) -> None:
+        self._users -= 1  # before anything is waited for: who is canceled there has left, too
+        async with self._changing:
+            if not self._users:
+                self.working = None
+                await self._stack.aclose()
 
 
 @asynccontextmanager

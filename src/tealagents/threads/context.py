@@ -242,7 +242,7 @@ class Providers:
 def _unkeepable(state: Json) -> str | None:
     try:
         size = len(encode_json(state))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
     return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
 

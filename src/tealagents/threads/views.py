@@ -164,7 +164,7 @@ class View:
         try:
             for reducer in reducers:
                 streams.append(reducer(streams[-1], upcoming))
-            shown = [part async for part in streams[-1]]
+            shown = [_checked(part) async for part in streams[-1]]
         except TealError:
             raise
         except Exception as error:
@@ -208,6 +208,13 @@ class _Counted:
                 each.message_id for each in read[: oldest + 1] if kept.get(each.message_id, each) is not each
             ),
         )
+
+
+def _checked(part: object) -> Part:
+    """What a reducer yielded, if that is a part."""
+    if not isinstance(part, Part):
+        raise TypeError(f"it yielded {type(part).__name__}, not a Part")
+    return part
 
 
 def check_whole(part: Part) -> None:

@@ -69,6 +69,7 @@ class WorkflowParts(Struct, frozen=True):
     execution: Execution
     threads: dict[str, Json]
     checkpoints: list[MarkedExecution]
+    beginning: list[str] = []
 
 
 class WorkflowThread(AgentThread):
@@ -89,6 +90,8 @@ class WorkflowThread(AgentThread):
     def __init__(self, next_steps: Sequence[str] = (), *, thread_id: str | None = None) -> None:
         super().__init__(thread_id=thread_id)
         self.execution = Execution(next_steps=list(next_steps))
+        #: the steps that were to come before anything was begun or marked
+        self._beginning = list(next_steps)
         self._threads: dict[str, AgentThread] = {}
         #: how often each step runs now
         self._running: Counter[str] = Counter()
@@ -170,6 +173,8 @@ class WorkflowThread(AgentThread):
     def plan(self, *steps: str) -> None:
         """Replaces the steps that are to come."""
         self.execution.next_steps = list(steps)
+        if not (self._checkpoints or self.execution.current_steps or self.execution.steps_taken):
+            self._beginning = list(steps)
 
     # --- the whole -------------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class WorkflowThread(AgentThread):
         holder = None if message_id is None else self._holder(message_id)
         fork = type(self)()
         fork.fingerprint, fork.context = self.fingerprint, deepcopy(self.context)
-        fork.execution = deepcopy(self.execution)
+        fork.execution, fork._beginning = deepcopy(self.execution), self._beginning
         fork._threads = {
             key: thread.fork(message_id if key == holder else None) for key, thread in threads.items()
         }
@@ -226,7 +231,7 @@ class WorkflowThread(AgentThread):
         self._check_there()
         copied = type(self)()
         copied._like(self)
-        copied.execution = deepcopy(self.execution)
+        copied.execution, copied._beginning = deepcopy(self.execution), self._beginning
         copied._threads = {key: thread.copy() for key, thread in self.sub_threads.items()}
         return copied
 
@@ -248,7 +253,7 @@ class WorkflowThread(AgentThread):
         for thread in list(self.sub_threads.values()):
             await thread._erase()
         await super()._erase()
-        self.execution = Execution()
+        self.execution, self._beginning = Execution(), []
 
     def check_way_back(self) -> None:
         super().check_way_back()
@@ -275,11 +280,13 @@ class WorkflowThread(AgentThread):
                 thread.rollback(at)
             else:  # it is younger than the checkpoint, or another had its name then
                 thread.rewind()
-        self.execution = msgspec.convert(checkpoint.execution or {}, Execution)
+        marked = checkpoint.execution or {"next_steps": self._beginning}
+        self.execution = msgspec.convert(marked, Execution)
 
     def _parts(self) -> Json:
         return {
             "execution": msgspec.to_builtins(self.execution),
+            "beginning": list(self._beginning),
             "threads": {key: thread.document() for key, thread in self.sub_threads.items()},
         }
 
@@ -287,7 +294,7 @@ class WorkflowThread(AgentThread):
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
         parts = msgspec.convert(document, WorkflowParts)
         workflow = cls()
-        workflow.execution = parts.execution
+        workflow.execution, workflow._beginning = parts.execution, parts.beginning
         workflow._threads = {key: opened(each, stores=stores) for key, each in parts.threads.items()}
         return workflow
 
@@ -306,8 +313,8 @@ def _checkpoints(thread: AgentThread) -> set[str]:
 
 def _as_json(result: Json) -> Json:
     try:
-        return msgspec.convert(msgspec.to_builtins(result), Json)
-    except (TypeError, ValueError) as error:
+        return msgspec.json.decode(msgspec.json.encode(result), type=Json)
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("result", f"cannot be kept as JSON: {error}") from error
 
 
