@@ -275,6 +275,17 @@ async def test_header_takes_latin_letters(tmp_path: Path, server: str) -> None:
     assert (seen["headers"]["x-trace-id"], seen["headers"]["x-city"]) == ("Zürich", "Köln")
 
 
+async def test_a_header_that_cannot_be_sent_is_no_lost_answer(tmp_path: Path, server: str) -> None:
+    """Nothing was sent, so nothing can have been done. Blanks around a value mean nothing in HTTP."""
+    header: list[Json] = [{"name": name, "in": "header", "schema": {}} for name in ("X-A", "X B")]
+    document = one_operation({"operationId": "a", "parameters": header}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        assert (await sent(tools, "a", **{"X-A": " a b\t"}))["headers"]["x-a"] == "a b"
+        with pytest.raises(ToolFailed, match=r"cannot be sent.* Nothing was done\.$") as raised:
+            await sent(tools, "a", X_B="b")
+        assert not raised.value.unknown
+
+
 async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: str) -> None:
     """`Authorization` and the like are no arguments, whatever the document declares."""
     async with opened(tmp_path, library.document(), server) as tools:

@@ -21,7 +21,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
-from tealagents.outbound.reading import BoundedClient, Fetched, fetch
+from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetch
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth import TOKEN_SECONDS
@@ -165,6 +165,8 @@ class RemoteApi:
             raise ToolFailed(
                 f"{shown(self._url)} cannot be reached: {error or type(error).__name__}. Nothing was done."
             ) from error
+        except Unsendable as error:
+            raise ToolFailed(f"{place}: {error}. Nothing was done.") from error
         except (httpx2.HTTPError, TimeoutError) as error:
             unknown = operation.method not in _SAFE
             raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error

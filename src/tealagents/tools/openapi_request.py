@@ -162,7 +162,7 @@ def _header_text(parameter: Parameter, value: Any) -> str:
         raise ToolFailed(
             f"{parameter.argument} cannot be sent as a header: {excerpt(text)!r}. Nothing was done."
         )
-    return text
+    return text.strip(" \t")  # around a value they mean nothing, and are refused
 
 
 # --- body ----------------------------------------------------------------------------------------
