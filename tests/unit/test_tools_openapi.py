@@ -1078,6 +1078,21 @@ def test_schemas_of_3_1_are_kept() -> None:
     assert operation.schema["$defs"] == {"N": {"prefixItems": [{}], "items": False}}
 
 
+def test_what_stands_beside_the_reference_of_a_body_counts() -> None:
+    """In OpenAPI 3.1 it adds to what is referred to. A reference in circles has no fields still."""
+    more = {"properties": {"extra": {"type": "string"}}, "required": ["extra"]}
+    schemas: Json = {
+        "Base": {"type": "object", "properties": {"a": {"type": "string"}}},
+        "Loop": {"$ref": "#/components/schemas/Loop", **more},
+    }
+    for name, arguments in (("Base", {"extra", "a"}), ("Loop", {"body"})):
+        schema = {"$ref": f"#/components/schemas/{name}", "description": "it", **more}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}, version="3.1.0", **schemas), "it")
+        assert set(operation.schema["properties"]) == arguments
+        assert operation.schema["required"] == [*({"extra", "body"} & arguments)]
+
+
 def test_recursive_and_huge_schemas_are_bounded() -> None:
     """A schema that contains itself is defined once; definitions beyond the bound become "anything"."""
     schemas: Json = {

@@ -32,6 +32,8 @@ MAX_EXAMPLE = 200
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
+#: what adds to the fields that a reference stands for, beside it (OpenAPI 3.1)
+_OF_FIELDS = frozenset({"properties", "required", "allOf", "additionalProperties"})
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
 FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
@@ -200,6 +202,10 @@ class Schemas:
             return None
         if "$ref" in schema:
             reference = str(schema["$ref"])
+            more = sound({key: value for key, value in schema.items() if key != "$ref"})
+            if not _OF_FIELDS.isdisjoint(more):
+                parts = [{"$ref": reference}, *more.get("allOf", [])]
+                return self._fields({**more, "allOf": parts}, seen)
             if reference in seen:
                 return None
             target = pointed_at(self._document, reference, self._where)
