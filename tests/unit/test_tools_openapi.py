@@ -1093,6 +1093,27 @@ def test_what_stands_beside_the_reference_of_a_body_counts() -> None:
         assert operation.schema["required"] == [*({"extra", "body"} & arguments)]
 
 
+def test_what_is_read_only_by_a_reference_is_left_out() -> None:
+    """As what says so itself is, in a body and below; references in circles say nothing."""
+    schemas: Json = {
+        "Id": {"$ref": "#/components/schemas/Plain"},
+        "Plain": {"type": "string", "readOnly": True},
+        "Loop": {"$ref": "#/components/schemas/Loop"},
+    }
+    fields: Json = {"id": {"$ref": "#/components/schemas/Id"}, "n": {"type": "string"}}
+    below = {"type": "object", "properties": fields, "required": ["id", "n"]}
+    loop = {"$ref": "#/components/schemas/Loop"}
+    schema = {**below, "properties": {**fields, "below": below, "loop": loop}}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert operation.schema["required"] == ["n"]
+    assert operation.schema["properties"] == {
+        "n": {"type": "string"},
+        "below": {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
+        "loop": {"$ref": "#/$defs/Loop"},
+    }
+
+
 def test_recursive_and_huge_schemas_are_bounded() -> None:
     """A schema that contains itself is defined once; definitions beyond the bound become "anything"."""
     schemas: Json = {

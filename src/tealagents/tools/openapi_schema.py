@@ -116,7 +116,7 @@ class Schemas:
         return value
 
     def _leave_out_read_only(self, schema: Json, result: Json) -> None:
-        hidden = {name for name, one in schema.get("properties", {}).items() if _is_read_only(one)}
+        hidden = {name for name, one in schema.get("properties", {}).items() if self._is_read_only(one)}
         for name in hidden:
             del result["properties"][name]
         if hidden and "required" in result:
@@ -224,8 +224,19 @@ class Schemas:
                 return None
             properties, required = {**properties, **fields.properties}, [*required, *fields.required]
             is_open = is_open or fields.open
-        shown = {name: one for name, one in properties.items() if not _is_read_only(one)}
+        shown = {name: one for name, one in properties.items() if not self._is_read_only(one)}
         return Fields(shown, [name for name in dict.fromkeys(required) if name in shown], is_open)
+
+    def _is_read_only(self, schema: Any) -> bool:
+        """Whether it says so, or what it refers to does."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(schema, dict) or schema.get("readOnly") is True:
+                break
+            try:
+                schema = target_of(self._document, str(schema.get("$ref")))
+            except LookupError:
+                return False
+        return isinstance(schema, dict) and schema.get("readOnly") is True
 
     def _name(self, reference: str) -> str:
         if reference not in self._names:
@@ -242,10 +253,6 @@ class Schemas:
             target = pointed_at(self._document, self._references[name], self._where)
             self._converted[name] = self.converted(target)
         return self._converted[name]
-
-
-def _is_read_only(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("readOnly") is True
 
 
 def _references(schema: Any) -> list[str]:
