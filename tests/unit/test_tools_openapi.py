@@ -321,6 +321,18 @@ async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
     assert (seen["path"], seen["query"]) == ("/v1/a/p", "id=q")
 
 
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [("/x?type=a", "/x?type=a&q=1"), ("/x#one", "/x?q=1"), ("/x?type=a#one", "/x?type=a&q=1")],
+)
+def test_a_query_follows_what_the_path_has_of_one(path: str, target: str) -> None:
+    """Some documents distinguish operations of one path by a query or a fragment, which is not sent."""
+    query = {"name": "q", "in": "query", "schema": {"type": "integer"}}
+    [operation] = operations(one_operation({"parameters": [query]}, path=path), "it")
+    assert request_of(operation, {"q": 1}).target == target
+    assert request_of(operation, {}).target == target.replace("&q=1", "").replace("?q=1", "")
+
+
 # --- bodies --------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,8 @@ class ApiRequest(NamedTuple):
 def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
     """Raises `ToolFailed`, which says to the model which argument is missing, unknown or impossible."""
     values = _by_parameter(operation, arguments)
-    headers, query, cookies, path = {}, Pairs(), Pairs(), operation.path
+    headers, query, cookies = {}, Pairs(), Pairs()
+    path, *_ = operation.path.split("#")  # a fragment is not sent, nor would be the query behind it
     for parameter in operation.parameters:
         if parameter.argument not in values:
             continue
@@ -52,7 +53,8 @@ def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
                 cookies += _form_pairs(parameter, value)
     if cookies:
         headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies)
-    target = path + ("?" + "&".join(f"{name}={value}" for name, value in query) if query else "")
+    pairs = "&".join(f"{name}={value}" for name, value in query)
+    target = path + (("&" if "?" in path else "?") + pairs if pairs else "")
     media_type, body = _body(operation.body, _body_value(operation, arguments))
     if media_type:
         headers["Content-Type"] = media_type
