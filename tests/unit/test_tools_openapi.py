@@ -517,6 +517,29 @@ async def test_a_body_of_any_image_has_the_type_of_its_uri(
     assert (seen["headers"]["content-type"], seen["body"]) == (sent_as, "img")
 
 
+@pytest.mark.parametrize(
+    ("media_type", "arguments"),
+    [
+        ('application/json; x="€"', {"body": 1}),
+        ("image/*", {"body": "data:image/png;x=€,a"}),
+        ("text/plain", {"body": "a", "uro": "b"}),
+    ],
+)
+async def test_names_that_no_header_can_have_are_refused(
+    tmp_path: Path, server: str, media_type: str, arguments: Json
+) -> None:
+    """Whether the document has them or the model does; other calls of the operation work."""
+    body: Json = {"content": {media_type: {"schema": {}}}}
+    parameters = [{"name": "€uro", "in": "header"}]
+    document = one_operation(
+        {"operationId": "a", "parameters": parameters, "requestBody": body}, path="/echo/a"
+    )
+    async with opened(tmp_path, document, server) as tools:
+        with pytest.raises(ToolFailed, match=r"cannot be sent.* Nothing was done\.$"):
+            await sent(tools, "a", **arguments)
+        assert (await sent(tools, "a"))["body"] == ""
+
+
 # --- arguments that were edited ------------------------------------------------------------------
 
 EDITED = one_operation(
@@ -943,6 +966,14 @@ def test_what_is_left_empty_in_yaml_is_left_out() -> None:
     document["paths"] |= {"/y": None, "/z": {"get": None}}
     [operation] = operations(document, "it")
     assert operation.schema["properties"] == {}
+    fields: Json = {"a": None, "b": {"properties": {"c": None}}}
+    for media, properties in (
+        (None, {"body": {}}),
+        ({"schema": {"properties": fields}}, {"a": {}, "b": {"properties": {"c": {}}}}),
+    ):
+        body = {"content": {"application/json": media}}
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        assert operation.schema["properties"] == properties
 
 
 @pytest.mark.parametrize(
@@ -968,10 +999,15 @@ def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
     """`required: true` beside a property is a common mistake; model services refuse a schema with one."""
     field = {"type": "string", "required": True, "enum": "x", "anyOf": None}
     schema = {"type": None, "required": "a", "properties": {"a": field, "b": {"properties": ["c"]}}}
-    body = {"content": {"application/json": {"schema": schema}}}
-    [operation] = operations(one_operation({"requestBody": body}), "it")
-    assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
-    assert "required" not in operation.schema
+    odd: list[Any] = ["a", [{}], [["a"], 1]]
+    for required in odd:
+        body = {
+            "required": True,
+            "content": {"application/json": {"schema": {**schema, "required": required}}},
+        }
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
+        assert "required" not in operation.schema
 
 
 def test_values_that_a_keyword_does_not_have_are_left_out_of_a_schema() -> None:

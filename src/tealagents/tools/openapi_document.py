@@ -105,6 +105,7 @@ class _DocumentPart(BaseModel):
     @classmethod
     def _null_is_left_out(cls, data: Any) -> Any:
         """YAML reads a key without a value as null."""
+        data = {} if data is None else data
         return {key: one for key, one in data.items() if one is not None} if isinstance(data, dict) else data
 
 

@@ -48,7 +48,8 @@ def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
             case "query":
                 query += _form_pairs(parameter, value)
             case "header":
-                headers[parameter.name] = _header_text(parameter, value)
+                name = _sendable(parameter.name, "A header's name")
+                headers[name] = _header_text(parameter, value)
             case "cookie":
                 cookies += _form_pairs(parameter, value)
     if cookies:
@@ -57,7 +58,7 @@ def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
     target = path + (("&" if "?" in path else "?") + pairs if pairs else "")
     media_type, body = _body(operation.body, _body_value(operation, arguments))
     if media_type:
-        headers["Content-Type"] = media_type
+        headers["Content-Type"] = _sendable(media_type, "The body's media type")
     return ApiRequest(target, headers, body)
 
 
@@ -160,11 +161,14 @@ def _header_text(parameter: Parameter, value: Any) -> str:
         text = ",".join(f"{_text(key)}{joined}{_text(one)}" for key, one in value.items())
     else:
         text = ",".join(_text(one) for one in (value if isinstance(value, list) else [value]))
+    # around a value they mean nothing, and are refused
+    return _sendable(text, parameter.argument).strip(" \t")
+
+
+def _sendable(text: str, what: str) -> str:
     if not _PRINTABLE.fullmatch(text):
-        raise ToolFailed(
-            f"{parameter.argument} cannot be sent as a header: {excerpt(text)!r}. Nothing was done."
-        )
-    return text.strip(" \t")  # around a value they mean nothing, and are refused
+        raise ToolFailed(f"{what} cannot be sent as a header: {excerpt(text)!r}. Nothing was done.")
+    return text
 
 
 # --- body ----------------------------------------------------------------------------------------

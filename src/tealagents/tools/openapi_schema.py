@@ -89,6 +89,8 @@ class Schemas:
         """JSON Schema for what OpenAPI (3.0 or 3.1) says; what only the server may set is left out."""
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
+        if schema is None:  # left empty in YAML
+            return {}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
         schema = sound(schema)
@@ -225,7 +227,8 @@ class Schemas:
             properties, required = {**properties, **fields.properties}, [*required, *fields.required]
             is_open = is_open or fields.open
         shown = {name: one for name, one in properties.items() if not self._is_read_only(one)}
-        return Fields(shown, [name for name in dict.fromkeys(required) if name in shown], is_open)
+        known = dict.fromkeys(name for name in required if isinstance(name, str) and name in shown)
+        return Fields(shown, list(known), is_open)
 
     def _is_read_only(self, schema: Any) -> bool:
         """Whether it says so, or what it refers to does."""
