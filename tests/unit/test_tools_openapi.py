@@ -714,6 +714,25 @@ async def test_a_redirect_may_say_that_a_call_is_done(tmp_path: Path, server: st
 
 
 @pytest.mark.parametrize(
+    ("status", "unknown"), [(300, True), (302, True), (304, True), (307, False), (308, False)]
+)
+async def test_a_redirect_to_nowhere_is_no_result(tmp_path: Path, status: int, unknown: bool) -> None:
+    """Without a `Location` it cannot be followed; a GET has changed nothing."""
+
+    async def answer(request: Request) -> Response:
+        return Response("" if status == 304 else "elsewhere", status_code=status)
+
+    item = {"get": {"operationId": "look"}, "post": {"operationId": "order"}}
+    document = {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {"/x": item}}
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["GET", "POST"])])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            for name, lost in (("Library-order", unknown), ("Library-look", False)):
+                with pytest.raises(ToolFailed, match=f"answered {status} ") as raised:
+                    await tools[name].call(Context(), {})
+                assert raised.value.unknown is lost
+
+
+@pytest.mark.parametrize(
     ("status", "headers", "unknown"),
     [
         *((status, {}, True) for status in (408, 500, 502, 503, 504, 520, 522, 524)),

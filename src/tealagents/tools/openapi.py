@@ -251,10 +251,11 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
 
 def _answer_text(answer: Fetched, method: str, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip(), answer.content
-    if answer.status >= 400:
+    if answer.status >= 300:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
         said = f"{place} answered {status}: {reason}"
-        if method not in _SAFE and may_be_done(answer.status, answer.headers):
+        redirected = answer.status < 400 and answer.status not in (307, 308)  # these want it repeated
+        if method not in _SAFE and (redirected or may_be_done(answer.status, answer.headers)):
             raise ToolFailed(f"{said}\n{_UNKNOWN}", unknown=True)
         if answer.status == 401:
             raise _Unauthorized(said)
