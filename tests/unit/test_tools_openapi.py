@@ -275,6 +275,17 @@ async def test_header_takes_latin_letters(tmp_path: Path, server: str) -> None:
     assert (seen["headers"]["x-trace-id"], seen["headers"]["x-city"]) == ("Zürich", "Köln")
 
 
+async def test_a_header_that_cannot_be_sent_is_no_lost_answer(tmp_path: Path, server: str) -> None:
+    """Nothing was sent, so nothing can have been done. Blanks around a value mean nothing in HTTP."""
+    header: list[Json] = [{"name": name, "in": "header", "schema": {}} for name in ("X-A", "X B")]
+    document = one_operation({"operationId": "a", "parameters": header}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        assert (await sent(tools, "a", **{"X-A": " a b\t"}))["headers"]["x-a"] == "a b"
+        with pytest.raises(ToolFailed, match=r"cannot be sent.* Nothing was done\.$") as raised:
+            await sent(tools, "a", X_B="b")
+        assert not raised.value.unknown
+
+
 async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: str) -> None:
     """`Authorization` and the like are no arguments, whatever the document declares."""
     async with opened(tmp_path, library.document(), server) as tools:
@@ -308,6 +319,41 @@ async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
     async with opened(tmp_path, document, server) as tools:
         seen = await sent(tools, "both", id="p", id_query="q")
     assert (seen["path"], seen["query"]) == ("/v1/a/p", "id=q")
+
+
+def test_a_parameter_is_written_as_its_media_type_says() -> None:
+    """As JSON, in a path too, or as the text that it is; other values are JSON in any case."""
+    media = {"j": "application/json", "t": "text/plain"}
+    parameters = [
+        {"name": f"{place}-{name}", "in": place, "content": {kind: {"schema": {}}}}
+        for place in ("path", "query", "header", "cookie")
+        for name, kind in media.items()
+    ]
+    document = one_operation({"parameters": parameters}, path="/{path-j}/{path-t}")
+    [operation] = operations(document, "it")
+    names = [str(parameter["name"]) for parameter in parameters]
+    seen = request_of(operation, dict.fromkeys(names, 'a"'))
+    assert seen.target == "/%22a%5C%22%22/a%22?query-j=%22a%5C%22%22&query-t=a%22"
+    assert seen.headers == {
+        "header-j": '"a\\""',
+        "header-t": 'a"',
+        "Cookie": "cookie-j=%22a%5C%22%22; cookie-t=a%22",
+    }
+    seen = request_of(operation, {name: [1] for name in names})
+    assert seen.target == "/%5B1%5D/%5B1%5D?query-j=%5B1%5D&query-t=%5B1%5D"
+    assert seen.headers["header-t"] == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [("/x?type=a", "/x?type=a&q=1"), ("/x#one", "/x?q=1"), ("/x?type=a#one", "/x?type=a&q=1")],
+)
+def test_a_query_follows_what_the_path_has_of_one(path: str, target: str) -> None:
+    """Some documents distinguish operations of one path by a query or a fragment, which is not sent."""
+    query = {"name": "q", "in": "query", "schema": {"type": "integer"}}
+    [operation] = operations(one_operation({"parameters": [query]}, path=path), "it")
+    assert request_of(operation, {"q": 1}).target == target
+    assert request_of(operation, {}).target == target.replace("&q=1", "").replace("?q=1", "")
 
 
 # --- bodies --------------------------------------------------------------------------------------
@@ -494,6 +540,29 @@ async def test_a_body_of_any_image_has_the_type_of_its_uri(
     assert (seen["headers"]["content-type"], seen["body"]) == (sent_as, "img")
 
 
+@pytest.mark.parametrize(
+    ("media_type", "arguments"),
+    [
+        ('application/json; x="€"', {"body": 1}),
+        ("image/*", {"body": "data:image/png;x=€,a"}),
+        ("text/plain", {"body": "a", "uro": "b"}),
+    ],
+)
+async def test_names_that_no_header_can_have_are_refused(
+    tmp_path: Path, server: str, media_type: str, arguments: Json
+) -> None:
+    """Whether the document has them or the model does; other calls of the operation work."""
+    body: Json = {"content": {media_type: {"schema": {}}}}
+    parameters = [{"name": "€uro", "in": "header"}]
+    document = one_operation(
+        {"operationId": "a", "parameters": parameters, "requestBody": body}, path="/echo/a"
+    )
+    async with opened(tmp_path, document, server) as tools:
+        with pytest.raises(ToolFailed, match=r"cannot be sent.* Nothing was done\.$"):
+            await sent(tools, "a", **arguments)
+        assert (await sent(tools, "a"))["body"] == ""
+
+
 # --- arguments that were edited ------------------------------------------------------------------
 
 EDITED = one_operation(
@@ -665,6 +734,25 @@ async def test_a_redirect_may_say_that_a_call_is_done(tmp_path: Path, server: st
         with pytest.raises(ToolFailed, match=r"not followed\.$") as raised:
             await sent(tools, "postAnswer", kind="far")
         assert not raised.value.unknown
+
+
+@pytest.mark.parametrize(
+    ("status", "unknown"), [(300, True), (302, True), (304, True), (307, False), (308, False)]
+)
+async def test_a_redirect_to_nowhere_is_no_result(tmp_path: Path, status: int, unknown: bool) -> None:
+    """Without a `Location` it cannot be followed; a GET has changed nothing."""
+
+    async def answer(request: Request) -> Response:
+        return Response("" if status == 304 else "elsewhere", status_code=status)
+
+    item = {"get": {"operationId": "look"}, "post": {"operationId": "order"}}
+    document = {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {"/x": item}}
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["GET", "POST"])])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            for name, lost in (("Library-order", unknown), ("Library-look", False)):
+                with pytest.raises(ToolFailed, match=f"answered {status} ") as raised:
+                    await tools[name].call(Context(), {})
+                assert raised.value.unknown is lost
 
 
 @pytest.mark.parametrize(
@@ -918,6 +1006,14 @@ def test_what_is_left_empty_in_yaml_is_left_out() -> None:
     document["paths"] |= {"/y": None, "/z": {"get": None}}
     [operation] = operations(document, "it")
     assert operation.schema["properties"] == {}
+    fields: Json = {"a": None, "b": {"properties": {"c": None}}}
+    for media, properties in (
+        (None, {"body": {}}),
+        ({"schema": {"properties": fields}}, {"a": {}, "b": {"properties": {"c": {}}}}),
+    ):
+        body = {"content": {"application/json": media}}
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        assert operation.schema["properties"] == properties
 
 
 @pytest.mark.parametrize(
@@ -943,10 +1039,15 @@ def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
     """`required: true` beside a property is a common mistake; model services refuse a schema with one."""
     field = {"type": "string", "required": True, "enum": "x", "anyOf": None}
     schema = {"type": None, "required": "a", "properties": {"a": field, "b": {"properties": ["c"]}}}
-    body = {"content": {"application/json": {"schema": schema}}}
-    [operation] = operations(one_operation({"requestBody": body}), "it")
-    assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
-    assert "required" not in operation.schema
+    odd: list[Any] = ["a", [{}], [["a"], 1]]
+    for required in odd:
+        body = {
+            "required": True,
+            "content": {"application/json": {"schema": {**schema, "required": required}}},
+        }
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
+        assert "required" not in operation.schema
 
 
 def test_values_that_a_keyword_does_not_have_are_left_out_of_a_schema() -> None:
@@ -1063,6 +1164,42 @@ def test_schemas_of_3_1_are_kept() -> None:
         "c": {"type": ["string", "null"], "const": None},
     }
     assert operation.schema["$defs"] == {"N": {"prefixItems": [{}], "items": False}}
+
+
+def test_what_stands_beside_the_reference_of_a_body_counts() -> None:
+    """In OpenAPI 3.1 it adds to what is referred to. A reference in circles has no fields still."""
+    more = {"properties": {"extra": {"type": "string"}}, "required": ["extra"]}
+    schemas: Json = {
+        "Base": {"type": "object", "properties": {"a": {"type": "string"}}},
+        "Loop": {"$ref": "#/components/schemas/Loop", **more},
+    }
+    for name, arguments in (("Base", {"extra", "a"}), ("Loop", {"body"})):
+        schema = {"$ref": f"#/components/schemas/{name}", "description": "it", **more}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}, version="3.1.0", **schemas), "it")
+        assert set(operation.schema["properties"]) == arguments
+        assert operation.schema["required"] == [*({"extra", "body"} & arguments)]
+
+
+def test_what_is_read_only_by_a_reference_is_left_out() -> None:
+    """As what says so itself is, in a body and below; references in circles say nothing."""
+    schemas: Json = {
+        "Id": {"$ref": "#/components/schemas/Plain"},
+        "Plain": {"type": "string", "readOnly": True},
+        "Loop": {"$ref": "#/components/schemas/Loop"},
+    }
+    fields: Json = {"id": {"$ref": "#/components/schemas/Id"}, "n": {"type": "string"}}
+    below = {"type": "object", "properties": fields, "required": ["id", "n"]}
+    loop = {"$ref": "#/components/schemas/Loop"}
+    schema = {**below, "properties": {**fields, "below": below, "loop": loop}}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert operation.schema["required"] == ["n"]
+    assert operation.schema["properties"] == {
+        "n": {"type": "string"},
+        "below": {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
+        "loop": {"$ref": "#/$defs/Loop"},
+    }
 
 
 def test_recursive_and_huge_schemas_are_bounded() -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "Fetched",
     "FromThread",
     "Unacceptable",
+    "Unsendable",
     "fetch",
     "is_stream",
     "json_object",
@@ -46,6 +47,10 @@ MAX_HEADERS = 65_536
 
 class Unacceptable(httpx2.TransportError):
     """An answer that is not read, or not read to its end. The text says why, and quotes nothing."""
+
+
+class Unsendable(Unacceptable):
+    """Not an answer: the request was not sent."""
 
 
 class AnswerTooLarge(Unacceptable):
@@ -130,7 +135,7 @@ class BoundedClient(httpx2.AsyncClient):
         except TimeoutError:
             raise _too_slow(self._seconds) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, which may be a key
-            raise Unacceptable(
+            raise Unsendable(
                 "a header of the request holds what cannot be sent, such as a line break"
             ) from None
         try:

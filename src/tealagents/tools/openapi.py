@@ -21,7 +21,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
-from tealagents.outbound.reading import BoundedClient, Fetched, fetch
+from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetch
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth import TOKEN_SECONDS
@@ -165,6 +165,8 @@ class RemoteApi:
             raise ToolFailed(
                 f"{shown(self._url)} cannot be reached: {error or type(error).__name__}. Nothing was done."
             ) from error
+        except Unsendable as error:
+            raise ToolFailed(f"{place}: {error}. Nothing was done.") from error
         except (httpx2.HTTPError, TimeoutError) as error:
             unknown = operation.method not in _SAFE
             raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
@@ -249,10 +251,11 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
 
 def _answer_text(answer: Fetched, method: str, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip(), answer.content
-    if answer.status >= 400:
+    if answer.status >= 300:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
         said = f"{place} answered {status}: {reason}"
-        if method not in _SAFE and may_be_done(answer.status, answer.headers):
+        redirected = answer.status < 400 and answer.status not in (307, 308)  # these want it repeated
+        if method not in _SAFE and (redirected or may_be_done(answer.status, answer.headers)):
             raise ToolFailed(f"{said}\n{_UNKNOWN}", unknown=True)
         if answer.status == 401:
             raise _Unauthorized(said)

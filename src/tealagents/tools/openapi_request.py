@@ -36,7 +36,8 @@ class ApiRequest(NamedTuple):
 def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
     """Raises `ToolFailed`, which says to the model which argument is missing, unknown or impossible."""
     values = _by_parameter(operation, arguments)
-    headers, query, cookies, path = {}, Pairs(), Pairs(), operation.path
+    headers, query, cookies = {}, Pairs(), Pairs()
+    path, *_ = operation.path.split("#")  # a fragment is not sent, nor would be the query behind it
     for parameter in operation.parameters:
         if parameter.argument not in values:
             continue
@@ -47,15 +48,17 @@ def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
             case "query":
                 query += _form_pairs(parameter, value)
             case "header":
-                headers[parameter.name] = _header_text(parameter, value)
+                name = _sendable(parameter.name, "A header's name")
+                headers[name] = _header_text(parameter, value)
             case "cookie":
                 cookies += _form_pairs(parameter, value)
     if cookies:
         headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies)
-    target = path + ("?" + "&".join(f"{name}={value}" for name, value in query) if query else "")
+    pairs = "&".join(f"{name}={value}" for name, value in query)
+    target = path + (("&" if "?" in path else "?") + pairs if pairs else "")
     media_type, body = _body(operation.body, _body_value(operation, arguments))
     if media_type:
-        headers["Content-Type"] = media_type
+        headers["Content-Type"] = _sendable(media_type, "The body's media type")
     return ApiRequest(target, headers, body)
 
 
@@ -87,6 +90,10 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _json(parameter: Parameter, value: Any) -> str:
+    return _text(value) if parameter.plain else json.dumps(value, ensure_ascii=False)
+
+
 def _encoded(value: Any) -> str:
     return quote(_text(value).encode("utf-8", "replace"), safe="")
 
@@ -94,7 +101,7 @@ def _encoded(value: Any) -> str:
 def _path_text(parameter: Parameter, value: Any) -> str:
     _refuse_steps(parameter, value)
     if parameter.as_json:
-        return _encoded(value)
+        return _encoded(_json(parameter, value))
     name = quote(parameter.name, safe="")
     prefix, separator = {"label": (".", "."), "matrix": (f";{name}=", f";{name}=")}.get(
         parameter.style, ("", ",")
@@ -126,7 +133,7 @@ def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
     """The pairs of a query, a cookie or a form, both sides percent-encoded."""
     name = _encoded(parameter.name)
     if parameter.as_json:
-        return [(name, _encoded(json.dumps(value, ensure_ascii=False)))]
+        return [(name, _encoded(_json(parameter, value)))]
     if parameter.style == "deepObject":
         return _deep_pairs(parameter.name, value)
     separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(parameter.style, ",")
@@ -152,16 +159,19 @@ def _deep_pairs(name: str, value: Any) -> Pairs:
 
 def _header_text(parameter: Parameter, value: Any) -> str:
     if parameter.as_json:
-        text = json.dumps(value)
+        text = value if parameter.plain and isinstance(value, str) else json.dumps(value)
     elif isinstance(value, dict):
         joined = "=" if parameter.explode else ","
         text = ",".join(f"{_text(key)}{joined}{_text(one)}" for key, one in value.items())
     else:
         text = ",".join(_text(one) for one in (value if isinstance(value, list) else [value]))
+    # around a value they mean nothing, and are refused
+    return _sendable(text, parameter.argument).strip(" \t")
+
+
+def _sendable(text: str, what: str) -> str:
     if not _PRINTABLE.fullmatch(text):
-        raise ToolFailed(
-            f"{parameter.argument} cannot be sent as a header: {excerpt(text)!r}. Nothing was done."
-        )
+        raise ToolFailed(f"{what} cannot be sent as a header: {excerpt(text)!r}. Nothing was done.")
     return text
 
 

@@ -32,6 +32,8 @@ MAX_EXAMPLE = 200
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
+#: what adds to the fields that a reference stands for, beside it (OpenAPI 3.1)
+_OF_FIELDS = frozenset({"properties", "required", "allOf", "additionalProperties"})
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
 FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
@@ -87,6 +89,8 @@ class Schemas:
         """JSON Schema for what OpenAPI (3.0 or 3.1) says; what only the server may set is left out."""
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
+        if schema is None:  # left empty in YAML
+            return {}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
         schema = sound(schema)
@@ -114,7 +118,7 @@ class Schemas:
         return value
 
     def _leave_out_read_only(self, schema: Json, result: Json) -> None:
-        hidden = {name for name, one in schema.get("properties", {}).items() if _is_read_only(one)}
+        hidden = {name for name, one in schema.get("properties", {}).items() if self._is_read_only(one)}
         for name in hidden:
             del result["properties"][name]
         if hidden and "required" in result:
@@ -200,6 +204,10 @@ class Schemas:
             return None
         if "$ref" in schema:
             reference = str(schema["$ref"])
+            more = sound({key: value for key, value in schema.items() if key != "$ref"})
+            if not _OF_FIELDS.isdisjoint(more):
+                parts = [{"$ref": reference}, *more.get("allOf", [])]
+                return self._fields({**more, "allOf": parts}, seen)
             if reference in seen:
                 return None
             target = pointed_at(self._document, reference, self._where)
@@ -218,8 +226,20 @@ class Schemas:
                 return None
             properties, required = {**properties, **fields.properties}, [*required, *fields.required]
             is_open = is_open or fields.open
-        shown = {name: one for name, one in properties.items() if not _is_read_only(one)}
-        return Fields(shown, [name for name in dict.fromkeys(required) if name in shown], is_open)
+        shown = {name: one for name, one in properties.items() if not self._is_read_only(one)}
+        known = dict.fromkeys(name for name in required if isinstance(name, str) and name in shown)
+        return Fields(shown, list(known), is_open)
+
+    def _is_read_only(self, schema: Any) -> bool:
+        """Whether it says so, or what it refers to does."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(schema, dict) or schema.get("readOnly") is True:
+                break
+            try:
+                schema = target_of(self._document, str(schema.get("$ref")))
+            except LookupError:
+                return False
+        return isinstance(schema, dict) and schema.get("readOnly") is True
 
     def _name(self, reference: str) -> str:
         if reference not in self._names:
@@ -236,10 +256,6 @@ class Schemas:
             target = pointed_at(self._document, self._references[name], self._where)
             self._converted[name] = self.converted(target)
         return self._converted[name]
-
-
-def _is_read_only(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("readOnly") is True
 
 
 def _references(schema: Any) -> list[str]:
