@@ -324,7 +324,7 @@ async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
 def test_a_parameter_is_written_as_its_media_type_says() -> None:
     """As JSON, in a path too, or as the text that it is; other values are JSON in any case."""
     media = {"j": "application/json", "t": "text/plain"}
-    parameters = [
+    parameters: list[Json] = [
         {"name": f"{place}-{name}", "in": place, "content": {kind: {"schema": {}}}}
         for place in ("path", "query", "header", "cookie")
         for name, kind in media.items()
@@ -1076,7 +1076,7 @@ def test_values_that_a_keyword_does_not_have_are_left_out_of_a_schema() -> None:
 
 def test_an_array_without_items_has_any() -> None:
     """Model services refuse a schema that does not say so."""
-    parameters = [
+    parameters: list[Json] = [
         {"name": "tags", "in": "query", "schema": {"type": "array"}},
         {"name": "ids", "in": "query", "schema": {"type": "array", "nullable": True}},
     ]
