@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tealagents.stores import open_store
 from tealagents.testing.faults import full_disk
 from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.waits import until
 
 PLUGINS = Path(__file__).parent / "custom_plugins.py"
 #: what a message says that is stored out of line, and the answer that quotes it, too
@@ -152,7 +154,7 @@ def test_an_import_can_be_repeated(agent: Agent) -> None:
     there = {"TA_PERSISTENCE": f"file://{agent.folder}/moved"}
     dry = agent.run("state", "import", str(file), "--dry-run", **there)
     assert f"{lines} records would be written" in dry.output
-    assert agent.stats(**there)["tasks"] == {}
+    assert not (agent.folder / "moved").exists()
     half = agent.folder / "half"
     first = file.read_bytes().splitlines(keepends=True)[: lines // 2]
     half.write_bytes(b"".join([*first, b'{"records":%d}\n' % (lines // 2 - 1)]))
@@ -353,6 +355,39 @@ def test_a_user_is_deleted_beside_a_running_service(agent: Agent) -> None:
         files = list(agent.database.parent.glob(agent.database.name + "*"))
         assert len(files) > 1
         assert not [path.name for path in files if b"the planted secret" in path.read_bytes()]
+
+
+def test_what_is_only_tried_makes_no_store(agent: Agent) -> None:
+    """Nor does a file that is not there: a mistyped TA_PERSISTENCE would have a store from then on."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    (agent.folder / "export").write_bytes(agent.exported())
+    elsewhere = agent.folder / "elsewhere.db"
+    there = {"TA_PERSISTENCE": f"sqlite:///{elsewhere}"}
+    tried = agent.run("state", "import", str(agent.folder / "export"), "--dry-run", **there)
+    assert tried.exit_code == 0
+    assert "records would be written, 0 were there already" in tried.output
+    missing = agent.run("state", "import", str(agent.folder / "nowhere"), **there)
+    assert missing.exit_code == 2
+    assert not elsewhere.exists()
+    assert "There is no store" in agent.run("state", "stats", **there).output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_a_signal_ends_leaves_no_file(agent: Agent, number: signal.Signals) -> None:
+    """What users said does not lie about under a name that no one knows."""
+    with agent.served() as service, service.client("ada") as ada:
+        for _ in range(40):
+            say(ada, "x" * 20_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tealagents", "state", "export", str(agent.folder / "out.jsonl")],
+        env={**os.environ, **agent.env, "TA_SERVICE_CONFIG": str(agent.folder / "config.yaml")},
+        stderr=subprocess.PIPE,
+    ) as process:
+        until(lambda: process.poll() is not None or [*agent.folder.glob(".out.jsonl.*")])
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert not [*agent.folder.glob(".out.jsonl.*")]
 
 
 def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -70,17 +71,28 @@ class OpenedState:
         self.key_seconds = tasks.rules.event_seconds
 
 
-def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, creates: bool = False) -> T:
-    """Does the work on a config's state; a failure is one line. Only what `creates` may make a store."""
+def _run(
+    config: Path | None,
+    work: Callable[[OpenedState], Awaitable[T]],
+    *,
+    creates: bool = False,
+    dry_run: bool = False,
+) -> T:
+    """Does the work on a config's state; a failure is one line. Only what `creates` may make a store.
+
+    A `dry_run` works on an empty one where there is none.
+    """
     checked = load_or_exit(config)
 
     async def do() -> T:
         from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of
+        from tealagents.stores.memory import MemoryStore
 
         plain = plain_store(checked.persistence)
-        if not creates and not await plain.exists():
+        exists = (creates and not dry_run) or await plain.exists()
+        if not exists and not creates:
             raise StoreConfigError(absent(plain))
-        async with store_of(checked) as store:
+        async with store_of(checked) if exists else MemoryStore() as store:
             records = record_store_of(checked, store, SystemClock())
             await check_key(checked, records)
             return await work(OpenedState(checked, records, rules_of(checked)))
@@ -88,13 +100,29 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, cr
     if checked.persistence.startswith("memory:"):
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
-        return asyncio.run(do())
+        with _ended_by_signals():
+            return asyncio.run(do())
     except (OutputLost, BrokenPipeError):
         raise
     except OSError as error:
         raise fail(f"{error.filename}: {reason(error)}" if error.filename else str(error)) from None
     except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused) as error:
         raise fail(str(error)) from None
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within, a signal ends the command as Ctrl-C does: what is half written does not stay."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in numbers}
+    heard = [each for each in numbers if before[each] is not signal.SIG_IGN]  # `nohup` ignores one
+    for each in heard:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each in heard:
+            signal.signal(each, before[each])
 
 
 @contextmanager
@@ -110,7 +138,7 @@ def _accessible(file: Path) -> Iterator[None]:
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal: call what it yields with how much is done, of how much."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as progress:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
@@ -228,20 +256,20 @@ def import_command(
     """
 
     async def work(opened: OpenedState) -> Importer:
-        with _seekable(file) as lines:
-            size = _size(lines)
-            checking = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes checked") as report:
-                await checking.compare(lines, lambda row: report(lines.tell(), size))
-            if dry_run:
-                return checking
-            lines.seek(0)
-            importer = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes imported") as report:
-                await importer.write(lines, lambda row: report(lines.tell(), size))
-            return importer
+        size = _size(lines)
+        checking = Importer(opened.records, key_seconds=opened.key_seconds)
+        with _progress("bytes checked") as report:
+            await checking.compare(lines, lambda row: report(lines.tell(), size))
+        if dry_run:
+            return checking
+        lines.seek(0)
+        importer = Importer(opened.records, key_seconds=opened.key_seconds)
+        with _progress("bytes imported") as report:
+            await importer.write(lines, lambda row: report(lines.tell(), size))
+        return importer
 
-    done = _run(config, work, creates=True)
+    with _seekable(file) as lines:
+        done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{done.written} records {verb}, {done.same} were there already")
 
@@ -249,7 +277,11 @@ def import_command(
 @contextmanager
 def _seekable(file: Path) -> Iterator[IO[bytes]]:
     if file != Path("-"):
-        with file.open("rb") as lines:
+        try:
+            opened = file.open("rb")
+        except OSError as error:
+            raise fail(f"{file}: {reason(error)}") from None
+        with opened as lines:
             yield lines
         return
     if sys.stdin is None:
