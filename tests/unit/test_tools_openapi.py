@@ -321,6 +321,29 @@ async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
     assert (seen["path"], seen["query"]) == ("/v1/a/p", "id=q")
 
 
+def test_a_parameter_is_written_as_its_media_type_says() -> None:
+    """As JSON, in a path too, or as the text that it is; other values are JSON in any case."""
+    media = {"j": "application/json", "t": "text/plain"}
+    parameters: list[Json] = [
+        {"name": f"{place}-{name}", "in": place, "content": {kind: {"schema": {}}}}
+        for place in ("path", "query", "header", "cookie")
+        for name, kind in media.items()
+    ]
+    document = one_operation({"parameters": parameters}, path="/{path-j}/{path-t}")
+    [operation] = operations(document, "it")
+    names = [str(parameter["name"]) for parameter in parameters]
+    seen = request_of(operation, dict.fromkeys(names, 'a"'))
+    assert seen.target == "/%22a%5C%22%22/a%22?query-j=%22a%5C%22%22&query-t=a%22"
+    assert seen.headers == {
+        "header-j": '"a\\""',
+        "header-t": 'a"',
+        "Cookie": "cookie-j=%22a%5C%22%22; cookie-t=a%22",
+    }
+    seen = request_of(operation, {name: [1] for name in names})
+    assert seen.target == "/%5B1%5D/%5B1%5D?query-j=%5B1%5D&query-t=%5B1%5D"
+    assert seen.headers["header-t"] == "[1]"
+
+
 @pytest.mark.parametrize(
     ("path", "target"),
     [("/x?type=a", "/x?type=a&q=1"), ("/x#one", "/x?q=1"), ("/x?type=a#one", "/x?type=a&q=1")],

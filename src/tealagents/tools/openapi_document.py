@@ -60,6 +60,8 @@ class Parameter:
     explode: bool
     #: written as JSON, whatever the style
     as_json: bool = False
+    #: then, but a text as it is
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +338,7 @@ class _ArgumentList:
             return
         if parameter.location == "header" and parameter.name.lower() in _OWN_HEADERS:
             return
-        media = next(iter((parameter.content or {}).values()), None)
+        media_type, media = next(iter((parameter.content or {}).items()), ("", None))
         style = parameter.style or _DEFAULT_STYLE[parameter.location]
         argument = self._free(parameter.name, parameter.location)
         self.parameters.append(
@@ -348,6 +350,7 @@ class _ArgumentList:
                 style=style,
                 explode=style in ("form", "deepObject") if parameter.explode is None else parameter.explode,
                 as_json=media is not None,
+                plain=not is_json(media_type),
             )
         )
         schema = self._schemas.converted(media.schema_ if media else parameter.schema_)

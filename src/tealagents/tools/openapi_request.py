@@ -90,6 +90,10 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _json(parameter: Parameter, value: Any) -> str:
+    return _text(value) if parameter.plain else json.dumps(value, ensure_ascii=False)
+
+
 def _encoded(value: Any) -> str:
     return quote(_text(value).encode("utf-8", "replace"), safe="")
 
@@ -97,7 +101,7 @@ def _encoded(value: Any) -> str:
 def _path_text(parameter: Parameter, value: Any) -> str:
     _refuse_steps(parameter, value)
     if parameter.as_json:
-        return _encoded(value)
+        return _encoded(_json(parameter, value))
     name = quote(parameter.name, safe="")
     prefix, separator = {"label": (".", "."), "matrix": (f";{name}=", f";{name}=")}.get(
         parameter.style, ("", ",")
@@ -129,7 +133,7 @@ def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
     """The pairs of a query, a cookie or a form, both sides percent-encoded."""
     name = _encoded(parameter.name)
     if parameter.as_json:
-        return [(name, _encoded(json.dumps(value, ensure_ascii=False)))]
+        return [(name, _encoded(_json(parameter, value)))]
     if parameter.style == "deepObject":
         return _deep_pairs(parameter.name, value)
     separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(parameter.style, ",")
@@ -155,7 +159,7 @@ def _deep_pairs(name: str, value: Any) -> Pairs:
 
 def _header_text(parameter: Parameter, value: Any) -> str:
     if parameter.as_json:
-        text = json.dumps(value)
+        text = value if parameter.plain and isinstance(value, str) else json.dumps(value)
     elif isinstance(value, dict):
         joined = "=" if parameter.explode else ","
         text = ",".join(f"{_text(key)}{joined}{_text(one)}" for key, one in value.items())
