@@ -402,6 +402,26 @@ async def test_open_body_takes_other_fields(tmp_path: Path, server: str) -> None
             await sent(tools, "createBook", titel="x")
 
 
+def test_a_body_that_others_derive_from_takes_their_fields() -> None:
+    """Its `discriminator` says so. What is derived itself names what it takes, as does what is closed."""
+    pet: Json = {"type": "object", "properties": {"kind": {"type": "string"}}}
+    pet["discriminator"] = {"propertyName": "kind"}
+    base: Json = {"$ref": "#/components/schemas/Pet"}
+    dog: Json = {"allOf": [base, {"properties": {"bark": {"type": "integer"}}}]}
+    for schema, is_open in (
+        (base, True),
+        (pet, True),
+        (dog, False),
+        ({**pet, "additionalProperties": False}, False),
+    ):
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}, Pet=pet, Dog=dog), "it")
+        assert ("additionalProperties" not in operation.schema) is is_open
+        arguments = {"kind": "Dog", "bark": 1, "tail": 2}
+        with nullcontext() if is_open else pytest.raises(ToolFailed, match="There is no argument"):
+            assert json.loads(request_of(operation, arguments).body["content"]) == arguments
+
+
 async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str) -> None:
     """In JSON, also by way of references and where nothing else is said; else null means absent."""
     due = {"$ref": "#/components/schemas/Due"}

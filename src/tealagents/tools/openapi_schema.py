@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -149,7 +149,10 @@ class Schemas:
         fields = self._fields(schema, ())
         if fields is None or not fields.properties:
             return None
-        return fields
+        named = {key: value for one in self._followed(schema) for key, value in one.items()}
+        # others derive from it, and have fields of their own
+        derived = "discriminator" in named and named.get("additionalProperties") is not False
+        return fields._replace(open=fields.open or derived)
 
     def allows_null(self, schema: Any) -> bool:
         """Whether null is among the values of a converted schema; not where that is too much to find out."""
@@ -232,14 +235,18 @@ class Schemas:
 
     def _is_read_only(self, schema: Any) -> bool:
         """Whether it says so, or what it refers to does."""
+        return any(one.get("readOnly") is True for one in self._followed(schema))
+
+    def _followed(self, schema: Any) -> Iterator[Json]:
+        """The schema, what it refers to, and what that refers to."""
         for _ in range(MAX_REFERENCES):
-            if not isinstance(schema, dict) or schema.get("readOnly") is True:
-                break
+            if not isinstance(schema, dict):
+                return
+            yield schema
             try:
                 schema = target_of(self._document, str(schema.get("$ref")))
             except LookupError:
-                return False
-        return isinstance(schema, dict) and schema.get("readOnly") is True
+                return
 
     def _name(self, reference: str) -> str:
         if reference not in self._names:
