@@ -393,6 +393,7 @@ async def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
         ({"https_proxy": "http://p:1", "no_proxy": "a.example:8443"}, "https://a.example/v1", "http://p:1"),
         ({"https_proxy": "http://p:1", "no_proxy": "[2001:db8::1]"}, "https://[2001:db8::1]/v1", None),
         ({"https_proxy": "http://p:1", "no_proxy": "a,10.0.0.0/8"}, "https://10.1.2.3/v1", None),
+        ({"https_proxy": "http://p:1", "no_proxy": "a, *"}, "https://api.example.com/v1", None),
         ({"https_proxy": "http://p:1", "no_proxy": "a,10.0.0.0/8"}, "https://11.1.2.3/v1", "http://p:1"),
         ({"http_proxy": "http://p:1"}, "http://127.0.0.1:8000/v1", None),
     ],

@@ -18,6 +18,7 @@ from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
 from tealagents.agent import Update
+from tealagents.agent.opening import LoopLock
 from tealagents.config import ConfigError
 from tealagents.domain.errors import (
     CorruptState,
@@ -538,6 +539,21 @@ async def test_an_agent_stays_open_until_the_last_has_left_it(make: MakeAgent) -
         await use("hello")
         assert vault.uses == 1
     assert vault.uses == 0
+
+
+def test_an_agent_may_be_entered_by_several_in_one_event_loop_after_another() -> None:
+    """As a worker does that calls `asyncio.run` for each job."""
+    lock = LoopLock()
+
+    async def use() -> None:
+        async with lock():
+            await asyncio.sleep(0)
+
+    async def several() -> None:
+        await asyncio.gather(use(), use())
+
+    for _ in range(2):
+        asyncio.run(several())
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:

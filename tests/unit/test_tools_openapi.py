@@ -1201,6 +1201,17 @@ def test_what_stands_beside_the_reference_of_a_body_counts() -> None:
         assert operation.schema["required"] == [*({"extra", "body"} & arguments)]
 
 
+@pytest.mark.parametrize("choice", ["oneOf", "anyOf"])
+def test_a_choice_beside_the_reference_of_a_body_makes_it_one_argument(choice: str) -> None:
+    """As without a reference: each of the choices can be sent."""
+    schemas: Json = {"Base": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    parts = [{"type": "object", "properties": {name: {"type": "string"}}} for name in "bc"]
+    schema = {"$ref": "#/components/schemas/Base", choice: parts}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    [operation] = operations(one_operation({"requestBody": body}, version="3.1.0", **schemas), "it")
+    assert list(operation.schema["properties"]) == ["body"]
+
+
 def test_what_is_read_only_by_a_reference_is_left_out() -> None:
     """As what says so itself is, in a body and below; references in circles say nothing."""
     schemas: Json = {

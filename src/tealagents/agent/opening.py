@@ -29,6 +29,20 @@ def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
     return dataclasses.replace(config, agent=agent, thread=config.thread.model_copy(update={"kind": kind}))
 
 
+class LoopLock:
+    """A lock in each event loop: an agent may be used in one loop after another, as by `asyncio.run`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    def __call__(self) -> asyncio.Lock:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
+
+
 class Shared(Generic[T]):
     """What several calls at once use, opened by the first of them and closed by the last."""
 
@@ -38,11 +52,11 @@ class Shared(Generic[T]):
         self._stays = stays
         #: calls that use it now; if it stays open, all calls so far
         self._users = 0
-        self._opening = asyncio.Lock()
+        self._opening = LoopLock()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        async with self._opening:
+        async with self._opening():
             if not self._users:
                 await self.inner.__aenter__()
             self._users += 1
@@ -50,7 +64,7 @@ class Shared(Generic[T]):
             yield
         finally:
             if not self._stays:
-                async with self._opening:
+                async with self._opening():
                     self._users -= 1
                     if not self._users:
                         await self.inner.__aexit__(None, None, None)
@@ -109,18 +123,18 @@ class Entered:
         self.working: Opened | None = None
         self._opening = opening
         self._users = 0
-        self._changing = asyncio.Lock()
+        self._changing = LoopLock()
         self._stack = AsyncExitStack()
 
     async def enter(self) -> None:
-        async with self._changing:
+        async with self._changing():
             if self.working is None:
                 self.working = await self._stack.enter_async_context(self._opening())
             self._users += 1
 
     async def leave(self) -> None:
         self._users -= 1  # before anything is waited for: who is canceled there has left, too
-        async with self._changing:
+        async with self._changing():
             if not self._users:
                 self.working = None
                 await self._stack.aclose()

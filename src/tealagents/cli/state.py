@@ -113,7 +113,7 @@ def _run(
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Within, a signal ends the command as Ctrl-C does: what is half written does not stay."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # which Windows has not
     before = {each: signal.getsignal(each) for each in numbers}
     heard = [each for each in numbers if before[each] is not signal.SIG_IGN]  # `nohup` ignores one
     for each in heard:
@@ -225,11 +225,9 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
     if file == Path("-"):
         yield sys.stdout.buffer
         return
-    with _accessible(file):
-        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    partial = Path(name)
-    try:
-        with _accessible(file), os.fdopen(handle, "wb") as output:
+    partial = file.with_name(f".{file.name}.{ids.random_id()[:8]}")
+    try:  # which begins before there is a file: a signal may come at any time
+        with _accessible(file), open(partial, "xb", opener=_private) as output:
             yield output
             output.flush()
             os.fsync(output.fileno())
@@ -240,6 +238,10 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
             partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @state.command("import")
@@ -256,20 +258,25 @@ def import_command(
     """
 
     async def work(opened: OpenedState) -> Importer:
-        size = _size(lines)
-        checking = Importer(opened.records, key_seconds=opened.key_seconds)
-        with _progress("bytes checked") as report:
-            await checking.compare(lines, lambda row: report(lines.tell(), size))
-        if dry_run:
-            return checking
-        lines.seek(0)
-        importer = Importer(opened.records, key_seconds=opened.key_seconds)
-        with _progress("bytes imported") as report:
-            await importer.write(lines, lambda row: report(lines.tell(), size))
-        return importer
+        with _seekable(file) as lines:
+            size = _size(lines)
+            checking = Importer(opened.records, key_seconds=opened.key_seconds)
+            with _progress("bytes checked") as report:
+                await checking.compare(lines, lambda row: report(lines.tell(), size))
+            if dry_run:
+                return checking
+            lines.seek(0)
+            importer = Importer(opened.records, key_seconds=opened.key_seconds)
+            with _progress("bytes imported") as report:
+                await importer.write(lines, lambda row: report(lines.tell(), size))
+            return importer
 
-    with _seekable(file) as lines:
-        done = _run(config, work, creates=True, dry_run=dry_run)
+    if file != Path("-"):
+        try:
+            file.open("rb").close()  # before a store is made
+        except OSError as error:
+            raise fail(f"{file}: {reason(error)}") from None
+    done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{done.written} records {verb}, {done.same} were there already")
 
@@ -277,11 +284,7 @@ def import_command(
 @contextmanager
 def _seekable(file: Path) -> Iterator[IO[bytes]]:
     if file != Path("-"):
-        try:
-            opened = file.open("rb")
-        except OSError as error:
-            raise fail(f"{file}: {reason(error)}") from None
-        with opened as lines:
+        with file.open("rb") as lines:
             yield lines
         return
     if sys.stdin is None:

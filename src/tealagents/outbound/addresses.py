@@ -159,7 +159,8 @@ def proxy_for(url: str) -> str | None:
     place = urlsplit(url).netloc.rpartition("@")[2]  # an exemption may have a port, or brackets
     if is_loopback_host(host) or proxy_bypass(host) or proxy_bypass(place) or host.endswith(below):
         return None
-    if (address := _address(host)) is not None and any(map(partial(_holds, address), exempt)):
+    address = _address(host)
+    if "*" in exempt or (address is not None and any(map(partial(_holds, address), exempt))):
         return None
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:

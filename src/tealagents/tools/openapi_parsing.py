@@ -46,6 +46,7 @@ def _value(content: bytes) -> Any:
     if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
         raise _TooManyValues
     text = content.decode("utf-8-sig")
+    # of a key that is written twice, in JSON the last one counts: generated documents have them
     return json.loads(text) if text.lstrip().startswith("{") else from_yaml(text)
 
 

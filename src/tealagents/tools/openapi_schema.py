@@ -33,7 +33,7 @@ _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
 #: what adds to the fields that a reference stands for, beside it (OpenAPI 3.1)
-_OF_FIELDS = frozenset({"properties", "required", "allOf", "additionalProperties"})
+_OF_FIELDS = frozenset({"properties", "required", "allOf", "anyOf", "oneOf", "additionalProperties"})
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
 FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
