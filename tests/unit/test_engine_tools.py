@@ -227,7 +227,7 @@ async def test_a_tool_that_raises_because_its_time_is_up_is_in_doubt(raised: Exc
     ],
 )
 async def test_arguments_that_take_long_to_read_are_not_read(values: str, why: str) -> None:
-    """All other requests would wait meanwhile; the model is told why. covers: HITL-1"""
+    """All other requests would wait meanwhile; the result says why. covers: HITL-1"""
     slow = f'{{"a": [{values}1]}}'
     model = Scripted(calls(ToolCall("c1", "Odd-tool", slow)), says("I see."))
     ran: list[Json] = []

@@ -621,7 +621,7 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
 
 
 async def test_an_authorization_that_waits_for_an_erased_user_is_erased_too() -> None:
-    """Whoever visits its link gives the service nothing; others' links stay. covers: STATE-2"""
+    """Its link is of no use any more; the links of other users stay. covers: STATE-2"""
     async with process(MemoryStore()) as here:
         await here.ask("hello")
         pending = PendingConsents(SecretStore(here.records), time.time, 3600)
