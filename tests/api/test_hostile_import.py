@@ -11,7 +11,7 @@ import httpx
 import pytest
 from wire import JSON, Json, problem, text
 
-from tealagents.domain.depth import DEEPEST, MOST_EXTREMES
+from tealagents.domain.json_limits import DEEPEST, MOST_EXTREMES
 from tealagents.domain.texts import storable_json
 from tealagents.testing.service import ServiceThread, offline_service
 

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, BaseModel
 from wire import JSON, NOBODYS, Json, problem, text
 
 from tealagents.api import bodies
-from tealagents.domain.depth import MOST_EXTREMES
 from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.json_limits import MOST_EXTREMES
 from tealagents.testing.service import ServiceThread
 
 GOOD = json.dumps(text("hello")).encode()

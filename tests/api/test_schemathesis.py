@@ -26,7 +26,7 @@ from schemathesis.generation import GenerationMode
 from wire import Json, operations, text
 
 from tealagents.domain import ids
-from tealagents.domain.depth import LARGEST_INTEGER
+from tealagents.domain.json_limits import LARGEST_INTEGER
 from tealagents.testing.service import ServiceThread, offline_service
 
 HERE = Path(__file__).parent

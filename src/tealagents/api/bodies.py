@@ -26,7 +26,8 @@ from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypeVar
 
-from tealagents.domain.depth import (
+from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
+from tealagents.domain.json_limits import (
     DEEPEST,
     LARGEST_INTEGER,
     MOST_EXTREMES,
@@ -36,7 +37,6 @@ from tealagents.domain.depth import (
     too_many,
     too_slow,
 )
-from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 from tealagents.domain.texts import is_encodable
 from tealagents.engine.admission import Admission

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
-from tealagents.domain.depth import too_deep
+from tealagents.domain.json_limits import too_deep
 from tealagents.domain.models import Json
 
 __all__ = ["MAX_TOKEN_CHARACTERS", "CompactToken", "Malformed", "take_apart"]

@@ -7,7 +7,7 @@
 `events`      what happens while a request runs; JSON folds them, SSE encodes them
 `errors`      every error that can reach a user, as values
 `current`     the ids of the request that the running code works for
-`depth`       how deep JSON from outside may be nested, and what it may hold
+`json_limits` what JSON from outside may hold, and how deep it may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on
 `images`      what an image of a message must be
 `ports`       the Protocols that adapters fill: Store, Model, Tool, Authenticator, Clock, …

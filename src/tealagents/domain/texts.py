@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
 from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.json_limits import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
 
 #: characters of what a tool returns or raises that are passed on; the rest is cut, and the text says so
 LIMIT: Final = 200_000

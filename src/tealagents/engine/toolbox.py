@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.depth import DEEPEST, MOST_VALUES, TOO_SLOW, too_deep, too_many, too_slow
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, described, ends_task
+from tealagents.domain.json_limits import DEEPEST, MOST_VALUES, TOO_SLOW, too_deep, too_many, too_slow
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from tealagents.domain.depth import TOO_SLOW, too_slow
+from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import Json, Message, ResponseFormat, TokenUsage, ToolCall
 
 Shape = TypeVar("Shape")

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import ModelFailed, RunFailure
+from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.llm.encoding import MAX_EXTREMES, parsed
 from tealagents.llm.retries import BUSY_CODES, PASSING, PASSING_CODES, can_help
 

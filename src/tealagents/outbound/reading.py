@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from tealagents.domain.depth import too_slow
+from tealagents.domain.json_limits import too_slow
 from tealagents.domain.models import Json
 from tealagents.outbound.addresses import proxy_for
 

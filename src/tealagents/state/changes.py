@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
+from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
 from tealagents.state.codec import encode_json

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain import ids
-from tealagents.domain.depth import TOO_SLOW, too_slow
 from tealagents.domain.errors import InvalidRequest, NotOwner, TealError
 from tealagents.domain.images import image_problem
+from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import (
     ENDED,
     Body,

@@ -17,8 +17,8 @@ from pydantic import (
 
 from tealagents.api.bodies import Entries, Several
 from tealagents.api.v1alpha1.schemas import Accepted, Uuid
-from tealagents.domain.depth import LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.domain.images import image_problem
+from tealagents.domain.json_limits import LARGEST_INTEGER, SMALLEST_INTEGER
 
 _IMAGE_PATTERN = (
     "^data:image/[A-Za-z0-9.+-]+;base64,([A-Za-z0-9+/]{4})*"
