@@ -25,7 +25,7 @@ from typing import Self
 
 from tealagents.agent.answering import Answering, Approve, ThreadRecorder
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
-from tealagents.agent.opening import Entered, Kind, Opened, Shared, opened, with_kind
+from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
 from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
@@ -70,7 +70,7 @@ class Agent:
         """`approve` decides on tool calls that need approval; without it they are rejected. `message_stores`
         makes the message store of each new local thread. `reducers` and `context_providers` take the place
         of the config's."""
-        from tealagents.bootstrap import message_stores_of, store_of, view_of
+        from tealagents.bootstrap import message_stores_of, providers_of, store_of, view_of
 
         self.config = config
         #: of its configuration: its threads are not continued with another one
@@ -84,22 +84,19 @@ class Agent:
         self._approve = approve
         if isinstance(context_providers, ContextProvider):
             context_providers = [context_providers]
-        self._own_providers = None if context_providers is None else Shared(Providers(context_providers))
-        self._providers()  # what is wrong with them is said now
-        store = store_of(config)
+        own = None if context_providers is None else Providers(context_providers)
+        if own is None:
+            providers_of(config)  # what is wrong with them is said now
+        self._providers = Shared(lambda: providers_of(self.config) if own is None else own)
+        self._store = store_of(config)
         #: what providers remember of the user; in memory it would be forgotten where it is closed
-        self._store = Shared(store, stays=not store.durable)
+        self._opened_store = Shared(lambda: self._store, stays=not self._store.durable)
         self._store_checked = False
-        self._entered = Entered(self._working)
+        self._shared = Shared(self._working)
 
     @property
     def name(self) -> str:
         return self.config.name
-
-    def _providers(self) -> Shared[Providers]:
-        from tealagents.bootstrap import providers_of
-
-        return self._own_providers or Shared(providers_of(self.config))
 
     @classmethod
     def from_config(
@@ -130,16 +127,16 @@ class Agent:
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self._entered.enter()
+        await self._shared.enter()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._entered.leave()
+        await self._shared.leave()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Opened]:
-        if self._entered.working is not None:
-            yield self._entered.working
+        if self._shared.value is not None:
+            yield self._shared.value
             return
         stack = AsyncExitStack()
         working = await stack.enter_async_context(self._working())
@@ -153,13 +150,13 @@ class Agent:
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[Opened]:
-        providers = self._providers()
         async with AsyncExitStack() as stack:
-            if providers.inner:
-                await stack.enter_async_context(self._store.opened())
+            providers = await stack.enter_async_context(self._providers.opened())
+            if providers:
+                await stack.enter_async_context(self._opened_store.opened())
                 await self._check_store()
             yield await stack.enter_async_context(
-                opened(self.config, self._store.inner, providers, self._view, self._clock)
+                opened(self.config, self._store, providers, self._view, self._clock)
             )
 
     async def _check_store(self) -> None:
@@ -168,7 +165,7 @@ class Agent:
         from tealagents.bootstrap import check_key, record_store_of
 
         if not self._store_checked:
-            records = record_store_of(self.config, self._store.inner, self._clock)
+            records = record_store_of(self.config, self._store, self._clock)
             await check_key(self.config, records)
             await Directory(records).introduce(self._user)
             self._store_checked = True

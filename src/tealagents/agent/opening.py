@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Toolset
@@ -17,7 +17,7 @@ from tealagents.threads.views import View
 
 Kind = Literal["local", "remote"]
 
-T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
+T = TypeVar("T")
 
 
 def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
@@ -44,30 +44,39 @@ class LoopLock:
 
 
 class Shared(Generic[T]):
-    """What several calls at once use, opened by the first of them and closed by the last."""
+    """What several users at once work with: opened by the first of them, closed by the last."""
 
-    def __init__(self, inner: T, *, stays: bool = False) -> None:
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[T]], *, stays: bool = False) -> None:
         """`stays`: once it is open it is not closed."""
-        self.inner = inner
+        #: what it is while it is open
+        self.value: T | None = None
+        self._opening = opening
         self._stays = stays
-        #: calls that use it now; if it stays open, all calls so far
         self._users = 0
-        self._opening = LoopLock()
+        self._changing = LoopLock()
+        self._stack = AsyncExitStack()
+
+    async def enter(self) -> T:
+        async with self._changing():
+            if self.value is None:
+                self.value = await self._stack.enter_async_context(self._opening())
+            self._users += 1
+            return self.value
+
+    async def leave(self) -> None:
+        self._users -= 1  # before anything is waited for: who is canceled there has left, too
+        async with self._changing():
+            if not self._users and not self._stays:
+                self.value = None
+                await self._stack.aclose()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        async with self._opening():
-            if not self._users:
-                await self.inner.__aenter__()
-            self._users += 1
+    async def opened(self) -> AsyncIterator[T]:
+        value = await self.enter()
         try:
-            yield
+            yield value
         finally:
-            if not self._stays:
-                async with self._opening():
-                    self._users -= 1
-                    if not self._users:
-                        await self.inner.__aexit__(None, None, None)
+            await self.leave()
 
 
 class Opened:
@@ -116,35 +125,11 @@ class Opened:
         await self._stack.aclose()
 
 
-class Entered:
-    """What is kept open from the first `async with` of an agent to the end of the last."""
-
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[Opened]]) -> None:
-        self.working: Opened | None = None
-        self._opening = opening
-        self._users = 0
-        self._changing = LoopLock()
-        self._stack = AsyncExitStack()
-
-    async def enter(self) -> None:
-        async with self._changing():
-            if self.working is None:
-                self.working = await self._stack.enter_async_context(self._opening())
-            self._users += 1
-
-    async def leave(self) -> None:
-        self._users -= 1  # before anything is waited for: who is canceled there has left, too
-        async with self._changing():
-            if not self._users:
-                self.working = None
-                await self._stack.aclose()
-
-
 @asynccontextmanager
 async def opened(
-    config: ServiceConfig, store: Store, providers: Shared[Providers], view: View | None, clock: Clock
+    config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
-    """Everything open; `store` is open already, where it is needed."""
+    """Everything open; `store` and `providers` are open already, where they are needed."""
     from tealagents.bootstrap import credential_of, record_store_of
     from tealagents.tooling import Tooling
 
@@ -162,7 +147,6 @@ async def opened(
         credential = credential_of(config)
         if credential is not None:
             await stack.enter_async_context(credential)
-        working.append(Opened(config, records, providers.inner, toolsets, tooling.govern, view, credential))
+        working.append(Opened(config, records, providers, toolsets, tooling.govern, view, credential))
         stack.push_async_callback(working[0].close)
-        await stack.enter_async_context(providers.opened())
         yield working[0]
