@@ -1,6 +1,7 @@
 """What every test has: servers of its own on loopback."""
 
 import atexit
+import functools
 import gc
 import inspect
 import os
@@ -9,6 +10,8 @@ import tempfile
 
 import httpx
 from hypothesis import settings
+
+from tealagents.stores import encrypted
 
 pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_stores"]
 
@@ -25,6 +28,9 @@ settings.load_profile("untimed")
 # Nor is an answer wrong after five seconds, httpx's default: one object, which all of its calls share.
 _default = inspect.signature(httpx.get).parameters["timeout"].default
 _default.connect = _default.read = _default.write = _default.pool = 60
+
+# A short key is stretched on purpose, for a tenth of a second: each once.
+encrypted._derive = functools.lru_cache(encrypted._derive)
 
 # Nobody out there is called: the certificates of the world, 40 ms an HTTP client, stay on disk.
 os.environ.pop("SSL_CERT_FILE", None)
