@@ -31,12 +31,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from tealagents.testing.service import Process, ServiceProcess
+from tealagents.testing.spawning import share_imports
 
 __all__ = ["PRELOADED", "ForkedService", "Nursery"]
 
 #: what a service and the other commands import, besides the driver of a store
 PRELOADED = (
     "aiohttp",
+    "multiprocessing.popen_spawn_posix",
     "openai",
     "openai.types.chat",
     "tealagents.api.v1alpha1.app",
@@ -53,6 +55,7 @@ PRELOADED = (
     "tealagents.cli.protocol",
     "tealagents.cli.serve",
     "tealagents.cli.state",
+    "tealagents.cli.supervisor",
     "tealagents.cli.token",
     "tealagents.cli.upgrade",
     "tealagents.llm.offline",
@@ -273,6 +276,8 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
     # as of `python -m tealagents`: of this module its workers need nothing
     sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
+    if {"--workers", "--reload"} & set(order["arguments"]):
+        share_imports()
     status = 1
     try:
         from tealagents.cli.main import main
