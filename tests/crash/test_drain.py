@@ -339,14 +339,16 @@ def test_a_second_signal_reaches_the_processes_that_serve(
 ) -> None:
     """On a second signal the parent does not wait either: what runs in them is stored as interrupted.
 
-    Also where it comes before the parent has looked at the first, as twice Ctrl-C: of the installed program.
+    Also where it comes before the parent has looked at the first, as twice Ctrl-C.
     """
     started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
     service: ServiceProcess
-    if apart:
-        service = (ForkedTwoWorkers if workers else ForkedReloading)(nursery, *started)
-    else:
-        service = (TwoWorkers if workers else Reloading)(*started)
+    if workers:
+        service = ForkedTwoWorkers(nursery, *started)
+    elif apart:
+        service = ForkedReloading(nursery, *started)
+    else:  # as it is installed, as in the test above
+        service = Reloading(*started)
     with service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]
         hanging = [Following(client, "/sse", text("hang")) for client in clients]
