@@ -300,6 +300,14 @@ class Reloading(ServiceProcess):
         return super()._launch([*arguments, "--reload"], env)
 
 
+class ForkedTwoWorkers(TwoWorkers, ForkedService):
+    """The same, forked with its workers."""
+
+
+class ForkedReloading(Reloading, ForkedService):
+    """The same, forked with the process that serves."""
+
+
 def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None:
     """On a signal the parent lets both finish: what runs ends or is interrupted; exit 0."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
@@ -324,17 +332,24 @@ def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None
             client.close()
 
 
-@pytest.mark.parametrize("processes", [TwoWorkers, Reloading])
+@pytest.mark.parametrize("workers", [True, False])
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_second_signal_reaches_the_processes_that_serve(
-    model: OfflineModel, tmp_path: Path, processes: type[ServiceProcess], apart: bool
+    nursery: Nursery, model: OfflineModel, tmp_path: Path, workers: bool, apart: bool
 ) -> None:
     """On a second signal the parent does not wait either: what runs in them is stored as interrupted.
 
     Also where it comes before the parent has looked at the first, as twice Ctrl-C.
     """
-    spec = {"limits": {"drain_seconds": 600}}
-    with processes(config(**spec), env(model, tmp_path / "state.db")) as service:
+    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    service: ServiceProcess
+    if workers:
+        service = ForkedTwoWorkers(nursery, *started)
+    elif apart:
+        service = ForkedReloading(nursery, *started)
+    else:  # as it is installed, as in the test above
+        service = Reloading(*started)
+    with service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]
         hanging = [Following(client, "/sse", text("hang")) for client in clients]
         for following in hanging:
@@ -351,11 +366,11 @@ def test_a_second_signal_reaches_the_processes_that_serve(
             client.close()
 
 
-def test_ctrl_c_is_one_signal_for_two_workers(model: OfflineModel, tmp_path: Path) -> None:
+def test_ctrl_c_is_one_signal_for_two_workers(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> None:
     """A terminal sends it to the parent and to each worker: what runs is finished all the same."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
     spec = {"limits": {"drain_seconds": 600}}
-    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
+    with ForkedTwoWorkers(nursery, config(**spec), env(model, tmp_path / "state.db")) as service:
         clients = [service.client("ada", timeout=60) for _ in range(4)]
         body = text(call("Work-block", file=str(file), until=str(go_on)))
         ending = [Following(client, "/sse", body) for client in clients]

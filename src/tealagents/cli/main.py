@@ -32,7 +32,7 @@ def command_line(*names: str) -> typer.Typer:
     """The command line with these commands.
 
     A process serves one command, and importing what the others need would double the time it takes to
-    start; so `main` asks for the one that is called.
+    start; so `main` asks for the one that is called, and for none where only the version is to be shown.
     """
     cli = typer.Typer(
         name="tealagents",
@@ -69,8 +69,9 @@ def common(
 def main() -> None:
     """The entry point."""
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
+    shown = () if sys.argv[1:] == ["--version"] else COMMANDS
     try:
         with checked_output():
-            command_line(*(called or COMMANDS))()
+            command_line(*(called or shown))()
     except KeyboardInterrupt:  # while what the command needs is imported
         raise SystemExit(128 + signal.SIGINT) from None

@@ -15,15 +15,16 @@ import os
 import resource
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -31,14 +32,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from tealagents.testing.service import Process, ServiceProcess
+from tealagents.testing.spawning import share_imports
 
 __all__ = ["PRELOADED", "ForkedService", "Nursery"]
 
 #: what a service and the other commands import, besides the driver of a store
 PRELOADED = (
     "aiohttp",
+    "encodings.idna",
+    "encodings.utf_8_sig",
+    "multiprocessing.popen_spawn_posix",
     "openai",
     "openai.types.chat",
+    "rich._emoji_codes",
     "tealagents.api.v1alpha1.app",
     "tealagents.app",
     "tealagents.auth.mock",
@@ -53,15 +59,20 @@ PRELOADED = (
     "tealagents.cli.protocol",
     "tealagents.cli.serve",
     "tealagents.cli.state",
+    "tealagents.cli.supervisor",
     "tealagents.cli.token",
     "tealagents.cli.upgrade",
     "tealagents.llm.offline",
     "tealagents.llm.openai_chat",
+    "tealagents.llm.openai_responses",
     "tealagents.llm.wire",
     "tealagents.stores.files",
     "tealagents.stores.sqlite",
+    "tealagents.telemetry.exporting",
+    "tealagents.telemetry.scraping",
     "tealagents.tools.code",
     "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
 )
@@ -92,25 +103,28 @@ class Nursery:
     def __init__(self, *preload: str) -> None:
         """`preload` names modules to import besides: the driver of a store, the module of a model."""
         self._preload = preload
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="tealagents-")
+        self._process: subprocess.Popen[bytes] | None = None
         #: the folder of `program`, for a shell's PATH
-        self.folder = Path(self._folder.name)
+        self.folder = Path()
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """The nursery of that folder, which another process has entered."""
+        found = cls()
+        found.folder = folder
+        return found
 
     def __enter__(self) -> Self:
-        place = str(self.folder / "socket")
-        command = shlex.join([sys.executable, "-I", "-S", "-c", _PROGRAM, place])
+        self.folder = Path(tempfile.mkdtemp(prefix="tealagents-"))
+        command = shlex.join([sys.executable, "-I", "-S", "-c", _PROGRAM, self._socket])
         Path(self.program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         Path(self.program).chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(place)
+            listener.bind(self._socket)
             listener.listen(128)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(listener.fileno()), *self._preload],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
                 pass_fds=[listener.fileno()],
             )
         return self
@@ -118,11 +132,13 @@ class Nursery:
     def __exit__(self, *exc: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
-        self._process.stdout.close()
-        self._folder.cleanup()
+        shutil.rmtree(self.folder)
+
+    @property
+    def _socket(self) -> str:
+        return str(self.folder / "socket")
 
     @property
     def program(self) -> str:
@@ -138,13 +154,30 @@ class Nursery:
         """A service to enter, as `ServiceProcess` is."""
         return ForkedService(self, config, env)
 
-    def ask(self, **order: Any) -> int | None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with self._lock:
-            print(json.dumps(order), file=self._process.stdin, flush=True)
-            answer: int | None = json.loads(self._process.stdout.readline())
+    def fork(self, arguments: list[str], env: dict[str, str], log: str, folder: Path) -> int:
+        """The number of a process that runs `tealagents` with these arguments."""
+        with open(os.devnull, "rb") as nothing, open(log, "ab") as said:
+            found = self._ask(
+                [nothing.fileno(), said.fileno(), said.fileno()],
+                arguments=arguments,
+                env=env,
+                folder=str(folder),
+                largest_file=resource.getrlimit(resource.RLIMIT_FSIZE),
+            )
+        assert found is not None
+        return found
+
+    def status(self, pid: int) -> int | None:
+        """The exit status of a process that was forked, once it has ended."""
+        return self._ask([], pid=pid)
+
+    def _ask(self, streams: list[int], **order: Any) -> int | None:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(self._socket)
+            socket.send_fds(link, [b"."], streams)
+            link.sendall(json.dumps(order).encode() + b"\n")
+            with link.makefile() as said:
+                answer: int | None = json.loads(said.readline())
         return answer
 
 
@@ -158,31 +191,21 @@ class ForkedService(ServiceProcess):
         self._nursery = nursery
 
     def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
-        return _Forked(
-            self._nursery,
-            self._nursery.ask(
-                what="fork",
-                arguments=arguments,
-                env=env,
-                log=self._log.name,
-                folder=str(self.config_path.parent),
-                largest_file=resource.getrlimit(resource.RLIMIT_FSIZE),
-            ),
-        )
+        pid = self._nursery.fork(arguments, env, self._log.name, self.config_path.parent)
+        return _Forked(self._nursery, pid)
 
 
 class _Forked:
     """What is used of `subprocess.Popen`, of a child of the nursery."""
 
-    def __init__(self, nursery: Nursery, pid: int | None) -> None:
-        assert pid is not None
+    def __init__(self, nursery: Nursery, pid: int) -> None:
         self.pid = pid
         self._nursery = nursery
         self._status: int | None = None
 
     def poll(self) -> int | None:
         if self._status is None:
-            self._status = self._nursery.ask(what="poll", pid=self.pid)
+            self._status = self._nursery.status(self.pid)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -208,7 +231,7 @@ class _Forked:
 
 
 def _serve_orders(listener: socket.socket, preload: list[str]) -> None:
-    """Forks and polls as standard input and the callers of `program` ask, until standard input ends."""
+    """Forks and polls as its callers ask, until standard input ends."""
     for module in (*PRELOADED, *preload):
         import_module(module)
     gc.freeze()
@@ -216,27 +239,38 @@ def _serve_orders(listener: socket.socket, preload: list[str]) -> None:
     children: dict[int, int | None] = {}
     while True:
         asking, _, _ = select.select([sys.stdin, listener], [], [])
-        if listener in asking:
-            children[_fork_for(listener)] = None
         if sys.stdin in asking:
-            line = sys.stdin.readline()
-            if not line:
-                break
-            print(json.dumps(_obey(json.loads(line), children)), flush=True)
+            break
+        link, _ = listener.accept()
+        with link, suppress(ConnectionError):  # who asked has ended
+            _obey(link, children)
     for pid in children:
         if _status(pid, children) is None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _obey(order: dict[str, Any], children: dict[int, int | None]) -> int | None:
-    if order["what"] == "poll":
-        return _status(order["pid"], children)
-    if pid := os.fork():
+def _obey(link: socket.socket, children: dict[int, int | None]) -> None:
+    """Says how a process has ended, or forks one: that says its number, and in the end its exit status."""
+    _, streams, _, _ = socket.recv_fds(link, 1, 3)
+    with link.makefile() as asked:
+        line = asked.readline()
+    if not line:
+        return
+    order = json.loads(line)
+    if "pid" in order:
+        link.sendall(json.dumps(_status(order["pid"], children)).encode())
+    elif pid := os.fork():
         children[pid] = None
-        return pid
-    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os._exit(_run(order, [nothing, log, log]))
+    else:
+        status = 1
+        try:
+            link.sendall(b"%d\n" % os.getpid())
+            status = _run(order, streams)
+            link.sendall(b"%d\n" % status)
+        finally:
+            os._exit(status)
+    for each in streams:
+        os.close(each)
 
 
 def _status(pid: int, children: dict[int, int | None]) -> int | None:
@@ -244,20 +278,6 @@ def _status(pid: int, children: dict[int, int | None]) -> int | None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         children[pid] = os.waitstatus_to_exitcode(status) if ended else None
     return children[pid]
-
-
-def _fork_for(listener: socket.socket) -> int:
-    link, _ = listener.accept()
-    with link:
-        if pid := os.fork():
-            return pid
-        listener.close()
-        _, streams, _, _ = socket.recv_fds(link, 1, 3)
-        link.sendall(b"%d\n" % os.getpid())
-        with link.makefile() as asked:
-            status = _run(json.loads(asked.readline()), streams)
-        link.sendall(b"%d\n" % status)
-        os._exit(status)
 
 
 def _run(order: dict[str, Any], streams: list[int]) -> int:
@@ -273,6 +293,8 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
     # as of `python -m tealagents`: of this module its workers need nothing
     sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
+    if {"--workers", "--reload"} & set(order["arguments"]):
+        share_imports()
     status = 1
     try:
         from tealagents.cli.main import main

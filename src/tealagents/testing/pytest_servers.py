@@ -7,10 +7,13 @@ of each test's own. Where a server is not installed its tests are skipped with w
 """
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -23,6 +26,24 @@ from tealagents.testing.servers import (
 )
 
 S = TypeVar("S", bound=AbstractContextManager[object])
+
+_SHARED = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Before pytest-xdist starts a worker: PostgreSQL's fresh cluster is made once for all of them."""
+    stash = node.config.stash
+    if _SHARED not in stash:
+        stash[_SHARED] = Path(tempfile.mkdtemp(prefix="tealagents-postgres-fresh-"))
+        node.config.add_cleanup(lambda: shutil.rmtree(stash[_SHARED]))
+    node.workerinput["postgres"] = str(stash[_SHARED])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker: dict[str, str] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        PostgresServer.shared = Path(worker["postgres"])
 
 
 def missing(what: str) -> NoReturn:

@@ -4,10 +4,13 @@ Name this module in `pytest_plugins`, beside `pytest_servers`, and parametrize a
 
     @pytest.mark.parametrize("place", DURABLE, indirect=True)
     def test_it(place: Place, nursery: Nursery) -> None: ...
+
+The workers of pytest-xdist share one nursery.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,10 @@ DURABLE = ("files", "sqlite", "postgres", "redis", "dynamodb")
 LOCAL = ("files", "sqlite")
 
 _DRIVERS = ("tealagents.stores.postgres", "tealagents.stores.redis", "tealagents.stores.dynamodb")
+_PROTOCOLS = tuple(f"tealagents.api.{name}.app" for name in ("a2a", "ag_ui", "mcp", "openai", "skagents"))
 _MODELS = ("tealagents.testing.digest_model", "tealagents.testing.killing")
+
+_SHARED = pytest.StashKey[Nursery]()
 
 
 class Place:
@@ -40,10 +46,28 @@ class Place:
         }
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Before pytest-xdist starts a worker: of a nursery each, which imports everything, most would cost more
+    than they save."""
+    if _SHARED not in node.config.stash:
+        node.config.stash[_SHARED] = _nursery().__enter__()
+        node.config.add_cleanup(lambda: node.config.stash[_SHARED].__exit__())
+    node.workerinput["nursery"] = str(node.config.stash[_SHARED].folder)
+
+
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery(*_DRIVERS, *_MODELS) as running:
+def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
+    worker: dict[str, str] | None = getattr(request.config, "workerinput", None)
+    if worker is not None:
+        yield Nursery.at(Path(worker["nursery"]))
+        return
+    with _nursery() as running:
         yield running
+
+
+def _nursery() -> Nursery:
+    return Nursery(*_DRIVERS, *_PROTOCOLS, *_MODELS)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ what to install. Nothing is synced to disk unless `durable=True` asks for what a
 """
 
 import atexit
+import fcntl
 import os
 import secrets
 import shutil
@@ -363,6 +364,8 @@ class PostgresServer(Server):
     #: the folder of a cluster that was never started, for all servers of this process
     _fresh: ClassVar[Path | None] = None
     _making: ClassVar[threading.Lock] = threading.Lock()
+    #: a folder for it that other processes have as well: whichever needs it first makes it
+    shared: ClassVar[Path | None] = None
 
     @property
     def url(self) -> str:
@@ -402,13 +405,23 @@ class PostgresServer(Server):
         self._run_as(account, ["cp", "-Rp", str(fresh / "data"), "data"])
 
     def _make_fresh(self, account: str | None) -> Path:
+        if (folder := PostgresServer.shared) is not None:
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (folder / "made").exists():
+                    self._initialize(folder, account)
+                    (folder / "made").touch()
+            return folder
         folder = Path(tempfile.mkdtemp(prefix=f"tealagents-{self.name}-fresh-"))
         _watchdog.hold_folder(folder)
+        self._initialize(folder, account)
+        return folder
+
+    def _initialize(self, folder: Path, account: str | None) -> None:
         if account:
             shutil.chown(folder, account)
         arguments = ["-U", self.user, "-A", "trust", "-E", "UTF8", "--locale", "C", "--no-sync"]
         self._run_as(account, [_postgres_program("initdb"), "-D", str(folder / "data"), *arguments])
-        return folder
 
     def _run_as(self, account: str | None, command: Sequence[str]) -> None:
         done = subprocess.run(

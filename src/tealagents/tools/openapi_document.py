@@ -101,7 +101,8 @@ class ApiOperation:
 
 
 class _DocumentPart(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    # built when the first document is read: few services have one
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
