@@ -1,5 +1,8 @@
 # Everything is set up in .venv; nothing outside this folder is touched but the caches of pip, uv and npm.
-PYTHON ?= python3
+# Python from `python3`, or Debian's beside it where only that was built with optimizations: it takes a fifth less time.
+PYTHON ?= $(shell for each in python3 /usr/bin/python3; do $$each -c 'import ensurepip, sys, sysconfig; \
+  sys.exit(sys.version_info < (3, 11) or "--enable-optimizations" not in sysconfig.get_config_var("CONFIG_ARGS"))' \
+  2>/dev/null && echo $$each && exit; done; echo python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready

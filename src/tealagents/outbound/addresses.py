@@ -120,11 +120,13 @@ def _is_name(host: str) -> bool:
 
 def _is_public(address: Address) -> bool:
     """Whether an address is public, and so is the IPv4 address that a gateway or a host may make of it."""
+    inner = address.sixtofour if isinstance(address, IPv6Address) else None
+    if inner is not None:  # versions of Python differ in whether 6to4 is global
+        return _is_public(inner)
     if not address.is_global or address.is_multicast:
         return False
     if isinstance(address, IPv4Address):
         return True
-    inner = address.sixtofour
     if address in _NAT64 or int(address) < 2**32:  # the second: IPv4-compatible (RFC 4291, 2.5.5.1)
         inner = IPv4Address(int(address) % 2**32)
     return not (address.is_site_local or address in _LOCAL_NAT64) and (inner is None or _is_public(inner))
