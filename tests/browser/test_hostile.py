@@ -286,6 +286,7 @@ def test_in_metadata(ada: Tab, titled: int) -> None:
 def test_in_pauses_and_errors(ada: Tab, paused: dict[str, str], ended: dict[str, str]) -> None:
     """As arguments that are shown, or edited, as reasons, and as what a model service says of its failure."""
     ada.open("approvals")
+    ada.page.reload()  # a tab that was open before may have seen the decided one wait, and keep it in view
     files = ada.page.locator(".card", has_text="Files-delete")
     expect(files.locator(".shown-call")).to_have_count(60)
     files.locator(".shown-call .quiet").evaluate_all("(all) => all.forEach((each) => each.click())")
