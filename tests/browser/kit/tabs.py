@@ -79,7 +79,9 @@ class Tab:
         """Signed out, without storage, at no page."""
         if self.page.url.startswith("http"):
             self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
-            self.page.goto("about:blank")
+            # the page goes there by itself: sent there by the browser, it would get a new process each time
+            self.page.evaluate("location = 'about:blank'")
+            self.page.wait_for_url("about:blank")
         self.context.clear_cookies()
         self.user = None
 
