@@ -37,7 +37,7 @@ def connected(provider: Provider) -> Iterator[ServiceThread]:
 def test_a_consent_link_is_opened(tabs: Tabs, connected: ServiceThread, provider: Provider) -> None:
     """It leads to the provider and back in a page of its own, which cannot reach the console; then the call
     is approved and runs as the user."""
-    tab = tabs.signed_in(f"{connected.url}/console/", "ada")
+    tab = tabs.signed_in(f"{connected.url}/console/", "ada", recorded=True)
     tab.say("call secure-connect {}")
     link = tab.link("Authorize secure")
     provider.user = "Ada"

@@ -866,7 +866,7 @@ def test_of_what_waits_no_longer_the_newest_fifty_stay(tabs: Tabs, service: Serv
         tom.look_again()
     tom.page.evaluate("fetch('config.json')")
     assert tom.page.evaluate("uncounted()") == 0
-    tom.requests.clear()
+    tom.record()
     waiting.clear()
     tom.look_again()
     expect(cards).to_have_count(50)

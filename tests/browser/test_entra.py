@@ -43,8 +43,8 @@ def protected(nursery: Nursery, authority: LocalAuthority, certificate: Path) ->
             yield running
 
 
-def _signed_in(tabs: Tabs, service: ServiceProcess) -> Tab:
-    tab = tabs.open(f"{service.url}/console/", ignore_https_errors=True)
+def _signed_in(tabs: Tabs, service: ServiceProcess, *, recorded: bool = False) -> Tab:
+    tab = tabs.open(f"{service.url}/console/", recorded=recorded, ignore_https_errors=True)
     tab.page.goto(tab.console)
     tab.button("Sign in with Microsoft").click()
     tab.link("New conversation").wait_for()
@@ -53,7 +53,7 @@ def _signed_in(tabs: Tabs, service: ServiceProcess) -> Tab:
 
 def test_signing_in_and_talking(tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess) -> None:
     """The page goes to the authority and comes back with a token, which is in no address."""
-    tab = _signed_in(tabs, protected)
+    tab = _signed_in(tabs, protected, recorded=True)
     expect(tab.text("alice@contoso.example")).to_be_visible()
     tab.say("My name is Alice.")
     expect(tab.text("Nice to meet you, Alice.")).to_be_visible()

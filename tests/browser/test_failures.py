@@ -219,6 +219,7 @@ def test_what_is_gone_is_not_asked_for_until_there_may_be_something_again(
     with service.client("ada") as client:
         exported = client.get(f"/tasks/{answer['task_id']}/export").content
         ada.page.clock.install()
+        ada.record()
         ada.open("tasks", answer["task_id"])
         expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
         client.delete(f"/tasks/{answer['task_id']}").raise_for_status()

@@ -181,7 +181,8 @@ def ada(tabs: Tabs, service: ServiceThread) -> Tab:
 
 
 def _signed_in(tabs: Tabs, service: ServiceThread, user: str) -> Tab:
-    return tabs.signed_in(f"{service.url}/console/", user, viewport={"width": 1280, "height": 900})
+    wide = {"width": 1280, "height": 900}
+    return tabs.signed_in(f"{service.url}/console/", user, recorded=True, viewport=wide)
 
 
 def test_in_messages_answers_arguments_and_results(ada: Tab, talk: str) -> None:
@@ -343,7 +344,7 @@ def test_no_token_in_addresses_or_logs(
     tabs: Tabs, service: ServiceThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The token is in headers alone."""
-    tab = tabs.signed_in(f"{service.url}/console/", "a-token-like-no-other")
+    tab = tabs.signed_in(f"{service.url}/console/", "a-token-like-no-other", recorded=True)
     tab.say("hello")
     expect(tab.page.locator(".turn-footer")).to_be_visible()
     assert tab.with_token("a-token-like-no-other") == []

@@ -14,9 +14,10 @@ def closed(gate: Path) -> None:
     gate.unlink(missing_ok=True)
 
 
-def test_from_the_first_message_to_two_branches(ada: Tab, gate: Path, service: ServiceThread) -> None:
+def test_from_the_first_message_to_two_branches(tabs: Tabs, gate: Path, service: ServiceThread) -> None:
     """Send, see it stream, reload in the middle, approve a call, look at its waterfall, edit an earlier
     message and compare the two branches."""
+    ada = tabs.signed_in(f"{service.url}/console/", "ada", recorded=True)
     page = ada.page
     ada.say("My name is Ada.")
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()

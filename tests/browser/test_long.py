@@ -28,6 +28,7 @@ def task(service: ServiceThread) -> str:
 
 @pytest.fixture
 def long(ada: Tab, task: str) -> Tab:
+    ada.record()
     ada.open("tasks", task)
     expect(_message(ada, TURNS)).to_be_in_viewport()
     return ada
@@ -178,6 +179,7 @@ def test_of_many_requests_the_newest_are_drawn(ada: Tab, service: ServiceThread)
     """In the tree and in the trace, with a way to the others; hundreds of old branches are not asked for."""
     task, ids = _imported(service, [None, *[0] * 500, *range(500, 1199)])
     page, more = ada.page, ada.button("Show more")
+    ada.record()
     ada.open("tasks", task, "travel")
     expect(page.get_by_text("1,200 completed requests, 500 branches")).to_be_visible()
     nodes = page.locator(".node")

@@ -28,7 +28,9 @@ VIEWS = ((), ("trace",), ("travel",), ("audit",), ("details",))
 
 def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread) -> None:
     """Neither by a list nor by a guessed address; an approver in a third browser decides for the first."""
-    ada, bob, carol = (tabs.signed_in(_console(service), user) for user in ("ada", "bob", "carol"))
+    ada, bob, carol = (
+        tabs.signed_in(_console(service), user, recorded=True) for user in ("ada", "bob", "carol")
+    )
     of_ada = _paused(service, "ada", "ada.txt")
     of_bob = _paused(service, "bob", "bob.txt")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Request, sync_playwright
 
 from tealagents.testing.pytest_servers import missing
 
@@ -35,7 +35,7 @@ _AS_IT_BEGAN = """(user) => JSON.parse(sessionStorage.getItem("tealagents.consol
 
 
 class Tab:
-    """One page, its errors and its requests. Whatever was not expected fails the test that ends with it."""
+    """One page, its errors and, if recorded, its requests. What was not expected fails the test."""
 
     def __init__(self, context: BrowserContext, console: str) -> None:
         self.context = context
@@ -45,7 +45,6 @@ class Tab:
         self.begin(console)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
-        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.add_init_script(_WATCH_POLICY)
 
     def begin(self, console: str) -> None:
@@ -56,7 +55,7 @@ class Tab:
         #: whether the test cuts connections
         self.may_be_cut = False
         self.errors: list[str] = []
-        self.requests: list[str] = []
+        self._requests: list[str] | None = None
 
     def rest(self) -> bool:
         """A test has ended; whether another one can have the tab."""
@@ -66,6 +65,8 @@ class Tab:
             if other is not self.page:
                 other.close()
         self.page.unroute_all(behavior="ignoreErrors")
+        if self._requests is not None:
+            self.page.remove_listener("request", self._keep)
         signed_in = self.user is not None and self.page.url.startswith(self.console)
         if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
             self.page.goto(f"{self.console}#/new")
@@ -74,6 +75,24 @@ class Tab:
         else:
             self.forget()
         return True
+
+    def record(self) -> None:
+        """From now on the addresses of requests are kept.
+
+        Only where a test looks at them: a page asks for dozens of files, and each request takes five messages
+        of Playwright's driver, which would be five in six of all its messages.
+        """
+        assert self._requests is None
+        self._requests = []
+        self.page.on("request", self._keep)
+
+    def _keep(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+    @property
+    def requests(self) -> list[str]:
+        assert self._requests is not None, "what the tab asked for was not recorded"
+        return self._requests
 
     def forget(self) -> None:
         """Signed out, without storage, at no page."""
@@ -185,17 +204,19 @@ class Tabs:
         self._options: list[Mapping[str, Any]] = []
         self.opened: list[Tab] = []
 
-    def open(self, console: str, **options: Any) -> Tab:
+    def open(self, console: str, *, recorded: bool = False, **options: Any) -> Tab:
         """A tab that knows nothing yet."""
-        return self._taken(console, None, options)
+        return self._taken(console, None, recorded, options)
 
-    def signed_in(self, console: str, user: str, **options: Any) -> Tab:
+    def signed_in(self, console: str, user: str, *, recorded: bool = False, **options: Any) -> Tab:
         """A tab that shows the console to a user of the provider `mock`."""
-        tab = self._taken(console, user, options)
+        tab = self._taken(console, user, recorded, options)
         return tab if tab.user == user else tab.sign_in(user)
 
-    def _taken(self, console: str, user: str | None, options: Mapping[str, Any]) -> Tab:
+    def _taken(self, console: str, user: str | None, recorded: bool, options: Mapping[str, Any]) -> Tab:
         tab = self._profiles.take(console, user, options)
+        if recorded:
+            tab.record()
         self.opened.append(tab)
         self._options.append(options)
         return tab
