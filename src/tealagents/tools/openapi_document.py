@@ -101,8 +101,7 @@ class ApiOperation:
 
 
 class _DocumentPart(BaseModel):
-    # built when the first document is read: few services have one
-    model_config = ConfigDict(extra="ignore", defer_build=True)
+    model_config = ConfigDict(extra="ignore")
 
     @model_validator(mode="before")
     @classmethod
