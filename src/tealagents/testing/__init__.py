@@ -3,7 +3,7 @@
 =================  =====================================================================================
 `service`          a running service, on a thread or as a process that can be killed
 `forking`          the same, and the other commands, started in milliseconds
-`spawning`         the processes that `--workers` and `--reload` start there, in milliseconds as well
+`spawning`         the processes that `--workers` starts there, in milliseconds as well
 `killing`          a process that dies at a chosen point of a turn
 `servers`          private Redis, PostgreSQL and DynamoDB servers
 `faults`           a proxy that delays, drops, resets and cuts connections; a full disk

@@ -293,7 +293,7 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
     # as of `python -m tealagents`: of this module its workers need nothing
     sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-    if {"--workers", "--reload"} & set(order["arguments"]):
+    if "--workers" in order["arguments"]:  # with `--reload` it would serve before its files are watched
         share_imports()
     status = 1
     try:
