@@ -5,12 +5,14 @@ Each finds the pause by its own means, and reads what was said over the others.
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import a2a_talk
+import agui_talk
 import httpx
 import mcp_talk
 import pytest
@@ -244,3 +246,37 @@ def test_each_protocol_reads_what_was_said_over_the_others(
     with a2a_talk.Wire(running[0], a2a_talk.REST) as rest:
         tasks = rest.result("ListTasks", {"contextId": task, "historyLength": 10})["tasks"]
     assert [each["history"][0]["parts"][0]["text"] for each in reversed(tasks)] == texts
+
+
+#: ends of lines to `str.splitlines`, by which some clients read streams
+LINE_ENDS = "one\u0085two\u2028three\u2029four"
+STREAMS: dict[str, tuple[str, Json]] = {
+    "v1alpha1": ("/sse", {"items": [{"content_type": "text", "content": LINE_ENDS}]}),
+    "responses": ("/openai/v1/responses", {"input": LINE_ENDS, "stream": True}),
+    "chat completions": (
+        "/openai/v1/chat/completions",
+        {"model": "any", "messages": [{"role": "user", "content": LINE_ENDS}], "stream": True},
+    ),
+    "a2a": ("/a2a/message:stream", {"message": a2a_talk.message(LINE_ENDS)}),
+    "ag-ui": ("/ag-ui", agui_talk.run_input("lines", agui_talk.user(LINE_ENDS))),
+    "mcp": ("/mcp", mcp_talk.asking(LINE_ENDS)),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_text_ends_no_line_of_a_stream_whatever_its_reader_takes_for_one(
+    name: str, running: tuple[ServiceThread, OfflineModel]
+) -> None:
+    """The SDKs of A2A and others leave it to httpx, which ends lines at more than the format does."""
+    path, body = STREAMS[name]
+    with running[0].client("ada", headers=a2a_talk.VERSION) as client:
+        if name == "mcp":
+            session = {"mcp-session-id": mcp_talk.opened(client)}
+            client.headers.update(mcp_talk.headers_of(body, "2025-11-25") | session)
+        stream = client.post(path, json=body)
+    assert stream.headers["content-type"].startswith("text/event-stream"), stream.text
+    read = stream.text.splitlines()
+    assert read == stream.text.replace("\r\n", "\n").split("\n")[:-1]
+    sent = [line.removeprefix("data: ") for line in read if line.startswith("data: {")]
+    said = json.dumps([json.loads(line) for line in sent], ensure_ascii=False)
+    assert all(end in said for end in "\u0085\u2028\u2029")

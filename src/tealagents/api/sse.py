@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: a comment is one line: the blank one after an event would make some clients report an empty event
 KEEPALIVE = b": keepalive\n"
+#: characters at which some libraries of clients end a line, and the format does not; and their JSON escapes
+_LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 #: seconds after which a client that takes nothing is given up
 SEND_TIMEOUT = 60.0
 #: seconds between two looks whether the end of a response was taken
@@ -49,10 +51,20 @@ def frame(event_id: int | None, name: str, data: object) -> bytes:
     return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, encode_json(data))
 
 
+def _escaped(events: bytes) -> bytes:
+    """Events with the same data, in lines as every client sees them.
+
+    Their data is JSON, so that these characters stand in strings alone.
+    """
+    for character, escape in _LINE_ENDS:
+        events = events.replace(character, escape)
+    return events
+
+
 def event_response(document: object, headers: Mapping[str, str]) -> Response:
     """A response that is a stream of one event."""
     said = {"cache-control": "no-store", **headers}
-    return Response(data(document), headers=said, media_type="text/event-stream")
+    return Response(_escaped(data(document)), headers=said, media_type="text/event-stream")
 
 
 def remember_connection(scope: Scope, send: Send) -> None:
@@ -176,7 +188,7 @@ class _Stream:
         async with contextlib.aclosing(self.frames) as frames:
             async for data in frames:
                 if data:  # an event may be none of this reader's business
-                    await sending.body(data)
+                    await sending.body(_escaped(data))
                 data = b""  # what was sent is not kept for as long as nothing comes
         await sending.end()
 
@@ -277,6 +289,8 @@ async def patiently(
         nonlocal is_stream
         if message["type"] == "http.response.body":
             sending.ended = not message.get("more_body", False)
+            if is_stream:
+                message["body"] = _escaped(message.get("body", b""))
         await sending.write(message)
         if message["type"] == "http.response.start" and _is_stream(message):
             is_stream = True
