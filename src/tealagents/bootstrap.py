@@ -412,9 +412,13 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
     yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
     for index, name in enumerate(config.protocols):
         yield ("spec", "protocols", index), partial(protocols.builder, name)
+    nameless = config.document.is_open(("spec", "agent", "model"))
     for index, reducer in enumerate(config.thread.reducers):
         key = ("spec", "thread", "reducers", index)
-        yield key, partial(open_reducer, reducer.name, reducer.options)
+        named = (reducer.name, reducer.options)
+        # some need to know how much the model takes, by its name
+        open_ = partial(open_reducer, *named) if nameless else partial(open_view, [named], config.agent.model)
+        yield key, open_
     for index, provider in enumerate(config.thread.context_providers):
         key = ("spec", "thread", "context_providers", index)
         yield key, partial(open_provider, provider.name, provider.options)

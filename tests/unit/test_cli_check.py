@@ -224,6 +224,22 @@ def test_every_finding_is_listed_with_its_place(folder: Path) -> None:
     assert "TA_PERSISTENCE: Unknown store 'mongo'" in named.output
 
 
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [("my-deployment", "context window of the model 'my-deployment' is not known"), ("${OPEN}", None)],
+)
+def test_a_budget_of_tokens_is_checked_for_the_model(folder: Path, model: str, found: str | None) -> None:
+    """As `serve` does it, unless the model's name is left open."""
+    config = folder / "config.yaml"
+    document = yaml.safe_load(config.read_text())
+    document["spec"]["thread"] = {"reducers": ["token_budget"]}
+    document["spec"]["agent"]["model"] = model
+    config.write_text(yaml.safe_dump(document))
+    checked = check(folder)
+    assert checked.exit_code == (2 if found else 0), checked.output
+    assert found is None or f"spec.thread.reducers[0]: The {found}" in checked.output
+
+
 def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     """What is not set here is what `serve` will need; everything else is checked and shown."""
     config = folder / "config.yaml"
