@@ -1,6 +1,8 @@
 """The service is killed while an answer streams, and started again."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tabs import Tabs
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceProcess, agent_config
+from tealagents.testing.waits import until
 
 
 @pytest.fixture
@@ -23,7 +26,18 @@ def killable(nursery: Nursery, gate: Path, tmp_path: Path) -> Iterator[ServicePr
             yield running
 
 
-def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killable: ServiceProcess) -> None:
+def is_stored(text: str, store: Path) -> bool:
+    """Whether the events of a stream hold a text. A page may have it before: they are stored in batches."""
+    with closing(sqlite3.connect(store)) as db:
+        found = db.execute(
+            "SELECT 1 FROM records WHERE key LIKE 'events/%' AND instr(value, ?)", [text.encode()]
+        )
+        return found.fetchone() is not None
+
+
+def test_the_page_says_what_happened_and_how_the_answer_ended(
+    tabs: Tabs, killable: ServiceProcess, tmp_path: Path
+) -> None:
     """While it is away the page says so; once it is back, that the answer was interrupted, with what
     there was of it; and the conversation continues."""
     tab = tabs.signed_in(f"{killable.url}/console/", "ada")
@@ -31,6 +45,7 @@ def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killab
     tab.expected = {503}
     tab.say("Please wait at the gate.")
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
+    until(lambda: is_stored("first.", tmp_path / "state.db"))
     killable.kill()
     expect(tab.text("The connection was lost")).to_be_visible()
     # the process is gone, so this would be untrue

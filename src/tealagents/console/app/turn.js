@@ -141,8 +141,8 @@ export function Cut({content}) {
 }
 
 const HINTS = {
-  interrupted: "The process that was answering stopped before it was done. What it had said so far is kept above. Send the message again if you still want an answer.",
-  request_canceled: "It was stopped. The answer so far is kept above.",
+  interrupted: "The process that was answering stopped before it was done. Any text that was stored by then is shown above. Send the message again if you still want an answer.",
+  request_canceled: "It was stopped. Any text that was written by then is shown above.",
 };
 
 /** The end of a request that failed or was canceled. */
