@@ -270,6 +270,14 @@ NOWHERE = "127.0.0.1:1"
         (setting(SSL_CERT_FILE="/nowhere.pem"), "SSL_CERT_FILE: /nowhere.pem"),
         (authority_that_hangs_up, "the authority's keys cannot be read"),
         (untrusted_authority, "Its certificate is not trusted"),
+        (
+            editing("plugins: [Clock]", "mcp_servers: [{name: far, command: ./none}]"),
+            "the tools cannot be opened: {config}:5: spec.agent: MCP server far: the command",
+        ),
+        (
+            editing("spec:", "spec:\n  thread: {context_providers: [mem0]}"),
+            "the context providers cannot be opened: The context provider mem0 needs",
+        ),
     ],
 )
 def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], Any], said: str) -> None:
@@ -277,7 +285,7 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     plant(patient)
     code, found = patient.examined()
     assert code == 1, found
-    assert said in found
+    assert said.format(config=patient.config) in found
     assert found.count("✗") == 1, found
 
 

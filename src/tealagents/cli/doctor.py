@@ -1,8 +1,8 @@
 """`tealagents doctor`: what keeps a service from working, and what to do about it.
 
-It looks at the config, the store, the authority, the model service and the clocks as `serve` would use them,
-and at a running service from outside. It writes one record to the store, which it deletes again, and asks the
-model of each agent for one word.
+It looks at the config, the store, the authority, the model service, the tools, the context providers and the
+clocks as `serve` would use them, and at a running service from outside. It writes one record to the store,
+which it deletes again, asks the model of each agent for one word, and starts the MCP servers that are commands.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.findings import find
+from tealagents.cli.findings import find, placed_tools
 from tealagents.cli.loading import absent, unusable
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
@@ -69,8 +69,8 @@ def doctor_command(
 ) -> None:
     """Find problems with a service, and say how to fix them. Exit status 1 if there are any.
 
-    It examines the config, the store, the authority, the model service and the clocks, and with a URL the
-    running service as well. With a URL and no config, it examines only that service.
+    It examines the config, the store, the authority, the model service, the tools and the clocks, and with a
+    URL the running service as well. With a URL and no config, it examines only that service.
     """
     found = asyncio.run(_examined(url, config, port))
     out = Console(highlight=False, soft_wrap=True)
@@ -104,6 +104,8 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         for key, agent in () if said.needed else wiring(config).agents(config):
             # of agents that share a model service the first one says what is wrong with it
             found += [each async for each in _model(agent, key) if each not in found]
+            found += await _tools(agent, key)
+            found += await _providers(agent)
         found += [each async for each in _authority(config)]
     if url is not None:
         found += [each async for each in _service(url, config)]
@@ -270,7 +272,7 @@ async def _fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | 
     return None
 
 
-# --- the model service and the authority ------------------------------------------------------------
+# --- what the agent uses, and the authority -----------------------------------------------------------
 
 
 async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment]:
@@ -311,6 +313,34 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
         _remedy_of_connection(said)
         or "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
     )
+
+
+async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
+    """The servers that the tools of the config's agent are on; it stands at `place` in the file."""
+    from tealagents.bootstrap import START_ERRORS
+    from tealagents.state.records import SystemClock
+    from tealagents.tooling import Tooling
+
+    tooling = Tooling(config, None, SystemClock())
+    try:
+        await tooling.open(lambda: None)
+    except START_ERRORS as error:
+        remedy = "Correct it, or start what it names; see that this machine may connect to it."
+        return [Ailment(f"the tools cannot be opened: {placed_tools(config, place, error)}", remedy)]
+    finally:
+        await tooling.close()
+    return []
+
+
+async def _providers(config: ServiceConfig) -> list[Ailment]:
+    from tealagents.bootstrap import START_ERRORS, providers_of
+
+    try:
+        async with providers_of(config):
+            return []
+    except START_ERRORS as error:
+        remedy = "Correct spec.thread.context_providers, or what it depends on."
+        return [Ailment(f"the context providers cannot be opened: {error}", remedy)]
 
 
 async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:

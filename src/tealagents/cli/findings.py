@@ -88,7 +88,7 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
-        found.wrong.append(_placed_tools(config, place, error))
+        found.wrong.append(placed_tools(config, place, error))
 
 
 def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
@@ -96,7 +96,7 @@ def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
     return str(config.document.problem(key, str(error)))
 
 
-def _placed_tools(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
+def placed_tools(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
     """The error with the key of the agent, which stands at `place`, that it is about."""
     from tealagents.tools import ToolsetError
 
