@@ -347,8 +347,10 @@ def test_the_same_decision_again_is_answered_with_the_outcome(ada: httpx.Client,
     for bare in (True, False):
         again = decide(ada, pause, bare=bare, action="approve")
         assert again.json() == first
-    by_call = [{"id": pause["tool_calls"][0]["id"], "action": "approve"}]
-    assert decide(ada, pause, bare=True, decisions=by_call).json() == first
+    by_call = {"id": pause["tool_calls"][0]["id"], "action": "approve"}
+    as_shown = {**by_call, "arguments": {"line": "one", "file": str(file)}}
+    for each in (by_call, as_shown):
+        assert decide(ada, pause, bare=True, decisions=[each]).json() == first
     replay = list(
         events(
             ada.post(

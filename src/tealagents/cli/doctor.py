@@ -2,7 +2,7 @@
 
 It looks at the config, the store, the authority, the model service, the tools, the context providers and the
 clocks as `serve` would use them, and at a running service from outside. It writes one record to the store,
-which it deletes again, asks the model of each agent for one word, and starts the MCP servers that are commands.
+which it deletes again, asks the model of each agent for one word, and starts MCP servers that are commands.
 """
 
 import asyncio

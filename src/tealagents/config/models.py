@@ -187,8 +187,8 @@ class ThreadConfig(Options):
     }
 
     kind: ThreadKind = "local"
-    """`local`: messages are kept here and sent with each call. `remote`: the model service keeps them
-    (Responses API) and only its id is kept here."""
+    """`local`: the messages are sent with each call. `remote`: the model service keeps them (Responses API)
+    and is sent only what is new. They are stored here in either case."""
     reducers: Components = ()
     """Reducers that shorten what the model sees of a local conversation, in order. What is stored stays
     whole."""

@@ -26,6 +26,7 @@ from tealagents.domain.models import (
 from tealagents.engine.loop import Resumption
 from tealagents.engine.resuming import answers
 from tealagents.engine.service import Service, Submitted
+from tealagents.engine.toolbox import arguments_of
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import approved_calls, check_same_decision, decide, digest_of, resume
@@ -236,14 +237,21 @@ def _decision(n: int, decision: CallDecision, default: Action | None, call: Tool
         raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
     if decision.arguments is not None and action == "reject":
         raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
-    # in one order, so that the same decision sent again is known as such
-    edited = None if decision.arguments is None else canonical(decision.arguments).decode()
     return Decision(
         id=decision.id,
         action=action,
-        arguments=edited,
+        arguments=_edited(decision.arguments, call),
         reason=decision.reason,
     )
+
+
+def _edited(given: Json | None, call: ToolCall) -> str | None:
+    """Arguments in one order, so that the same decision is known as such; None for those that were shown."""
+    if given is None:
+        return None
+    text = canonical(given)
+    shown = arguments_of(call)  # which may be broken
+    return None if isinstance(shown, dict) and canonical(shown) == text else text.decode()
 
 
 def _paused_again(record: RequestRecord) -> TealError:

@@ -260,7 +260,7 @@ class Toolbox:
         tool = self.find(call.tool)
         if tool is None or not tool.spec.governance.requires_hitl:
             return False
-        return isinstance(_arguments(call), dict)
+        return isinstance(arguments_of(call), dict)
 
     def pinned(self, call: ToolCall) -> ToolCall:
         """The call as a pause shows it: what runs later is the tool that stands here now, or nothing."""
@@ -333,7 +333,7 @@ class Toolbox:
         if tool is None:
             listed = ", ".join(sorted(self._tools)[:NAMES_LISTED]) or "none"
             raise ToolFailed(f"there is no tool {call.tool!r}. The tools are: {listed}.")
-        arguments = _arguments(call)
+        arguments = arguments_of(call)
         if not isinstance(arguments, dict):
             raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
         seconds = self._limit(tool)
@@ -367,7 +367,7 @@ def _text(name: str, output: object) -> str:
     return output
 
 
-def _arguments(call: ToolCall) -> Json | str:
+def arguments_of(call: ToolCall) -> Json | str:
     """The parsed arguments, or in words why they are none."""
     given = (call.arguments or "{}").encode()
     if too_many(given, MOST_VALUES):

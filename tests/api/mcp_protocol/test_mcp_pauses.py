@@ -44,7 +44,10 @@ async def test_the_user_is_asked_in_the_middle_of_a_call(
     async with host(service, era, human=human) as client:
         words = call("Work-write", file=str(file), line="one")
         done = await ask(client, words)
+        described = (await client.list_tools()).tools[0].output_schema
     assert (done["status"], done["extra_data"]) == ("Completed", {"wrote": "one"})
+    assert described is not None
+    assert done.keys() <= described["properties"].keys(), "clients make a type of it"
     assert lines(file) == ["one"]
     (asked,) = seen
     assert isinstance(asked, types.ElicitRequestFormParams)

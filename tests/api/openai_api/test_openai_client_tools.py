@@ -212,6 +212,7 @@ def test_some_answers_to_calls_that_were_decided_come_too_late(
         ada.post(f"/requests/{request}/resume", json={"action": "reject"}).raise_for_status()
     late = wire.post("/responses", json=answer)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
+    assert "add a message of the user" in late.json()["error"]["message"]
 
 
 def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:

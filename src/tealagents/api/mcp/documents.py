@@ -58,15 +58,14 @@ def of_error(error: TealError) -> Json:
     return _result(text, {**_ids(error.ids), "status": "Refused", "error": said}, is_error=True)
 
 
-def _result(text: str, structured: Json, *, is_error: bool = False) -> Json:
+def _result(text: str, said: Json, *, is_error: bool = False) -> Json:
     """A `CallToolResult`, as which the SDK validates what it sends.
 
     The conversation is text as well: most hosts show their model nothing else.
     """
-    named = [f"conversation: {structured['conversation']}"] if "conversation" in structured else []
+    named = [f"conversation: {said['conversation']}"] if "conversation" in said else []
     content = [{"type": "text", "text": each} for each in (text, *named)]
-    said = {"content": content, "structuredContent": structured, "isError": is_error}
-    return {"resultType": "complete", **said}
+    return {"resultType": "complete", "content": content, "structuredContent": said, "isError": is_error}
 
 
 def _ids(known: Mapping[str, str]) -> Json:

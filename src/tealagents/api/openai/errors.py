@@ -15,8 +15,8 @@ _ADVICE: Mapping[str, str] = {
     "task_busy": "Wait for its response, or cancel that.",
     "idempotency_key_reused": "Send a new Idempotency-Key with a new body.",
     "request_in_progress": "Retry later for its outcome.",
-    "approval_pending": "Answer its calls first, with mcp_approval_response or function_call_output items, "
-    "or cancel its response.",
+    "already_decided": "Send the outputs as they were sent first, or add a message of the user.",
+    "approval_pending": "Answer by mcp_approval_response or function_call_output, or cancel its response.",
 }
 
 
