@@ -160,7 +160,7 @@ def test_an_import_can_be_repeated(agent: Agent) -> None:
     half.write_bytes(b"".join([*first, b'{"records":%d}\n' % (lines // 2 - 1)]))
     assert agent.run("state", "import", str(half), **there).exit_code == 0
     whole = agent.run("state", "import", str(file), **there)
-    assert f"{lines - (lines // 2 - 1)} records written, {lines // 2 - 1} were there already" in whole.output
+    assert f"{lines - (lines // 2 - 1)} records written, {lines // 2 - 1} already there" in whole.output
     assert agent.exported("again", **there) == file.read_bytes()
 
 
@@ -274,16 +274,16 @@ def test_pruning_erases_what_is_expired_or_old(agent: Agent) -> None:
         problem(client.get(f"/tasks/{expired}"), 404, "not_found")
     before = agent.exported()
     assert expired.encode() in before
-    assert "1 tasks and 0 sessions would be erased" in agent.run("state", "prune", "--dry-run").output
+    assert "1 task and 0 sessions would be erased" in agent.run("state", "prune", "--dry-run").output
     assert "0 sessions would be" in agent.run("state", "prune", "--older-than", "30d", "--dry-run").output
     assert agent.exported() == before
-    assert "1 tasks and 0 sessions erased" in agent.run("state", "prune", "--older-than", "30d").output
+    assert "1 task and 0 sessions erased" in agent.run("state", "prune", "--older-than", "30d").output
     assert keys.task(expired).encode() not in agent.exported()
     dry = agent.run("state", "prune", "--older-than", "0s", "--dry-run").output
     wet = agent.run("state", "prune", "--older-than", "0s").output
     assert "3 tasks and 3 sessions erased" in wet
     assert dry.replace("would be erased", "erased") == wet
-    assert "1 tasks are due but in use" in wet
+    assert "due, but kept while in use: 1 task" in wet
     assert agent.stats()["tasks"] == {"Paused": 1}
 
 
@@ -298,10 +298,10 @@ def test_pruning_spares_what_a_process_works_on(agent: Agent) -> None:
         sent = client.post("", json=text("hello"), headers={"prefer": "respond-async"}).json()
         result = agent.run("state", "prune", "--older-than", "0s")
         assert "0 tasks and 0 sessions erased" in result.output
-        assert "1 tasks are due but in use" in result.output
+        assert "due, but kept while in use: 1 task" in result.output
         canceled = client.post(f"/requests/{sent['request_id']}/cancel").json()
         assert canceled["status"] == "Canceled"
-        assert "1 tasks and 1 sessions erased" in agent.run("state", "prune", "--older-than", "0s").output
+        assert "1 task and 1 session erased" in agent.run("state", "prune", "--older-than", "0s").output
 
 
 def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
@@ -311,7 +311,7 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     asyncio.run(bury(agent.url, task))
     assert agent.stats()["deletions_under_way"] == 1
     result = agent.run("state", "prune")
-    assert "1 interrupted deletions were finished" in result.output
+    assert "finished: 1 interrupted deletion" in result.output
     assert agent.stats()["deletions_under_way"] == 0
     assert not [key for key, _ in rows(agent.database) if task in key]
 
@@ -366,7 +366,7 @@ def test_what_is_only_tried_makes_no_store(agent: Agent) -> None:
     there = {"TA_PERSISTENCE": f"sqlite:///{elsewhere}"}
     tried = agent.run("state", "import", str(agent.folder / "export"), "--dry-run", **there)
     assert tried.exit_code == 0
-    assert "records would be written, 0 were there already" in tried.output
+    assert "records would be written, 0 already there" in tried.output
     missing = agent.run("state", "import", str(agent.folder / "nowhere"), **there)
     assert missing.exit_code == 2
     assert not elsewhere.exists()
@@ -436,9 +436,10 @@ def test_a_bad_entry_is_named(agent: Agent, key: str) -> None:
     assert agent.run("state", "verify-audit", bad.upper()).exit_code == 1
     assert agent.run("state", "verify-audit", "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f").exit_code == 2
     if key:
-        assert (
-            agent.run("state", "verify-audit", good, TA_AUDIT_KEY="another key of some length").exit_code == 1
-        )
+        for other, said in (("another key of some length", False), ("", True)):
+            result = agent.run("state", "verify-audit", good, TA_AUDIT_KEY=other)
+            assert result.exit_code == 1
+            assert ("TA_AUDIT_KEY is not set" in result.output) is said
 
 
 def test_what_there_is_is_counted(agent: Agent) -> None:

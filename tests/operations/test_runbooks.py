@@ -138,8 +138,8 @@ def test_the_disk_is_full(site: Site) -> None:
         until(lambda: ready(ada))
         ada.patch(f"/tasks/{task}", json={"expires_at": "2020-01-01T00:00:00Z"}).raise_for_status()
         seen = operator.does(3)
-        assert "1 tasks and 0 sessions would be erased" in seen
-        assert "1 tasks and 0 sessions erased" in seen
+        assert "1 task and 0 sessions would be erased" in seen
+        assert "1 task and 0 sessions erased" in seen
         assert say(ada, "hello").status_code == 200
 
 

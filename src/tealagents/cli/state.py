@@ -209,14 +209,14 @@ def export_command(
         return exporter
 
     exporter = _run(config, work)
-    stderr.print(f"{_tasks(exporter.tasks)} exported")
+    stderr.print(f"{_counted(exporter.tasks, 'task')} exported")
     if exporter.problems:
         _show_problems(exporter.problems, "problems")
         raise typer.Exit(1)
 
 
-def _tasks(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"
+def _counted(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def import_command(
             raise fail(f"{file}: {reason(error)}") from None
     done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
-    stderr.print(f"{done.written} records {verb}, {done.same} were there already")
+    stderr.print(f"{_counted(done.written, 'record')} {verb}, {done.same} already there")
 
 
 @contextmanager
@@ -334,11 +334,11 @@ def prune_command(
 
     counts, pruning, resumed = _run(config, work)
     verb = "would be erased" if dry_run else "erased"
-    print(f"{counts['task']} tasks and {counts['session']} sessions {verb}")
+    print(f"{_counted(counts['task'], 'task')} and {_counted(counts['session'], 'session')} {verb}")
     if pruning.spared:
-        print(f"{pruning.spared} tasks are due but in use; they were kept")
+        print(f"due, but kept while in use: {_counted(pruning.spared, 'task')}")
     if resumed:
-        print(f"{resumed} interrupted deletions were finished")
+        print(f"finished: {_counted(resumed, 'interrupted deletion')}")
     _show_problems(pruning.damaged, "damaged records, left alone")
 
 
@@ -383,7 +383,7 @@ def delete_user_command(
 
     records = _run(config, count)
     if records:
-        print(f"{records} records of {whom.key}" + (" would be erased" if dry_run else ""))
+        print(f"{_counted(records, 'record')} of {whom.key}" + (" would be erased" if dry_run else ""))
     else:
         print(f"nothing is stored for {whom.key}: ids are compared exactly, and Entra's are in lower case")
     if dry_run:
@@ -429,7 +429,7 @@ def verify_command(
     recomputed; without one, accidental damage only.
     """
 
-    async def work(opened: OpenedState) -> tuple[int, int, list[BadEntry], list[str]]:
+    async def work(opened: OpenedState) -> tuple[int, int, list[BadEntry], list[str], bool]:
         tasks, entries, faults = 0, 0, list[BadEntry]()
         inventory = Inventory(opened.records)
         owners = await inventory.owners()
@@ -444,14 +444,19 @@ def verify_command(
                         continue
                     tasks, entries = tasks + 1, entries + verified.entries
                     faults += [verified.fault] if verified.fault else []
-        return tasks, entries, faults, inventory.damaged
+        return tasks, entries, faults, inventory.damaged, opened.records.chain.keyed
 
-    tasks, entries, faults, damaged = _run(config, work)
+    tasks, entries, faults, damaged, keyed = _run(config, work)
     for fault in faults:
         print(fault)
     if task is not None and not tasks:
         raise fail(f"there is no task {task}")
-    print(f"{_tasks(tasks)}, {entries} good entries, {_tasks(len(faults))} with a bad one")
+    print(
+        f"{_counted(tasks, 'task')}, {_counted(entries, 'good entry', 'good entries')}, "
+        f"{_counted(len(faults), 'task')} with a bad one"
+    )
+    if faults and not keyed:
+        print("TA_AUDIT_KEY is not set: an audit that was written with one does not verify without it")
     _show_problems(damaged, "damaged records")
     if faults or damaged:
         raise typer.Exit(1)

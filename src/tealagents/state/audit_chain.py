@@ -46,6 +46,10 @@ class AuditChain:
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
 
+    @property
+    def keyed(self) -> bool:
+        return bool(self._key)
+
     def hash(self, fields: Json) -> str:
         data = canonical(fields)
         if self._key:
