@@ -23,11 +23,13 @@ class Admission:
             raise Draining
         if self._by_user[user] >= self._per_user:
             raise Overloaded(
-                f"You already have {self._per_user} requests in flight. Wait for some to finish.",
+                f"Too many of your requests are in flight (at most {self._per_user}). Wait for some to finish.",
                 per_user=True,
             )
         if self.in_flight >= self._per_process:
-            raise Overloaded(f"{self._per_process} requests are in flight. Try again shortly.")
+            raise Overloaded(
+                f"Too many requests are in flight (at most {self._per_process}). Try again shortly."
+            )
 
     @contextmanager
     def admitted(self, user: str) -> Iterator[None]:

@@ -301,7 +301,8 @@ class _Attempt:
     def _check_room(self, head: Head) -> None:
         if len(head.queue) >= self._tasks.rules.max_queued:
             raise Overloaded(
-                f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
+                f"Too many messages wait on this task (at most {self._tasks.rules.max_queued}). Wait for some "
+                "to finish.",
                 retry_after=1,
             ).with_ids(**head.ids)
 
