@@ -23,7 +23,7 @@ class Admission:
             raise Draining
         if self._by_user[user] >= self._per_user:
             raise Overloaded(
-                f"Too many of your requests are in flight (at most {self._per_user}). Wait for some to finish.",
+                f"Too many of your requests are in flight (at most {self._per_user}). Wait for one to end.",
                 per_user=True,
             )
         if self.in_flight >= self._per_process:

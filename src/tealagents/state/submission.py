@@ -299,10 +299,10 @@ class _Attempt:
         await self._tasks.end(self._partition, stored, pending.request_id, SUPERSEDED, actor)
 
     def _check_room(self, head: Head) -> None:
-        if len(head.queue) >= self._tasks.rules.max_queued:
+        most = self._tasks.rules.max_queued
+        if len(head.queue) >= most:
             raise Overloaded(
-                f"Too many messages wait on this task (at most {self._tasks.rules.max_queued}). Wait for some "
-                "to finish.",
+                f"Too many messages wait on this task (at most {most}). Wait for one to end.",
                 retry_after=1,
             ).with_ids(**head.ids)
 
