@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, TypeVar
 
@@ -429,24 +430,7 @@ def verify_command(
     recomputed; without one, accidental damage only.
     """
 
-    async def work(opened: OpenedState) -> tuple[int, int, list[BadEntry], list[str], bool]:
-        tasks, entries, faults = 0, 0, list[BadEntry]()
-        inventory = Inventory(opened.records)
-        owners = await inventory.owners()
-        with _progress("users") as report:
-            for done, owner in enumerate(owners):
-                report(done, len(owners))
-                async for found in inventory.tasks(owner):
-                    if task is not None and found.task_id != task.lower():
-                        continue
-                    verified = await verify(opened.records, found.partition, found.task_id)
-                    if verified is None:
-                        continue
-                    tasks, entries = tasks + 1, entries + verified.entries
-                    faults += [verified.fault] if verified.fault else []
-        return tasks, entries, faults, inventory.damaged, opened.records.chain.keyed
-
-    tasks, entries, faults, damaged, keyed = _run(config, work)
+    tasks, entries, faults, damaged, keyed = _run(config, partial(_verified, only=task))
     for fault in faults:
         print(fault)
     if task is not None and not tasks:
@@ -460,6 +444,27 @@ def verify_command(
     _show_problems(damaged, "damaged records")
     if faults or damaged:
         raise typer.Exit(1)
+
+
+async def _verified(
+    opened: OpenedState, only: str | None
+) -> tuple[int, int, list[BadEntry], list[str], bool]:
+    """How many tasks and good entries there are, what is wrong with others, and whether there is a key."""
+    tasks, entries, faults = 0, 0, list[BadEntry]()
+    inventory = Inventory(opened.records)
+    owners = await inventory.owners()
+    with _progress("users") as report:
+        for done, owner in enumerate(owners):
+            report(done, len(owners))
+            async for found in inventory.tasks(owner):
+                if only is not None and found.task_id != only.lower():
+                    continue
+                verified = await verify(opened.records, found.partition, found.task_id)
+                if verified is None:
+                    continue
+                tasks, entries = tasks + 1, entries + verified.entries
+                faults += [verified.fault] if verified.fault else []
+    return tasks, entries, faults, inventory.damaged, opened.records.chain.keyed
 
 
 # --- migrations -------------------------------------------------------------------------------------
