@@ -80,6 +80,16 @@ def test_a_user_agrees_and_the_tool_runs_as_that_user(service: ServiceThread, pr
         assert "Ada" in resumed["content"]["output"]
 
 
+def test_a_user_sees_why_the_authorization_server_refuses(service: ServiceThread) -> None:
+    """What is wrong with the service's registration is no decision of the user's."""
+    with service.client("finn") as finn:
+        (authorization,) = send(finn, "call secure-connect {}")["content"]["authorizations"]
+        state = httpx.URL(authorization["url"]).params["state"]
+        wrong = {"error": "invalid_scope", "error_description": "not registered with scope a"}
+        shown = finn.get("/oauth/callback", params={"state": state, **wrong}).text
+        assert "did not authorize secure (invalid_scope: not registered with scope a)" in shown
+
+
 def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
     """The state is used up; approving without the grant asks again, under a new link. covers: HITL-3"""
     with service.client("eve") as eve:

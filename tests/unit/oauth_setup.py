@@ -128,8 +128,11 @@ class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
 
 
 @contextmanager
-def protected(provider: Provider, *, per_user: bool = False) -> Iterator[str]:
-    """An MCP server that wants a token for everything, with its authorization server."""
+def protected(provider: Provider, *, per_user: bool = False, challenge: str | None = None) -> Iterator[str]:
+    """An MCP server that wants a token for everything, with its authorization server.
+
+    `challenge` is what it says with a 401, in place of what the SDK does.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -139,7 +142,7 @@ def protected(provider: Provider, *, per_user: bool = False) -> Iterator[str]:
             "resource_server_url": f"{url}/mcp",
             "required_scopes": ["notes"],
             "client_registration_options": ClientRegistrationOptions(
-                enabled=True, valid_scopes=["notes", "more"], default_scopes=["notes"]
+                enabled=True, valid_scopes=["notes", "more"]
             ),
             "validate_token_resource": True,
         }
@@ -153,9 +156,28 @@ def protected(provider: Provider, *, per_user: bool = False) -> Iterator[str]:
         provider.calls.append(str(token.subject if token else None))
         return provider.calls[-1]
 
-    app = sdk.streamable_http_app()
+    app: Any = sdk.streamable_http_app()
+    if challenge is not None:
+        app = _Challenging(app, challenge)
     with served(_PerUser(provider, app) if per_user else app, port):
         yield f"{url}/mcp"
+
+
+class _Challenging:
+    """The same server with another challenge."""
+
+    def __init__(self, app: Any, challenge: str) -> None:
+        self._app = app
+        self._challenge = challenge.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def challenged(message: Any) -> None:
+            if message.get("status") == 401:
+                kept = [header for header in message["headers"] if header[0] != b"www-authenticate"]
+                message["headers"] = [*kept, (b"www-authenticate", self._challenge)]
+            await send(message)
+
+        await self._app(scope, receive, challenged)
 
 
 class _PerUser:
@@ -212,8 +234,8 @@ class Pretender:
         self.forms: list[dict[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.fetched: list[str] = []
-        #: the clients that registered so far
-        self.clients = 0
+        #: what the clients that registered so far said of themselves
+        self.clients: list[Json] = []
         #: the one that the token endpoint knows; None: any
         self.known: str | None = None
         #: what its answers say besides the tokens
@@ -243,8 +265,8 @@ class Pretender:
         return JSONResponse({**answer, **self.answered})
 
     async def register(self, request: Request) -> Response:
-        self.clients += 1
-        return JSONResponse({"client_id": f"registered-{self.clients}"}, status_code=201)
+        self.clients.append(await request.json())
+        return JSONResponse({"client_id": f"registered-{len(self.clients)}"}, status_code=201)
 
 
 @contextmanager

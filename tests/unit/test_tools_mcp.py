@@ -1167,6 +1167,8 @@ def test_results_read_plainly() -> None:
     )
     assert result_text(types.CallToolResult(content=[audio])) == "[audio, audio/wav, 3 bytes: not shown]"
     assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
+    empty = types.CallToolResult(content=[], structured_content={"result": []})
+    assert result_text(empty) == '{"result": []}'
     failed = types.CallToolResult(content=[], is_error=True)
     assert result_text(failed) == "The tool failed and gave no reason."
 

@@ -160,7 +160,7 @@ async def test_state_is_used_once_and_expires() -> None:
                 await consents.complete(old["state"], old["code"])
             refused = await asked_by(server, Context("bob"))
             state = parse_qs(urlsplit(refused.url).query)["state"][0]
-            await consents.refuse(state)
+            assert await consents.refuse(state, "access_denied", "") == "Nothing was granted."
             with pytest.raises(InvalidRequest, match="this link has been used"):
                 await consents.complete(state, "code")
 
@@ -202,7 +202,7 @@ async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pr
     here, there = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
     link = (await here.ask(Context(), server)).url
     assert (await here.ask(Context(), server)).url == link
-    await there.refuse(parse_qs(urlsplit(link).query)["state"][0])
+    await there.refuse(parse_qs(urlsplit(link).query)["state"][0], "access_denied", "")
     assert (await here.ask(Context(), server)).url != link
 
 
@@ -631,7 +631,26 @@ async def test_a_registration_that_was_forgotten_is_made_again(pretender: Preten
         link = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
         with nullcontext() if known else pytest.raises(InvalidRequest, match="invalid_client"):
             assert await consents.complete(link, "code") == "x"
-    assert pretender.clients == 2
+    assert len(pretender.clients) == 2
+
+
+async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:
+    """Some servers grant no others: for more it registers anew, for fewer or the same it does not."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    server = ProtectedServer(name="x", issuer=pretender.url)
+    consents = Consents(CALLBACK)
+    for request, wanted in enumerate(("", "a b", "a", "c")):
+        challenge = Challenge.of(f'Bearer scope="{wanted}"')
+        await consents.ask(Context(request_id=str(request)), server, challenge)
+    assert [client.get("scope") for client in pretender.clients] == [None, "a b", "a b c"]
+
+
+async def test_scopes_asked_for_first_are_those_that_the_server_wants(pretender: Pretender) -> None:
+    """With its first refusal, which may want fewer than the server knows of."""
+    provider = Provider()
+    with protected(provider, challenge='Bearer error="invalid_token", scope="more"') as url:
+        async with opened(url, Consents(CALLBACK)) as server:
+            assert (await asked_by(server, Context())).scopes == ("more",)
 
 
 async def test_unknown_client_is_reported(pretender: Pretender) -> None:

@@ -51,7 +51,7 @@ class Context:
             self.require_owner()
         return self._headers
 
-    async def user_token(self, scopes: Sequence[str]) -> str:
+    async def user_token(self, scopes: Sequence[str] = ()) -> str:
         self.asked.append(tuple(scopes))
         self.require_owner()
         return f"token-of-{self.user_id}-for-{'+'.join(scopes) or 'us'}"

@@ -16,8 +16,8 @@ class ConsentCallbacks(Protocol):
         """Turns a code into the owner's token; returns the name of the server it is for."""
         ...
 
-    async def refuse(self, state: str) -> None:
-        """The user, or the authorization server, said no."""
+    async def refuse(self, state: str, error: str, description: str) -> str:
+        """The user, or the authorization server, said no; returns what the user is shown of it."""
         ...
 
 

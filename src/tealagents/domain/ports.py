@@ -376,7 +376,7 @@ class ToolContext(Protocol):
         """
         ...
 
-    async def user_token(self, scopes: Sequence[str]) -> str:
+    async def user_token(self, scopes: Sequence[str] = ()) -> str:
         """A token to act for the owner downstream (on-behalf-of); without scopes the owner's own, as it came.
 
         Raises `NeedsAuthorization` where the owner has not consented, `NeedsOwner` where another

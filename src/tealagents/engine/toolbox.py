@@ -114,7 +114,7 @@ class CallContext:
         self.require_owner()
         return self._headers
 
-    async def user_token(self, scopes: Sequence[str]) -> str:
+    async def user_token(self, scopes: Sequence[str] = ()) -> str:
         """A token to act for the owner downstream."""
         if self._delegation is None and scopes:
             raise ToolFailed(

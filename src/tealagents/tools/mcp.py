@@ -87,9 +87,9 @@ class MCPServer:
         self._offered: tuple[Tool, ...] = ()
         #: what one user was listed: that user's alone, least recently used first
         self._own: OrderedDict[str, Listing] = OrderedDict()
-        self._wants_user = options.transport == "http" and bool(
-            options.auth_server or options.scopes or options.on_behalf_of_scopes
-        )
+        asks = options.auth_server or options.scopes or options.on_behalf_of_scopes
+        #: what the server says of the user's token that it wants; None: it wants none
+        self._wanted = Challenge() if options.transport == "http" and asks else None
         self._protected = ProtectedServer(
             name=options.name,
             resource=options.canonical_uri or options.url,
@@ -127,7 +127,7 @@ class MCPServer:
             if not (isinstance(error, MCPError) and error.code == UNAUTHORIZED and self._can_ask()):
                 raise ToolsetError(self._at_start(described(error))) from error
             logger.info("MCP server %s lists its tools only for users", self.options.name)
-            self._wants_user = True
+            self._wanted = _challenge_of(error)
             self._offered = (self._connect_tool,)
         else:
             self._shared = connection
@@ -199,14 +199,14 @@ class MCPServer:
         return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
 
     async def _called(self, context: ToolContext, name: str, arguments: Json) -> types.CallToolResult:
-        if self._shared is not None and not self._wants_user:
+        if self._shared is not None and self._wanted is None:
             try:
                 return await self._shared.call(self._function(name, self._listed), arguments)
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
-            # it lists its tools for all users and runs them only with a token
-            self._wants_user = True
+                # it lists its tools for all users and runs them only with a token
+                self._wanted = _challenge_of(error)
 
         async def called(connection: MCPConnection) -> types.CallToolResult:
             listing = self._own.get(owner_key(context))
@@ -262,7 +262,7 @@ class MCPServer:
         consents = self._asking()
         token = await consents.token(context, self._protected)
         if token is None:
-            raise await consents.ask(context, self._protected)
+            raise await consents.ask(context, self._protected, self._wanted)
         return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
@@ -270,8 +270,6 @@ class MCPServer:
         if self.options.on_behalf_of_scopes:
             raise self._failure(error) from error
         consents = self._asking()
-        data = error.data if isinstance(error.data, dict) else {}
-        challenge = Challenge.of(str(data.get("challenge", "")))
         # 403 says that the token is good, and not good for enough
         if error.message.startswith("403"):
             renewed = await consents.wider(context, self._protected, token)
@@ -279,7 +277,7 @@ class MCPServer:
             await consents.refused(context, self._protected, token)
             renewed = await consents.token(context, self._protected)
         if renewed is None or renewed == token:
-            raise await consents.ask(context, self._protected, challenge)
+            raise await consents.ask(context, self._protected, _challenge_of(error))
         return renewed
 
     def _asking(self) -> Consents:
@@ -370,6 +368,12 @@ class _UserConnections:
         self._cancel_sweep()
         connections, self._open = list(self._open.values()), {}
         await asyncio.gather(*(connection.close() for connection in connections), *self._closing)
+
+
+def _challenge_of(error: MCPError) -> Challenge:
+    """What a server said with the 401 or 403 that an error stands for."""
+    data = error.data if isinstance(error.data, dict) else {}
+    return Challenge.of(str(data.get("challenge", "")))
 
 
 def _is_without_answer(error: MCPError) -> bool:

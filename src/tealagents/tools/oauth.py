@@ -57,6 +57,8 @@ DEFAULT_LIFETIME_SECONDS = 3600
 SEEN_SECONDS = 60.0
 #: between two tries to store a renewed grant, while the store is away
 SAVE_SECONDS = 1.0
+#: characters that are shown of why an authorization server refused
+MAX_REASON = 500
 #: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
 _FOR_NOW = ("server_error", "temporarily_unavailable")
 
@@ -320,8 +322,8 @@ class Consents:
         resource = await resource_metadata(server, challenge)
         issuer = issuer_of(server, resource)
         metadata = await server_metadata(server, issuer)
-        client = await self._registrations.client(server, issuer, metadata)
         scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
+        client = await self._registrations.client(server, issuer, metadata, scopes)
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
         pending = PendingConsent(
             user_key=owner_key(context),
@@ -402,9 +404,23 @@ class Consents:
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
 
-    async def refuse(self, state: str) -> None:
-        """The browser came back without a code: the user said no. The state is used up."""
-        await self._pending.take(state)
+    async def refuse(self, state: str, error: str, description: str) -> str:
+        """The browser came back with an error in place of a code. The state is used up.
+
+        Returns what the user is shown: that nothing was granted, or what the server says is wrong.
+        """
+        pending = await self._pending.take(state)
+        said = ": ".join(filter(None, (error, description)))[:MAX_REASON]
+        logger.warning(
+            "%s granted nothing of %s: %r (request %s)",
+            pending.at.issuer,
+            pending.server_name,
+            said,
+            pending.request_id,
+        )
+        if error == "access_denied":
+            return "Nothing was granted."
+        return f"{pending.at.issuer} did not authorize {pending.server_name} ({said}). Nothing was granted."
 
 
 def owner_key(context: ToolContext) -> str:

@@ -1,6 +1,7 @@
 """Who this service is to authorization servers: as the config says, or by dynamic registration (RFC 7591)."""
 
 import asyncio
+from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
 from tealagents.domain.errors import ToolFailed
@@ -15,6 +16,8 @@ class Registrations:
         self._callback_url = callback_url
         #: by issuer: the client we registered as
         self._registered: dict[str, OAuthClient] = {}
+        #: by issuer: the scopes that it may ask for, where it said so
+        self._scopes: dict[str, frozenset[str]] = {}
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -23,8 +26,14 @@ class Registrations:
         if self._registered.get(issuer) == client:
             del self._registered[issuer]
 
-    async def client(self, server: ProtectedServer, asked: Issuer, metadata: Json) -> OAuthClient:
-        """The client that the config names, or else the one this service is registered as. `ToolFailed`."""
+    async def client(
+        self, server: ProtectedServer, asked: Issuer, metadata: Json, scopes: Iterable[str]
+    ) -> OAuthClient:
+        """The client that the config names, or else the one this service is registered as. `ToolFailed`.
+
+        Some servers let a client ask only for the scopes that it named when it registered: for others it
+        registers anew, and what was granted to the earlier client stays with that.
+        """
         if server.client_id:
             if server.client_secret and server.issuer is None:
                 raise ToolFailed(f"{server.name}: a client secret is only sent to a configured auth_server.")
@@ -33,17 +42,20 @@ class Registrations:
         issuer = metadata["issuer"]
         endpoint = metadata.get("registration_endpoint")
         async with self._locks.setdefault(issuer, asyncio.Lock()):
-            if issuer not in self._registered:
+            known = self._scopes.get(issuer, frozenset())
+            if issuer not in self._registered or not known.issuperset(scopes):
                 if not server.register or not endpoint:
                     raise ToolFailed(
                         f"{server.name} needs the user's authorization at {issuer}, where this service is "
                         "not known. Its operator has to register it and set oauth_client_id."
                     )
-                self._registered[issuer] = await self._register(asked, str(endpoint))
+                known = known.union(scopes)
+                self._registered[issuer] = await self._register(asked, str(endpoint), known)
+                self._scopes[issuer] = known
             return self._registered[issuer]
 
-    async def _register(self, issuer: Issuer, endpoint: str) -> OAuthClient:
-        body = {
+    async def _register(self, issuer: Issuer, endpoint: str, scopes: Iterable[str]) -> OAuthClient:
+        body: Json = {
             "client_name": "tealagents",
             "redirect_uris": [self._callback_url],
             "grant_types": ["authorization_code", "refresh_token"],
@@ -51,6 +63,8 @@ class Registrations:
             "token_endpoint_auth_method": "none",
             "application_type": "web",
         }
+        if named := " ".join(sorted(scopes)):
+            body["scope"] = named
         status, answer = await issuer.call("POST", endpoint, json=body)
         if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
             raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")

@@ -35,7 +35,7 @@ class AuthorizedContext:
     def require_owner(self) -> None:
         self._context.require_owner()
 
-    async def user_token(self, scopes: Sequence[str]) -> str:
+    async def user_token(self, scopes: Sequence[str] = ()) -> str:
         """The granted token for scopes it was granted for; others as without the catalogue."""
         if scopes and set(self._server.scopes).issuperset(scopes):
             return self.granted_token

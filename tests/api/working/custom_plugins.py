@@ -37,7 +37,7 @@ class Work(Plugin):
     @tool(requires_hitl=True)
     async def act_for_owner(self, context: ToolContext, file: str) -> str:
         """Write down whose token there is; a human has to agree."""
-        token = await context.user_token([])
+        token = await context.user_token()
         _append(file, f"token of {token}")
         return f"acted with the token of {token}"
 

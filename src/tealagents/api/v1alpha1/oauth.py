@@ -20,10 +20,9 @@ async def oauth_callback(request: Request) -> Response:
     if sse.HEAD in request.scope:  # a preview of the link must not spend it
         return PlainTextResponse()
     if not code:
-        await consents.refuse(state)
+        said = await consents.refuse(state, given["error"], given.get("error_description", ""))
         return PlainTextResponse(
-            "Nothing was granted. Go back to the conversation and reject the request, or resume it "
-            "for a new link."
+            f"{said} Go back to the conversation and reject the request, or resume it for a new link."
         )
     server = await consents.complete(state, code, iss=given.get("iss"))
     return PlainTextResponse(f"{server} is authorized. Go back to the conversation and approve the request.")
