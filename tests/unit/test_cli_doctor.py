@@ -233,6 +233,11 @@ def database_that_cannot_be_opened(patient: Patient) -> None:
     (patient.folder / f"{patient.database.name}-wal").mkdir()
 
 
+def file_in_place_of_a_store(patient: Patient) -> None:
+    (patient.folder / "notes.txt").write_text("mine")
+    patient.env["TA_PERSISTENCE"] = f"file://{patient.folder}/notes.txt"
+
+
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
 
@@ -257,6 +262,7 @@ NOWHERE = "127.0.0.1:1"
             "damaged database (file is not a database)",
         ),
         (database_that_cannot_be_opened, "let it write to the store and its folder"),
+        (file_in_place_of_a_store, "the store cannot be opened"),
         (store_whose_tables_are_locked, "or end what locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),

@@ -101,7 +101,7 @@ class FileStore(BaseStore):
 
     async def exists(self) -> bool:
         """Whether there is a store, or something that `open` refuses to make one of."""
-        return self._root.is_dir() and any(self._root.iterdir())
+        return any(self._root.iterdir()) if self._root.is_dir() else self._root.exists()
 
     async def open(self) -> None:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="file-store")

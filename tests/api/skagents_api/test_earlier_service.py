@@ -391,6 +391,12 @@ def test_a_gateway_is_many_users(tmp_path: Path) -> None:
         first = pool.submit(post, service.url, json=HELLO)
         until(lambda: len(model.requests) == 1)
         assert post(service.url, json=HELLO).status_code == 503
+        with connect(service.url.replace("http", "ws") + "/stream") as socket:
+            socket.send(json.dumps(HELLO))
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
         model.release()
         assert first.result().status_code == 200
 

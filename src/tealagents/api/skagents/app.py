@@ -27,7 +27,15 @@ from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
 from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
-from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError, TooLarge
+from tealagents.domain.errors import (
+    Draining,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TealError,
+    TooLarge,
+)
 from tealagents.domain.models import Caller, Json
 from tealagents.engine.observer import Observer
 
@@ -38,8 +46,10 @@ Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
 #: headers that pages of other origins may send
 _TAKEN_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
-#: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
-_FAILED, _LONGEST_REASON = 1011, 120
+#: how a WebSocket ends whose call has failed, or is to be repeated later
+_FAILED, _LATER = 1011, 1013
+#: bytes of the reason that fit into its last frame
+_LONGEST_REASON = 120
 #: and one on which nothing arrives: RFC 6455 has no code for that but "violates a policy"
 _IDLE = 1008
 #: the status for a client that has left, which no one reads
@@ -176,7 +186,8 @@ class StatelessApp:
             await self._talk(socket, caller, await self._received(socket, body))
         except TealError as error:
             self._note(error)
-            await socket.close(_FAILED, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
+            code = _LATER if isinstance(error, Overloaded | Draining) else _FAILED
+            await socket.close(code, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
         except WebSocketDisconnect:
             pass
         finally:
