@@ -553,6 +553,10 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             "class P(Plugin):\n    @tool(name='no spaces')\n    def f(self): 'x'\n",
             r"P\.f: the name 'P-no spaces' cannot be sent to a model",
         ),
+        (
+            "class P(Plugin):\n    on_behalf_of_scopes = 'api://read'\n    @tool\n    def f(self): 'x'\n",
+            "P-f: on_behalf_of_scopes must be a list or a tuple of scopes",
+        ),
         ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
     ],
 )

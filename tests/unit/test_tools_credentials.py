@@ -275,3 +275,9 @@ async def test_a_token_that_the_service_refuses_is_replaced(tmp_path: Path) -> N
             with pytest.raises(ToolFailed, match="answered 401"):
                 await tool.call(Context("alice"), {})
     assert downstream.seen[-2:] == ["Bearer second", "Bearer third"]
+
+
+async def test_a_text_is_no_list_of_scopes() -> None:
+    """It would be asked for letter by letter."""
+    with pytest.raises(ToolFailed, match="takes a list of scopes"):
+        await context_of(OWNER).user_token("api://down/read")

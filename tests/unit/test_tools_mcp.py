@@ -704,7 +704,7 @@ async def test_a_server_has_the_usual_signals() -> None:
 )
 async def test_server_that_cannot_be_used_is_reported_at_start(options: dict[str, Any], error: str) -> None:
     """A command that is missing and a server that does not answer are errors that name it."""
-    with pytest.raises(ToolsetError, match=error):
+    with pytest.raises(ToolsetError, match=f"^MCP server odd.*{error}"):
         async with opened(**options):
             pass
 
@@ -712,7 +712,9 @@ async def test_server_that_cannot_be_used_is_reported_at_start(options: dict[str
 @pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
 async def test_server_that_chooses_another_protocol_version_is_refused(tmp_path: Path, version: str) -> None:
     """A server that does not agree to `protocol_version` fails the start, with both versions named."""
-    error = f"session is in protocol version 2025-11-25, and the config requires protocol_version {version}"
+    error = (
+        f"MCP server odd: .* protocol version 2025-11-25, and the config requires protocol_version {version}"
+    )
     with pytest.raises(ToolsetError, match=error):
         async with opened(**odd(tmp_path), protocol_version=version):
             pass

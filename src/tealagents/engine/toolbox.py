@@ -116,6 +116,8 @@ class CallContext:
 
     async def user_token(self, scopes: Sequence[str] = ()) -> str:
         """A token to act for the owner downstream."""
+        if isinstance(scopes, str):  # whose letters would be asked for
+            raise ToolFailed("user_token takes a list of scopes, not a text")
         if self._delegation is None and scopes:
             raise ToolFailed(
                 "this service cannot act for its users: on-behalf-of needs Entra ID and a client credential"

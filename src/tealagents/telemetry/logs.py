@@ -151,6 +151,8 @@ def configure_logs(level: str, *, content: bool) -> None:
     root.setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_no_handshake)
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it quotes what any caller sent
+    # `--reload` watches the folder that the log may be in: each change that it reported would be another
+    logging.getLogger("watchfiles").setLevel(max(logging.WARNING, root.level))
     for name in _WEBSOCKETS:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
     for name in _CREDENTIALS if content else _CREDENTIALS + _TALKATIVE:

@@ -21,7 +21,7 @@ from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
 from tealagents.registry import import_from
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, marked, method_name, run_method
+from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
@@ -90,7 +90,7 @@ class CodeTool:
         self.spec = spec
         self._method = method
         self._signature = signature
-        self._scopes = tuple(plugin.on_behalf_of_scopes)
+        self._scopes = scopes_of(plugin, spec.name)
         self._threads = threads
         self._nothing = DONE if signature.returns_nothing else "null"
 

@@ -186,7 +186,7 @@ class MCPConnection:
         self._news = News()
         client = Client(
             _watched(self._transport(), self._lose),
-            mode=_mode(self._options.protocol_version),
+            mode=_mode(self._options),
             read_timeout_seconds=self._options.timeout,
             client_info=types.Implementation(name="tealagents", version=__version__),
             message_handler=self._on_message,
@@ -216,8 +216,8 @@ class MCPConnection:
         required = self._options.protocol_version
         if required not in (None, client.protocol_version):
             raise ToolsetError(
-                f"its session is in protocol version {client.protocol_version}, and the config requires "
-                f"protocol_version {required}."
+                f"MCP server {self._options.name}: its session is in protocol version "
+                f"{client.protocol_version}, and the config requires protocol_version {required}."
             )
 
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
@@ -347,13 +347,16 @@ def _read_again(error: ValidationError) -> SessionMessage | Exception:
     return SessionMessage(message)
 
 
-def _mode(version: str | None) -> str:
+def _mode(options: MCPServerOptions) -> str:
     """How the SDK negotiates. Its mode for one modern version asks the server nothing: not used."""
+    version = options.protocol_version
     if version in HANDSHAKE_PROTOCOL_VERSIONS:
         return "legacy"
     if version is not None and version not in MODERN_PROTOCOL_VERSIONS:
         known = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
-        raise ToolsetError(f"protocol_version {version!r} is not known; known: {known}.")
+        raise ToolsetError(
+            f"MCP server {options.name}: protocol_version {version!r} is not known; known: {known}."
+        )
     return "auto"
 
 

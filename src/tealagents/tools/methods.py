@@ -80,6 +80,16 @@ def check_method(method: Any, where: str) -> None:
         raise ToolsetError(f"{where}: a tool returns one result; a generator cannot be a tool.")
 
 
+def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
+    """The scopes in which a plugin acts for the user. `ToolsetError` for a text: it would be its letters."""
+    scopes = getattr(plugin, "on_behalf_of_scopes", ())
+    if isinstance(scopes, str):
+        raise ToolsetError(
+            f"{tool}: on_behalf_of_scopes must be a list or a tuple of scopes, such as [{scopes!r}]."
+        )
+    return tuple(scopes)
+
+
 def method_name(plugin: str, function: str, where: str) -> str:
     name = f"{plugin}{TOOL_SEPARATOR}{function}"
     if not VALID_NAME.fullmatch(name):

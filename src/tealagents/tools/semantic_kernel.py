@@ -21,7 +21,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, marked, method_name, run_method
+from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
@@ -65,7 +65,7 @@ class KernelFunctionTool:
         self._threads = threads
         #: makes an instance of the authorization and the collector; None: the class takes neither
         self._construct = construct
-        self._scopes = tuple(getattr(kind, "on_behalf_of_scopes", ()))
+        self._scopes = scopes_of(kind, spec.name)
 
     def check(self, arguments: Json) -> None:
         """`ToolFailed` where a call with these arguments would be refused before it does anything."""
