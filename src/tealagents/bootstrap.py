@@ -400,9 +400,14 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
             f"{workers} workers cannot share state in memory: each worker would see only its own tasks. Set "
             "TA_PERSISTENCE (sqlite:///state.db is enough on one machine), or use one worker"
         )
+    return [*found, *weak_keys(config)]
+
+
+def weak_keys(config: ServiceConfig) -> Sequence[str]:
+    """Why a key of the config is not worth its name; empty where it is."""
     if config.audit_key and len(config.audit_key.get_secret_value()) < SHORTEST_AUDIT_KEY:
-        found.append(f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters")
-    return found
+        return [f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters"]
+    return []
 
 
 def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:

@@ -435,6 +435,8 @@ def test_a_bad_entry_is_named(agent: Agent, key: str) -> None:
     assert agent.run("state", "verify-audit", good).exit_code == 0
     assert agent.run("state", "verify-audit", bad.upper()).exit_code == 1
     assert agent.run("state", "verify-audit", "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f").exit_code == 2
+    weak = agent.run("state", "verify-audit", TA_AUDIT_KEY="short")
+    assert (weak.exit_code, "TA_AUDIT_KEY is shorter than 16 characters" in weak.output) == (2, True)
     if key:
         for other, said in (("another key of some length", False), ("", True)):
             result = agent.run("state", "verify-audit", good, TA_AUDIT_KEY=other)

@@ -214,7 +214,7 @@ def log_of_failed_start(service: MonitoredService) -> str:
     try:
         with pytest.raises(RuntimeError):
             service.start()
-        assert service.process.wait(30) != 0
+        assert service.process.wait(30) == 2
         assert "Traceback" not in service.log()
         return service.log()
     finally:

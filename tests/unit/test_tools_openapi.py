@@ -875,7 +875,7 @@ async def test_a_request_without_a_token_has_none_to_pass_on(
 
     monkeypatch.setattr(Context, "user_token", nothing)
     async with opened(tmp_path, library.document(), server, pass_user_token=True) as tools:
-        with pytest.raises(ToolFailed, match="none came with this request"):
+        with pytest.raises(ToolFailed, match="none came with this request; with TA_AUTH=gateway none does"):
             await sent(tools, "listBooks")
 
 

@@ -148,10 +148,21 @@ def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> N
 
     if config.telemetry.metrics_port == port:
         raise fail(f"TA_METRICS_PORT: {port} is the port of the service; choose one that users do not reach")
+    if config.telemetry.metrics_port is not None:
+        _check_metrics(config.telemetry.metrics_host, config.telemetry.metrics_port)
     if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
     if warning := _unknown_address(config, host):
         warn(warning)
+
+
+def _check_metrics(host: str, port: int) -> None:
+    from tealagents.telemetry.scraping import check_address
+
+    try:
+        check_address(host, port)
+    except OSError as error:
+        raise fail(str(error)) from None
 
 
 def _unknown_address(config: ServiceConfig, host: str) -> str | None:

@@ -72,6 +72,15 @@ class OpenedState:
         self.key_seconds = tasks.rules.event_seconds
 
 
+def _checked(path: Path | None) -> ServiceConfig:
+    from tealagents.bootstrap import weak_keys
+
+    config = load_or_exit(path)
+    if weak := weak_keys(config):
+        raise fail(*weak)
+    return config
+
+
 def _run(
     config: Path | None,
     work: Callable[[OpenedState], Awaitable[T]],
@@ -83,7 +92,7 @@ def _run(
 
     A `dry_run` works on an empty one where there is none.
     """
-    checked = load_or_exit(config)
+    checked = _checked(config)
 
     async def do() -> T:
         from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of

@@ -142,7 +142,10 @@ class Answer:
         content = _object(document, "content")
         ids = three_ids(document)
         if not all(ids.values()):
-            raise UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?")
+            raise UnexpectedAnswer(
+                "an answer without the three ids: is this the URL of an agent? Those of the earlier platform "
+                "have none"
+            )
         output = content.get("output")
         return cls(
             **ids,

@@ -157,6 +157,11 @@ def _try_socket(folder: str) -> None:
         ) from error
 
 
+def check_address(host: str, port: int) -> None:
+    """`OSError` where the metrics cannot be offered there, with what to do."""
+    _http_server(host, port).server_close()
+
+
 def _http_server(host: str, port: int) -> _HttpServer:
     """The server, listening. Takes IPv6 where `host` is of that kind."""
     try:

@@ -190,8 +190,8 @@ class RemoteApi:
             token = await context.user_token(())
             if not token:
                 raise ToolFailed(
-                    "pass_user_token sends the user's own token, and none came with this request. Nothing "
-                    "was done."
+                    "pass_user_token sends the user's own token, and none came with this request; with "
+                    "TA_AUTH=gateway none does. Nothing was done."
                 )
         elif self.options.on_behalf_of_scopes:
             token = await context.user_token(self.options.on_behalf_of_scopes)
