@@ -236,6 +236,8 @@ class Pretender:
         self.fetched: list[str] = []
         #: what the clients that registered so far said of themselves
         self.clients: list[Json] = []
+        #: whether a client may say which scopes it will ask for
+        self.takes_scopes = True
         #: the one that the token endpoint knows; None: any
         self.known: str | None = None
         #: what its answers say besides the tokens
@@ -265,7 +267,10 @@ class Pretender:
         return JSONResponse({**answer, **self.answered})
 
     async def register(self, request: Request) -> Response:
-        self.clients.append(await request.json())
+        body = await request.json()
+        if "scope" in body and not self.takes_scopes:
+            return JSONResponse({"error": "invalid_client_metadata"}, status_code=400)
+        self.clients.append(body)
         return JSONResponse({"client_id": f"registered-{len(self.clients)}"}, status_code=201)
 
 

@@ -645,6 +645,15 @@ async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pre
     assert [client.get("scope") for client in pretender.clients] == [None, "a b", "a b c"]
 
 
+async def test_a_server_that_takes_no_scopes_of_a_client_registers_it_without(pretender: Pretender) -> None:
+    """It grants them all the same, or says in the browser that it does not."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    pretender.takes_scopes = False
+    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",))
+    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
+    assert ["scope" in client for client in pretender.clients] == [False]
+
+
 async def test_scopes_asked_for_first_are_those_that_the_server_wants(pretender: Pretender) -> None:
     """With its first refusal, which may want fewer than the server knows of."""
     provider = Provider()
