@@ -259,6 +259,7 @@ STREAMS: dict[str, tuple[str, Json]] = {
     ),
     "a2a": ("/a2a/message:stream", {"message": a2a_talk.message(LINE_ENDS)}),
     "ag-ui": ("/ag-ui", agui_talk.run_input("lines", agui_talk.user(LINE_ENDS))),
+    "ag-ui, joined": ("/ag-ui", agui_talk.run_input("lines")),
     "mcp": ("/mcp", mcp_talk.asking(LINE_ENDS)),
 }
 

@@ -87,7 +87,7 @@ def test_a_user_sees_why_the_authorization_server_refuses(service: ServiceThread
         state = httpx.URL(authorization["url"]).params["state"]
         wrong = {"error": "invalid_scope", "error_description": "not registered with scope a"}
         shown = finn.get("/oauth/callback", params={"state": state, **wrong}).text
-        assert "did not authorize secure (invalid_scope: not registered with scope a)" in shown
+        assert "secure was not authorized (invalid_scope: not registered with scope a)" in shown
 
 
 def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:

@@ -71,6 +71,13 @@ class LockedStore(MemoryStore):
     async def commit(self, partition, commit):
         raise Unknown("no answer in time")
 """
+ODD = """
+from tealagents.threads.context import ContextProvider
+
+class Odd(ContextProvider):
+    async def __aenter__(self):
+        return 1 / 0
+"""
 KEY, OTHER_KEY = "first-key-" * 5, "other-key-" * 5
 
 
@@ -238,6 +245,17 @@ def file_in_place_of_a_store(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = f"file://{patient.folder}/notes.txt"
 
 
+def provider_that_fails(patient: Patient) -> None:
+    (patient.folder / "odd_provider.py").write_text(ODD)
+    editing("spec:", "spec:\n  thread: {context_providers: ['odd_provider:Odd']}")(patient)
+
+
+def certificate_that_is_none(patient: Patient) -> None:
+    file = patient.folder / "service.pem"
+    file.write_text("no certificate")
+    patient.env.update(TA_ENTRA_CLIENT_ID="c", TA_ENTRA_CERTIFICATE=str(file))
+
+
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
 
@@ -284,6 +302,8 @@ NOWHERE = "127.0.0.1:1"
             editing("spec:", "spec:\n  thread: {context_providers: [mem0]}"),
             "the context providers cannot be opened: The context provider mem0 needs",
         ),
+        (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
+        (certificate_that_is_none, "the tools cannot be opened: "),
     ],
 )
 def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], Any], said: str) -> None:

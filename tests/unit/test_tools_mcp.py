@@ -1171,6 +1171,8 @@ def test_results_read_plainly() -> None:
     assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
     empty = types.CallToolResult(content=[], structured_content={"result": []})
     assert result_text(empty) == '{"result": []}'
+    nothing = types.CallToolResult(content=[], structured_content={"result": None})
+    assert result_text(nothing) == "Done. The tool has no output."
     failed = types.CallToolResult(content=[], is_error=True)
     assert result_text(failed) == "The tool failed and gave no reason."
 

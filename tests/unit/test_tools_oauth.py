@@ -25,7 +25,7 @@ from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
-from tealagents.tools.oauth_servers import Challenge, Endpoints, OAuthClient, ProtectedServer, token_request
+from tealagents.tools.oauth_servers import Challenge, Endpoints, ProtectedServer, token_request
 from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
@@ -635,23 +635,30 @@ async def test_a_registration_that_was_forgotten_is_made_again(pretender: Preten
 
 
 async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:
-    """Some servers grant no others: for more it registers anew, for fewer or the same it does not."""
+    """Some servers grant no others: it registers anew for others, and once for the same."""
     pretender.publish(registration_endpoint=f"{pretender.url}/register")
     server = ProtectedServer(name="x", issuer=pretender.url)
     consents = Consents(CALLBACK)
-    for request, wanted in enumerate(("", "a b", "a", "c")):
+    for request, wanted in enumerate(("", "a b", "b a", "c", "")):
         challenge = Challenge.of(f'Bearer scope="{wanted}"')
         await consents.ask(Context(request_id=str(request)), server, challenge)
-    assert [client.get("scope") for client in pretender.clients] == [None, "a b", "a b c"]
+    assert [client.get("scope") for client in pretender.clients] == [None, "a b", "c"]
 
 
-async def test_a_server_that_takes_no_scopes_of_a_client_registers_it_without(pretender: Pretender) -> None:
-    """It grants them all the same, or says in the browser that it does not."""
+async def test_a_client_whose_scopes_are_refused_registers_without_and_displaces_no_other(
+    pretender: Pretender,
+) -> None:
+    """The server grants them all the same, or says in the browser that it does not."""
     pretender.publish(registration_endpoint=f"{pretender.url}/register")
-    pretender.takes_scopes = False
-    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",))
-    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
-    assert ["scope" in client for client in pretender.clients] == [False]
+    consents, server, used = Consents(CALLBACK), ProtectedServer(name="x", issuer=pretender.url), []
+    for request, (wanted, takes) in enumerate([("a", True), ("b", False), ("a", False)]):
+        pretender.takes_scopes = takes
+        challenge = Challenge.of(f'Bearer scope="{wanted}"')
+        asked = await consents.ask(Context(request_id=str(request)), server, challenge)
+        assert asked.scopes == (wanted,)
+        used += parse_qs(urlsplit(asked.url).query)["client_id"]
+    assert used == ["registered-1", "registered-2", "registered-1"]
+    assert ["scope" in client for client in pretender.clients] == [True, False]
 
 
 async def test_scopes_asked_for_first_are_those_that_the_server_wants(pretender: Pretender) -> None:
@@ -919,7 +926,6 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
     }
     catalogue = Catalogue.model_validate({"plugins": [{"plugin_id": "A", "tools": [entry]}]})
     consents = Consents(CALLBACK)
-    consents._registrations._registered[pretender.url] = OAuthClient("me")
     tool: Tool = govern([Asking()], catalogue, consents)[0]
     assert tool.spec.auth == entry["auth"]
     with pytest.raises(NeedsAuthorization) as asked:

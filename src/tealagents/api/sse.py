@@ -63,8 +63,13 @@ def _escaped(events: bytes) -> bytes:
 
 def event_response(document: object, headers: Mapping[str, str]) -> Response:
     """A response that is a stream of one event."""
-    said = {"cache-control": "no-store", **headers}
-    return Response(_escaped(data(document)), headers=said, media_type="text/event-stream")
+    return events_response(data(document), headers)
+
+
+def events_response(events: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    """A response that is a stream of events that are there already."""
+    said = {"cache-control": "no-store", **(headers or {})}
+    return Response(_escaped(events), headers=said, media_type="text/event-stream")
 
 
 def remember_connection(scope: Scope, send: Send) -> None:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -27,7 +27,14 @@ from tealagents.cli.findings import find, placed_tools
 from tealagents.cli.loading import absent, unusable
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable, StoreError, TealError
+from tealagents.domain.errors import (
+    CorruptState,
+    PersistenceUnavailable,
+    StoreError,
+    TealError,
+    ToolFailed,
+    described,
+)
 from tealagents.domain.ports import Commit, Put, Store
 
 if TYPE_CHECKING:
@@ -321,15 +328,19 @@ async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
     from tealagents.state.records import SystemClock
     from tealagents.tooling import Tooling
 
-    tooling = Tooling(config, None, SystemClock())
     try:
-        await tooling.open(lambda: None)
+        async with AsyncExitStack() as stack:
+            tooling = Tooling(config, None, SystemClock())
+            stack.push_async_callback(tooling.close)
+            await tooling.open(lambda: None)
     except START_ERRORS as error:
-        remedy = "Correct it, or start what it names; see that this machine may connect to it."
-        return [Ailment(f"the tools cannot be opened: {placed_tools(config, place, error)}", remedy)]
-    finally:
-        await tooling.close()
-    return []
+        why = placed_tools(config, place, error) if isinstance(error, ToolFailed) else str(error)
+    except Exception as error:  # noqa: BLE001 — a toolset is code of others
+        why = described(error)
+    else:
+        return []
+    remedy = "Correct it, or start what it names; see that this machine may connect to it."
+    return [Ailment(f"the tools cannot be opened: {why}", remedy)]
 
 
 async def _providers(config: ServiceConfig) -> list[Ailment]:
@@ -339,8 +350,11 @@ async def _providers(config: ServiceConfig) -> list[Ailment]:
         async with providers_of(config):
             return []
     except START_ERRORS as error:
-        remedy = "Correct spec.thread.context_providers, or what it depends on."
-        return [Ailment(f"the context providers cannot be opened: {error}", remedy)]
+        why = str(error)
+    except Exception as error:  # noqa: BLE001 — a provider is code of others
+        why = described(error)
+    remedy = "Correct spec.thread.context_providers, or what it depends on."
+    return [Ailment(f"the context providers cannot be opened: {why}", remedy)]
 
 
 async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:

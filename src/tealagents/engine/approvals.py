@@ -183,9 +183,9 @@ class Approvals:
                 )
             if decision.id in decisions:
                 raise InvalidRequest(f"decisions.{n}.id", "is decided twice")
-            decisions[decision.id] = _decision(n, decision, command.action, shown[decision.id])
-            if decision.arguments is not None and approval.status == "pending":
-                self._check_edited(n, shown[decision.id].tool, decision.arguments)
+            decided = decisions[decision.id] = _decision(n, decision, command.action, shown[decision.id])
+            if decided.arguments is not None and approval.status == "pending":
+                self._check_edited(n, shown[decision.id].tool, decision.arguments or {})
         missing = shown.keys() - decisions.keys() if approval.status == "pending" else set()
         unanswered = sorted(name for name in missing if shown[name].by_client)
         if unanswered and command.action == "approve":

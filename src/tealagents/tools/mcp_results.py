@@ -50,8 +50,8 @@ def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
 
     The SDK wraps a result that is no object as `{"result": …}`; an object may be one by itself.
     """
-    if not content:  # an empty list is a result
-        return False
+    if not content:  # an empty list is a result; nothing is none
+        return bool(structured == {"result": None})
     forms = [structured]
     if isinstance(structured, dict) and list(structured) == ["result"]:
         forms.append(structured["result"])

@@ -87,7 +87,7 @@ def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
         raise ToolsetError(
             f"{tool}: on_behalf_of_scopes must be a list or a tuple of scopes, such as [{scopes!r}]."
         )
-    return tuple(scopes)
+    return tuple(scopes or ())
 
 
 def method_name(plugin: str, function: str, where: str) -> str:

@@ -411,16 +411,18 @@ class Consents:
         """
         pending = await self._pending.take(state)
         said = ": ".join(filter(None, (error, description)))[:MAX_REASON]
-        logger.warning(
+        denied = error == "access_denied"
+        logger.log(
+            logging.INFO if denied else logging.WARNING,
             "%s granted nothing of %s: %r (request %s)",
             pending.at.issuer,
             pending.server_name,
             said,
             pending.request_id,
         )
-        if error == "access_denied":
+        if denied:
             return "Nothing was granted."
-        return f"{pending.at.issuer} did not authorize {pending.server_name} ({said}). Nothing was granted."
+        return f"{pending.server_name} was not authorized ({said}). Nothing was granted."
 
 
 def owner_key(context: ToolContext) -> str:

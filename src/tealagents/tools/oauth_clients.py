@@ -8,31 +8,35 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.oauth_servers import Issuer, OAuthClient, ProtectedServer, secret_method
 
+#: registrations that are remembered; beyond it the oldest is forgotten
+MAX_REGISTRATIONS = 1_000
+
+#: an authorization server, and the scopes it is asked for
+_Asking = tuple[str, frozenset[str]]
+
 
 class Registrations:
-    """The clients that this service is, one for each authorization server."""
+    """The clients that this service is, one for each authorization server and set of scopes."""
 
     def __init__(self, callback_url: str | None) -> None:
         self._callback_url = callback_url
-        #: by issuer: the client we registered as
-        self._registered: dict[str, OAuthClient] = {}
-        #: by issuer: the scopes that it may ask for, where it said so
-        self._scopes: dict[str, frozenset[str]] = {}
+        #: the clients we registered as, oldest first
+        self._registered: dict[_Asking, OAuthClient] = {}
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def forget(self, issuer: str, client: OAuthClient) -> None:
         """The server does not know this client; one that we registered is registered anew, next time."""
-        if self._registered.get(issuer) == client:
-            del self._registered[issuer]
+        for key in [key for key, known in self._registered.items() if (key[0], known) == (issuer, client)]:
+            del self._registered[key]
 
     async def client(
         self, server: ProtectedServer, asked: Issuer, metadata: Json, scopes: Iterable[str]
     ) -> OAuthClient:
         """The client that the config names, or else the one this service is registered as. `ToolFailed`.
 
-        Some servers let a client ask only for the scopes that it named when it registered: for others it
-        registers anew, and what was granted to the earlier client stays with that.
+        Some servers let a client ask only for the scopes that it named when it registered: each set of them
+        has a client of its own.
         """
         if server.client_id:
             if server.client_secret and server.issuer is None:
@@ -42,17 +46,17 @@ class Registrations:
         issuer = metadata["issuer"]
         endpoint = metadata.get("registration_endpoint")
         async with self._locks.setdefault(issuer, asyncio.Lock()):
-            known = self._scopes.get(issuer, frozenset())
-            if issuer not in self._registered or not known.issuperset(scopes):
+            key = (issuer, frozenset(scopes))
+            if key not in self._registered:
                 if not server.register or not endpoint:
                     raise ToolFailed(
                         f"{server.name} needs the user's authorization at {issuer}, where this service is "
                         "not known. Its operator has to register it and set oauth_client_id."
                     )
-                known = known.union(scopes)
-                self._registered[issuer] = await self._register(asked, str(endpoint), known)
-                self._scopes[issuer] = known
-            return self._registered[issuer]
+                if len(self._registered) >= MAX_REGISTRATIONS:
+                    del self._registered[next(iter(self._registered))]
+                self._registered[key] = await self._register(asked, str(endpoint), scopes)
+            return self._registered[key]
 
     async def _register(self, issuer: Issuer, endpoint: str, scopes: Iterable[str]) -> OAuthClient:
         body: Json = {
@@ -66,7 +70,7 @@ class Registrations:
         if named := " ".join(sorted(scopes)):
             body["scope"] = named
         status, answer = await issuer.call("POST", endpoint, json=body)
-        if "scope" in body and 400 <= status < 500:  # some let no client say its scopes, and grant them
+        if "scope" in body and status in (400, 403):  # some let no client say its scopes, and grant them
             del body["scope"]
             status, answer = await issuer.call("POST", endpoint, json=body)
         if status not in (200, 201) or not isinstance(answer.get("client_id"), str):

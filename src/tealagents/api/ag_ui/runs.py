@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import bodies, requests, setups, stretches, transcripts
+from tealagents.api import bodies, requests, setups, sse, stretches, transcripts
 from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import CallAnswer
@@ -124,5 +124,4 @@ async def _join(thread: Named, given: Given) -> Response:
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
     known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
     ended = fold.frame("RUN_FINISHED", **given.run, outcome=fold.outcome_of(given, pause))
-    body = fold.started(given, known, messages) + ended
-    return Response(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return sse.events_response(fold.started(given, known, messages) + ended)

@@ -15,7 +15,7 @@ _ADVICE: Mapping[str, str] = {
     "task_busy": "Wait for its response, or cancel that.",
     "idempotency_key_reused": "Send a new Idempotency-Key with a new body.",
     "request_in_progress": "Retry later for its outcome.",
-    "already_decided": "Send the outputs as they were sent first, or add a message of the user.",
+    "already_decided": "Send the answers as they were sent first, or add a message of the user.",
     "approval_pending": "Answer by mcp_approval_response or function_call_output, or cancel its response.",
 }
 
