@@ -37,7 +37,7 @@ export async function* readMessages(response, watch, onOpen) {
 }
 
 /**
- * The text of a body as it comes, each chunk a sign of life.
+ * The text of a body as it comes. Only a reader that waits counts the time without a byte.
  *
  * @param {Response} response
  * @param {Watch} watch
@@ -48,9 +48,10 @@ export async function* readText(response, watch) {
   const decoder = new TextDecoder();
   const reader = response.body.getReader();
   for (;;) {
+    watch.touch();
     const {done, value} = await watch.over(() => reader.read());
     if (done) return;
-    watch.touch();
+    watch.rest();
     yield decoder.decode(value, {stream: true});
   }
 }

@@ -67,6 +67,11 @@ export class Watch {
     if (ms < 2 ** 31) this.#timer = setTimeout(silent, ms);
   }
 
+  /** No one waits for a byte: no time runs. */
+  rest() {
+    clearTimeout(this.#timer);
+  }
+
   /** Close the connection. */
   end = () => {
     clearTimeout(this.#timer);
@@ -82,11 +87,21 @@ export class Watch {
    * @throws {Lost} the connection broke; or whatever the caller's signal was aborted with
    */
   async over(io) {
+    const {signal} = this;
+    let abort = () => {};
     try {
-      return await io();
+      signal.throwIfAborted();
+      // once a whole answer has come, Node.js leaves a read unsettled that is aborted
+      const aborted = new Promise((_, reject) => {
+        abort = () => reject(signal.reason);
+        signal.addEventListener("abort", abort);
+      });
+      return /** @type {T} */ (await Promise.race([io(), aborted]));
     } catch (error) {
       this.#outer?.throwIfAborted();
       throw new Lost(error);
+    } finally {
+      signal.removeEventListener("abort", abort);
     }
   }
 }

@@ -1,4 +1,6 @@
 import assert from "node:assert/strict";
+import {once} from "node:events";
+import {createServer} from "node:http";
 import {test} from "node:test";
 import {setTimeout as pass} from "node:timers/promises";
 import {Client, NotOwner, UnexpectedAnswer} from "../src/index.js";
@@ -181,4 +183,49 @@ test("a stream that is not read is closed: none was asked for, or its caller fai
   const onOpen = () => assert.fail("in the caller");
   await assert.rejects(agent.stream("hello", {onOpen}).answer(), /in the caller/);
   assert.deepEqual(signals.map((signal) => signal?.aborted), [true, true]);
+});
+
+/**
+ * An agent whose stream has one event until a test asks for the rest, which comes whole.
+ *
+ * @param {import("node:test").TestContext} t
+ */
+async function inTwoParts(t) {
+  let rest = () => {};
+  const server = createServer((request, response) => {
+    request.resume();
+    response.writeHead(200, STREAM.headers);
+    response.write(`event: request\nid: 1\ndata: ${JSON.stringify(IDS)}\n\n`);
+    rest = () => void response.end(END);
+  }).listen(0, "127.0.0.1");
+  t.after(() => (server.closeAllConnections(), server.close()));
+  await once(server, "listening");
+  const {port} = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const url = `http://127.0.0.1:${port}/A/1`;
+  return {agent: new Client(url, {retry: {attempts: 0}, timeouts: {silenceMs: 100}}), rest: () => rest()};
+}
+
+test("the time that a reader takes for an event is no silence", async (t) => {
+  const {agent, rest} = await inTwoParts(t);
+  const seen = [];
+  for await (const {event} of agent.stream("hello")) {
+    seen.push(event);
+    if (event === "request") {
+      rest();
+      await pass(400);
+    }
+  }
+  assert.deepEqual(seen, ["request", "final-response"]);
+});
+
+test("a stream that is aborted once all of it has come ends with the signal's reason", async (t) => {
+  const {agent, rest} = await inTwoParts(t);
+  const controller = new AbortController();
+  await assert.rejects(async () => {
+    for await (const _ of agent.stream("hello", {signal: controller.signal})) {
+      rest();
+      await pass(50);
+      controller.abort(new Error("enough"));
+    }
+  }, /enough/);
 });
