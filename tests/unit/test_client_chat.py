@@ -20,7 +20,7 @@ import typer
 from contract_server import ContractServer, Problem
 from rich.console import Console
 from rich.markdown import Markdown
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner
 
 from tealagents.cli.chat import chat, chat_command, showing
@@ -339,6 +339,9 @@ def test_finding_the_agent(service: ContractServer) -> None:
         service.faults.append(JSONResponse({"agents": other}))
         with pytest.raises(NoAgent, match="no agent"):
             find_agent(service.root)
+    service.faults.append(Response("<html>", 502))
+    with pytest.raises(NoAgent, match="answers with HTTP 502: the service is away"):
+        find_agent(service.root)
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")
     for text in ("agent.yaml", "localhost:8000"):

@@ -543,6 +543,13 @@ def test_deleted_already() -> None:
         network.run(network.operations().delete_task("t"))
 
 
+def test_a_page_in_answer_to_a_deletion() -> None:
+    """What a proxy says with success has deleted nothing."""
+    network = Network(sending(Reply(status=200, body=b"<html>sign in</html>")))
+    with pytest.raises(UnexpectedAnswer, match="HTTP 200 in answer to a deletion"):
+        network.run(network.operations().delete_task("t"))
+
+
 def test_lists_that_never_end() -> None:
     """A list that names itself as its next page is an error."""
     network = Network(sending(document({"items": [{"task_id": "a"}, 7], "next_cursor": "x"})))

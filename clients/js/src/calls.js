@@ -129,7 +129,8 @@ export class Calls {
   async erased(path, signal) {
     const budget = this.budget();
     const reply = await this.#exchange({method: "DELETE", path, repeatable: true}, signal, budget);
-    if (reply.ok) return;
+    if (reply.status === 204) return;
+    if (reply.ok) throw new UnexpectedAnswer(`HTTP ${reply.status} in answer to a deletion`);
     const problem = reply.problem();
     // not found after a failure: the answer to an earlier attempt was lost, and that attempt did it
     if (!(problem instanceof NotFound && budget.failures)) throw problem;

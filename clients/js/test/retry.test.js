@@ -229,3 +229,8 @@ test("a stream that is aborted once all of it has come ends with the signal's re
     }
   }, /enough/);
 });
+
+test("a page in answer to a deletion has deleted nothing", async () => {
+  const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response("<html>sign in</html>")});
+  await assert.rejects(agent.deleteTask("t"), UnexpectedAnswer);
+});

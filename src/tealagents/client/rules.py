@@ -211,8 +211,10 @@ class Rules:
     def erased(self, path: str) -> Flow[None]:
         budget = self._budget()
         reply = yield from self._exchange(calls.change("DELETE", path), budget)
-        if reply.ok:
+        if reply.status == 204:
             return
+        if reply.ok:
+            raise UnexpectedAnswer(f"HTTP {reply.status} in answer to a deletion")
         problem = reply.problem()
         # an earlier attempt deleted it, and its answer was lost
         if not (isinstance(problem, NotFound) and budget.used):
