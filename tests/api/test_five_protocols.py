@@ -250,6 +250,8 @@ def test_each_protocol_reads_what_was_said_over_the_others(
 
 #: ends of lines to `str.splitlines`, by which some clients read streams
 LINE_ENDS = "one\u0085two\u2028three\u2029four"
+#: a page that joins a thread is shown its messages
+JOINED = "ag-ui, joined"
 STREAMS: dict[str, tuple[str, Json]] = {
     "v1alpha1": ("/sse", {"items": [{"content_type": "text", "content": LINE_ENDS}]}),
     "responses": ("/openai/v1/responses", {"input": LINE_ENDS, "stream": True}),
@@ -259,7 +261,7 @@ STREAMS: dict[str, tuple[str, Json]] = {
     ),
     "a2a": ("/a2a/message:stream", {"message": a2a_talk.message(LINE_ENDS)}),
     "ag-ui": ("/ag-ui", agui_talk.run_input("lines", agui_talk.user(LINE_ENDS))),
-    "ag-ui, joined": ("/ag-ui", agui_talk.run_input("lines")),
+    JOINED: ("/ag-ui", agui_talk.run_input("joined")),
     "mcp": ("/mcp", mcp_talk.asking(LINE_ENDS)),
 }
 
@@ -274,6 +276,9 @@ def test_text_ends_no_line_of_a_stream_whatever_its_reader_takes_for_one(
         if name == "mcp":
             session = {"mcp-session-id": mcp_talk.opened(client)}
             client.headers.update(mcp_talk.headers_of(body, "2025-11-25") | session)
+        elif name == JOINED:
+            first = agui_talk.run_input("joined", agui_talk.user(LINE_ENDS))
+            client.post(path, json=first).raise_for_status()
         stream = client.post(path, json=body)
     assert stream.headers["content-type"].startswith("text/event-stream"), stream.text
     read = stream.text.splitlines()
