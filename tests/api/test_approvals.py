@@ -381,6 +381,19 @@ def test_a_contrary_decision_is_refused(ada: httpx.Client, file: Path) -> None:
     assert lines(file) == ["one"]
 
 
+@pytest.mark.parametrize("action", ["approve", "reject"])
+@pytest.mark.parametrize("nothing", [{}, {"decisions": []}, {"reason": "late"}], ids=str)
+def test_a_body_that_decides_nothing_is_refused_of_a_decided_pause_too(
+    ada: httpx.Client, file: Path, action: str, nothing: Json
+) -> None:
+    """It is no repetition of the decision, whatever that was. covers: HITL-1"""
+    pause = paused(ada, call("Work-write", file=str(file), line="one"))
+    decide(ada, pause, action=action).raise_for_status()
+    for bare in (True, False):
+        problem(decide(ada, pause, bare=bare, **nothing), 422, "invalid_request", "action")
+    assert lines(file) == ["one"] * (action == "approve")
+
+
 def test_a_pause_that_was_decided_before_its_task_was_imported_stays_so(
     ada: httpx.Client, file: Path
 ) -> None:

@@ -36,8 +36,8 @@ KEY = re.compile("[!-~]([ -~]*[!-~])?")
 VALID, HOSTILE = 7, 4
 #: an exported task is a large document to make up
 IMPORTS = 3
-#: operations whose target is gone, or changed for good, behind each call
-CONSUMING = {"delete_task", "delete_session", "import_task", "cancel_request"}
+#: operations whose target may be gone, expired, or changed for good after each call
+CONSUMING = {"delete_task", "delete_session", "import_task", "cancel_request", "patch_task"}
 
 
 class World:
@@ -86,6 +86,9 @@ class World:
         for name in ("session_id", "checkpoint_id", "approval_id"):
             if _is_id((case.query or {}).get(name)):
                 case.query[name] = self._named(target, name)
+        if mode is GenerationMode.POSITIVE and isinstance((case.query or {}).get("cursor"), str):
+            # the cursors of a tenant's inbox are an approver's, which the caller is not
+            case.query["cursor"] = case.query["cursor"].removeprefix("inbox/")
         for name in list(case.headers or {}):
             if name.lower() == "idempotency-key" and KEY.fullmatch(case.headers[name]):
                 case.headers[name] = str(uuid.uuid4())

@@ -192,10 +192,9 @@ class Approvals:
             raise InvalidRequest(
                 "decisions", f"cannot approve {', '.join(unanswered)} without output: {_CLIENTS}"
             )
-        if missing and command.action is None:
-            raise InvalidRequest(
-                "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
-            )
+        if command.action is None and (missing or not decisions):
+            omitted = ", ".join(sorted(missing or shown))
+            raise InvalidRequest("action", f"is needed for the calls that decisions omits: {omitted}")
         now = self._records.clock.now()
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
