@@ -417,13 +417,12 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
     yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
     for index, name in enumerate(config.protocols):
         yield ("spec", "protocols", index), partial(protocols.builder, name)
-    nameless = config.document.is_open(("spec", "agent", "model"))
+    model = None if config.document.is_open(("spec", "agent", "model")) else config.agent.model
     for index, reducer in enumerate(config.thread.reducers):
         key = ("spec", "thread", "reducers", index)
-        named = (reducer.name, reducer.options)
+        choice = (reducer.name, reducer.options)
         # some need to know how much the model takes, by its name
-        open_ = partial(open_reducer, *named) if nameless else partial(open_view, [named], config.agent.model)
-        yield key, open_
+        yield key, partial(open_reducer, *choice) if model is None else partial(open_view, [choice], model)
     for index, provider in enumerate(config.thread.context_providers):
         key = ("spec", "thread", "context_providers", index)
         yield key, partial(open_provider, provider.name, provider.options)
