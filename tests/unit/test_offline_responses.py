@@ -88,7 +88,8 @@ async def test_what_is_not_stored_cannot_be_continued(client: AsyncOpenAI) -> No
         await respond(client, "x", previous_response_id=first.id)
     assert lost.value.code == "previous_response_not_found"
     assert lost.value.param == "previous_response_id"
-    assert lost.value.message.endswith(f"Previous response with id '{first.id}' not found.")
+    assert isinstance(lost.value.body, dict)
+    assert lost.value.body["message"] == f"Previous response with id '{first.id}' not found."
 
 
 async def test_a_conversation_keeps_its_items(client: AsyncOpenAI) -> None:
