@@ -290,10 +290,13 @@ async def _is_quiet(connection: Connection) -> bool:
 
 
 async def send_packed(connection: Connection, packed: bytes) -> None:
-    """Writes a command; ConnectionError to a closed connection, which uvloop reports as RuntimeError."""
+    """Writes a command; ConnectionError to a closed connection.
+
+    uvloop reports that as RuntimeError, and asyncio of Python 3.12 and 3.13 up to 3.13.5 as AttributeError.
+    """
     try:
         await connection.send_packed_command(packed, check_health=False)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:
         raise ConnectionError(*error.args) from error
 
 
