@@ -458,6 +458,13 @@ async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineMode
     assert listener.heard == ["GeneratorExit", "CancelledError", "ZeroDivisionError"]
 
 
+@pytest.mark.parametrize("user", [5, "", "ad\0", "\ud83d"])
+def test_the_user_is_one_that_can_be_stored(make: MakeAgent, user: Any) -> None:
+    """An id that no record could be kept and read under is refused before anything is stored."""
+    with pytest.raises(InvalidRequest, match=r"user: must be text that is not empty"):
+        make(user=user)
+
+
 async def test_memories_are_not_kept_in_the_clear_beside_sealed_ones(make: MakeAgent, tmp_path: Path) -> None:
     """Without the key of a store, or with another, nothing is written, whichever user has sealed it.
 

@@ -30,7 +30,7 @@ from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
-from tealagents.domain.texts import check_encodable
+from tealagents.domain.texts import check_encodable, check_user_id
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.owner_directory import Directory
@@ -79,6 +79,7 @@ class Agent:
         self.message_stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
+        check_user_id(user, "user")
         self._user = User("local", user)
         self._view = view
         self._approve = approve

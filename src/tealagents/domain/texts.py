@@ -33,6 +33,12 @@ def check_encodable(text: str, field: str) -> None:
         raise InvalidRequest(field, "holds a lone surrogate, which is not a character")
 
 
+def check_user_id(value: object, field: str) -> None:
+    """`InvalidRequest` for a part of a user's id that no record could be kept and read under."""
+    if not isinstance(value, str) or not value or storable(value) != value:
+        raise InvalidRequest(field, "must be text that is not empty, without NUL and lone surrogates")
+
+
 def bounded(text: str, limit: int = LIMIT) -> str:
     """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
     whole = len(text)
