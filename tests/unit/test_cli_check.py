@@ -240,6 +240,15 @@ def test_a_budget_of_tokens_is_checked_for_the_model(folder: Path, model: str, f
     assert found is None or f"spec.thread.reducers[0]: The {found}" in checked.output
 
 
+def test_two_providers_of_one_name_are_found(folder: Path) -> None:
+    """At the second of them, as `serve` refuses them."""
+    config = folder / "config.yaml"
+    config.write_text(f"{config.read_text()}  thread: {{context_providers: [facts, facts, facts]}}\n")
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert "spec.thread.context_providers[1]: Two context providers are called facts" in checked.output
+
+
 def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     """What is not set here is what `serve` will need; everything else is checked and shown."""
     config = folder / "config.yaml"

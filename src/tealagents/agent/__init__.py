@@ -83,7 +83,7 @@ class Agent:
         self._user = User("local", user)
         self._view = view
         self._approve = approve
-        if isinstance(context_providers, ContextProvider):
+        if context_providers is not None and not isinstance(context_providers, Sequence):
             context_providers = [context_providers]
         own = None if context_providers is None else Providers(context_providers)
         if own is None:
