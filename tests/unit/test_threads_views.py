@@ -510,6 +510,8 @@ async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
         ("no.such:Reducer", {}, "there is no module 'no'"),
         ("tealagents.threads.reducers:Nothing", {}, "has no 'Nothing'"),
         (f"{__name__}:every_other", {"n": 1}, "is a function and takes no options"),
+        (f"{__name__}:HELLOS", {}, "is neither a function nor a class with __call__"),
+        ("builtins:dict", {}, "is neither a function nor a class with __call__"),
     ],
 )
 def test_what_cannot_be_opened_says_why(name: str, options: Json, complaint: str) -> None:
