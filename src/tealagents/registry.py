@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
-from tealagents.mistakes import explained
+from tealagents.mistakes import explained, sentence
 
 __all__ = ["Registry", "import_from", "place_of"]
 
@@ -104,7 +104,7 @@ class Registry(Struct, frozen=True, kw_only=True):
             return found.Options(**given)
         except ValidationError as wrong:
             reasons = explained(wrong, found.Options, given)
-            raise self.error(f"The {self.word} {name!r} cannot be opened: {reasons}.") from None
+            raise self.error(sentence(f"The {self.word} {name!r} cannot be opened: {reasons}")) from None
 
     def _reference(self, name: str) -> str:
         if (reference := self.built_in.get(name)) is not None:
@@ -136,7 +136,7 @@ def _raised(error: BaseException, module: str) -> str:
         said = "; ".join(each["msg"] for each in error.errors(include_url=False, include_input=False))
     else:
         said = str(error)
-    return f"{place}{type(error).__name__}: {said.rstrip('.')}."
+    return sentence(f"{place}{type(error).__name__}: {said}")
 
 
 def import_from(folder: Path) -> None:

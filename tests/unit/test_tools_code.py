@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 
 import pytest
@@ -115,6 +115,23 @@ class Listing:
 )
 def test_json_of_what_cannot_be_stored_is_made_storable(value: object, text: str) -> None:
     """The name of a file that is not UTF-8: a folder with one can be listed."""
+    assert to_text(value) == text
+
+
+class Nameless:
+    """Says nothing of itself."""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (PureWindowsPath(r"C:\new\table"), r"C:\new\table"),
+        (PurePosixPath('/data/5" disk'), '/data/5" disk'),
+        (Nameless(), "<test_tools_code.Nameless object>"),
+    ],
+)
+def test_a_value_without_json_is_its_text(value: object, text: str) -> None:
+    """Plainly, whatever is in a path, and without the address that is another in each process."""
     assert to_text(value) == text
 
 
