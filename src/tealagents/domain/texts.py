@@ -28,7 +28,9 @@ def is_encodable(text: str) -> bool:
 
 
 def check_encodable(text: str, field: str) -> None:
-    """`InvalidRequest` for a text of the library that could be neither kept nor sent."""
+    """`InvalidRequest` for what is no text, or one that could be neither kept nor sent."""
+    if not isinstance(text, str):
+        raise InvalidRequest(field, f"must be text, not {type(text).__name__}")
     if not is_encodable(text):
         raise InvalidRequest(field, "holds a lone surrogate, which is not a character")
 
