@@ -48,7 +48,7 @@ from tealagents.threads.components import (
     open_reducer,
     open_view,
 )
-from tealagents.threads.context import Providers
+from tealagents.threads.context import ContextProvider, Providers
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 from tealagents.threads.views import View
 from tealagents.tooling import Tooling
@@ -423,9 +423,17 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
         choice = (reducer.name, reducer.options)
         # some need to know how much the model takes, by its name
         yield key, partial(open_reducer, *choice) if model is None else partial(open_view, [choice], model)
+    made: list[ContextProvider] = []
     for index, provider in enumerate(config.thread.context_providers):
         key = ("spec", "thread", "context_providers", index)
-        yield key, partial(open_provider, provider.name, provider.options)
+        yield key, partial(_add, made, provider.name, provider.options)
+
+
+def _add(made: list[ContextProvider], name: str, options: Json) -> None:
+    """Makes a provider to stand beside those that are made."""
+    provider = open_provider(name, options)
+    Providers([*made, provider])
+    made.append(provider)
 
 
 def agents(config: ServiceConfig) -> Iterator[tuple[KeyPath, ServiceConfig]]:

@@ -72,6 +72,11 @@ def explained(error: ValidationError, model: type[BaseModel], given: Any) -> str
     )
 
 
+def sentence(text: str) -> str:
+    """The text with a mark at its end, which a question has already."""
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
 def place(path: Sequence[str | int]) -> str:
     """Where something stands in a file, as in `plugins[0].tools`; nothing for the whole file."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

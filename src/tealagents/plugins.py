@@ -87,7 +87,12 @@ def tool(
     options = ToolOptions(name=name, description=description, timeout=timeout, requires_hitl=requires_hitl)
 
     def mark(function: _Function) -> _Function:
-        setattr(function, TOOL_MARK, options)
+        try:
+            setattr(function, TOOL_MARK, options)
+        except AttributeError:
+            raise TypeError(
+                f"@tool marks a function, not {function!r}; its options are named: @tool(description=…)"
+            ) from None
         return function
 
     return mark(function) if function is not None else mark

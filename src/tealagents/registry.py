@@ -5,18 +5,21 @@ of adapters and by `tealagents.threads`; imports nothing of them.
 """
 
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
-from tealagents.mistakes import explained
+from tealagents.mistakes import explained, sentence
 
-__all__ = ["Registry", "import_from"]
+__all__ = ["Registry", "import_from", "place_of"]
 
 
 class Registry(Struct, frozen=True, kw_only=True):
@@ -32,6 +35,10 @@ class Registry(Struct, frozen=True, kw_only=True):
     built_in: Mapping[str, str] = {}
     #: package that an adapter may need → the extra that brings it
     extras: Mapping[str, str] = {}
+    #: what a class must have
+    methods: tuple[str, ...] = ()
+    #: what its objects must have besides
+    attributes: tuple[str, ...] = ()
 
     def known(self) -> list[str]:
         return sorted({*self.built_in, *(point.name for point in entry_points(group=self.group))})
@@ -49,8 +56,9 @@ class Registry(Struct, frozen=True, kw_only=True):
             imported = import_module(module)
         except ModuleNotFoundError as missing:
             raise self.error(self._missing(name, missing.name or module)) from missing
-        except (ImportError, SyntaxError) as wrong:
-            raise self.error(f"The {self.word} {name!r} cannot be imported: {wrong}") from wrong
+        except (Exception, SystemExit) as wrong:
+            reason = _raised(wrong, module)
+            raise self.error(f"The {self.word} {name!r} cannot be imported: {reason}") from wrong
         try:
             return getattr(imported, attribute)
         except AttributeError:
@@ -59,14 +67,29 @@ class Registry(Struct, frozen=True, kw_only=True):
             ) from None
 
     def make(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel, *more: Any) -> Any:
-        """The adapter, which is called with its options."""
-        options = self.options(name, found, given)
+        """The adapter, an object of the class that was found, which is called with its options."""
+        if not isinstance(found, type):
+            raise self.error(f"The {self.word} {name!r} is not a class.")
+        self._check(name, [each for each in self.methods if not callable(getattr(found, each, None))])
+        with self.making(name, found):
+            made = found(self.options(name, found, given), *more)
+        self._check(name, [each for each in self.attributes if not hasattr(made, each)])
+        return made
+
+    def _check(self, name: str, lacking: list[str]) -> None:
+        if lacking:
+            raise self.error(f"The {self.word} {name!r} has no {', '.join(lacking)}.")
+
+    @contextmanager
+    def making(self, name: str, found: Any) -> Iterator[None]:
+        """What the code of a class raises is an error with file and line: it may be the user's own."""
         try:
-            return found(options, *more)
-        except TypeError as wrong:
-            if wrong.__traceback__ is None or wrong.__traceback__.tb_next is not None:  # not of this call
-                raise
-            raise self.error(f"The {self.word} {name!r} cannot be made with its options: {wrong}.") from None
+            yield
+        except self.error:
+            raise
+        except (Exception, SystemExit) as wrong:
+            reason = _raised(wrong, found.__module__)
+            raise self.error(f"The {self.word} {name!r} cannot be made with its options: {reason}") from wrong
 
     def options(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel) -> Any:
         """The adapter's `Options`, a pydantic model, or without one a dictionary.
@@ -81,7 +104,7 @@ class Registry(Struct, frozen=True, kw_only=True):
             return found.Options(**given)
         except ValidationError as wrong:
             reasons = explained(wrong, found.Options, given)
-            raise self.error(f"The {self.word} {name!r} cannot be opened: {reasons}.") from None
+            raise self.error(sentence(f"The {self.word} {name!r} cannot be opened: {reasons}")) from None
 
     def _reference(self, name: str) -> str:
         if (reference := self.built_in.get(name)) is not None:
@@ -92,6 +115,28 @@ class Registry(Struct, frozen=True, kw_only=True):
         if extra := self.extras.get(module.partition(".")[0]):
             return f"The {self.word} {name!r} needs {module}: pip install 'tealagents[{extra}]'"
         return f"The {self.word} {name!r} cannot be imported: there is no module {module!r}."
+
+
+def place_of(error: BaseException, file: str) -> str:
+    """A file's name, and the last of its lines that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno)
+    return f"{Path(file).name}, line {lines[-1]}" if lines else Path(file).name
+
+
+def _raised(error: BaseException, module: str) -> str:
+    """What was raised, and where in the module."""
+    place = ""
+    with suppress(Exception):  # a module without a file
+        if (spec := find_spec(module)) is not None and spec.has_location:
+            place = place_of(error, spec.origin or "") + ": "
+    if isinstance(error, ValidationError):  # its text quotes values, of which one may be secret
+        said = "; ".join(each["msg"] for each in error.errors(include_url=False, include_input=False))
+    else:
+        said = str(error)
+    return sentence(f"{place}{type(error).__name__}: {said}")
 
 
 def import_from(folder: Path) -> None:

@@ -116,6 +116,12 @@ def test_wrong_settings_are_named_at_start(wrong: dict[str, Any], reported: str)
         open_auth("entra", ENTRA | wrong, FakeClock())
 
 
+def test_a_question_is_the_end_of_its_sentence() -> None:
+    """An option that is misspelt is asked about, with one mark at the end."""
+    with pytest.raises(AuthConfigError, match=r"did you mean 'approver_users'\?$"):
+        open_auth("mock", {"aprover_users": "carol"}, FakeClock())
+
+
 def test_no_secret_is_quoted() -> None:
     """A complaint about the settings, and the settings printed, show no secret."""
     with pytest.raises(AuthConfigError) as wrong:

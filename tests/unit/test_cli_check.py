@@ -116,7 +116,9 @@ def test_what_the_config_names_may_lie_beside_it(folder: Path, monkeypatch: pyte
     missing = check(folder)
     assert missing.exit_code == 2, missing.output
     assert "toolset 'drawer_tools:Drawer' cannot be imported" in missing.output
-    (folder / "drawer_tools.py").write_text("class Drawer:\n    def __init__(self, options): ...\n")
+    (folder / "drawer_tools.py").write_text(
+        "class Drawer:\n    tools = __aenter__ = __aexit__ = print\n    def __init__(self, options): ...\n"
+    )
     found = check(folder)
     assert found.exit_code == 0, found.output
     assert "drawer_tools:Drawer" in found.output
@@ -126,7 +128,7 @@ BARE = """
 from tealagents.threads import ContextProvider
 
 class Bare:
-    def __init__(self): ...
+    encode_system = encode = encode_tools = stream = tools = __aenter__ = __aexit__ = print
 
 class BareProvider(ContextProvider):
     def __init__(self): ...
@@ -167,6 +169,62 @@ def test_a_class_that_takes_no_options_is_refused(
     assert checked.exit_code == 2, checked.output
     assert f"{key}: " in checked.output
     assert f"{named!r} cannot be made with its options" in checked.output
+
+
+PARTS = {
+    "client": "agent.client",
+    "toolset": "agent.toolsets[0]",
+    "reducer": "thread.reducers[0]",
+    "provider": "thread.context_providers[0]",
+    "auth": "auth.provider",
+    "store": "persistence",
+}
+
+RAISING = """
+from tealagents.stores.memory import MemoryStore
+from tealagents.threads import ContextProvider
+
+class Raising:
+    encode_system = encode = encode_tools = stream = tools = __aenter__ = __aexit__ = print
+    authenticate = resource_metadata = print
+
+    def __init__(self, *given):
+        raise RuntimeError("no shelf")  # line 10
+
+class RaisingProvider(Raising, ContextProvider): ...
+
+class RaisingStore(Raising, MemoryStore): ...
+"""
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RAISING, "cannot be made with its options: own.py, line 10: RuntimeError: no shelf."),
+        ("x = 1\ny = x / 0\n", "cannot be imported: own.py, line 2: ZeroDivisionError: division by zero."),
+        ("x = 1\n\nraise SystemExit('off')\n", "cannot be imported: own.py, line 3: SystemExit: off."),
+        ("class Raising\n", "cannot be imported: own.py, line 1: SyntaxError: expected ':'"),
+    ],
+)
+def test_what_a_class_of_ones_own_raises_is_placed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, part: str, text: str, said: str
+) -> None:
+    """With the key that names it, its file and its line, as of the plugin file; never as a traceback."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    (folder / "own.py").write_text(text)
+    name = "own:Raising" + {"provider": "Provider", "store": "Store"}.get(part, "")
+    config = folder / "config.yaml"
+    document = yaml.safe_load(config.read_text())
+    section, _, key = PARTS[part].removesuffix("[0]").rpartition(".")
+    below = document["spec"].setdefault(section, {}) if section else document["spec"]
+    below[key] = [name] if PARTS[part].endswith("[0]") else name
+    config.write_text(yaml.safe_dump(document))
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert f"spec.{PARTS[part]}: " in checked.output
+    assert said in checked.output
 
 
 def test_documents_that_are_files_are_read(folder: Path) -> None:
@@ -238,6 +296,15 @@ def test_a_budget_of_tokens_is_checked_for_the_model(folder: Path, model: str, f
     checked = check(folder)
     assert checked.exit_code == (2 if found else 0), checked.output
     assert found is None or f"spec.thread.reducers[0]: The {found}" in checked.output
+
+
+def test_two_providers_of_one_name_are_found(folder: Path) -> None:
+    """At the second of them, as `serve` refuses them."""
+    config = folder / "config.yaml"
+    config.write_text(f"{config.read_text()}  thread: {{context_providers: [facts, facts, facts]}}\n")
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert "spec.thread.context_providers[1]: Two context providers are called facts" in checked.output
 
 
 def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:

@@ -433,6 +433,37 @@ def test_a_token_function_that_returns_no_text_is_named(
     assert not service.calls
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda client: client.send(["a", "b"]), "mappings, not str"),
+        (lambda client: client.send(b"x"), "mappings, not int"),
+        (lambda client: client.send("hello", taskId="t"), "there is no option taskId; there are session_id"),
+        (lambda client: next(client.stream("hello", taskId="t")), "there is no option taskId"),
+        (
+            lambda client: client.resume("r", "approve", decision=[]),
+            "there is no option decision; there are reason",
+        ),
+        (lambda client: client.import_task("{}"), "imported from what export_task returned"),
+    ],
+)
+def test_what_cannot_be_meant_is_not_sent(
+    service: ContractServer, client: Client, call: Callable[[Any], object], said: str
+) -> None:
+    """An option that is misspelt would begin a new task, or decide calls that it was not meant for."""
+    with pytest.raises(TypeError, match=said):
+        call(client)
+    assert not service.calls
+
+
+def test_a_token_is_text_or_a_function(connect: Connect) -> None:
+    """Anything else, such as a variable that is not set, is refused when the client is made."""
+    with pytest.raises(
+        TypeError, match="the token is a string, or a function that returns one, not NoneType"
+    ):
+        connect("http://127.0.0.1:1/A/1", None)
+
+
 def test_blanks_around_a_token_are_none_of_it(service: ContractServer, connect: Connect) -> None:
     """A token that was read from a file with its line break is used without it."""
     assert connect(service.url, "alice\n").send("hello").status == "Completed"

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import ToolFailed, described
 from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import Commit, ToolContext
@@ -91,6 +91,11 @@ async def test_a_failure_without_end_is_cut(kind: type[Exception], start: str) -
     assert output.startswith(start)
     assert "[Cut here: 200,000 of 300,0" in output
     assert len(output) < 201_000
+
+
+def test_an_error_without_a_text_is_its_name() -> None:
+    """No colon stands before nothing, as with the `TimeoutError` of a connection."""
+    assert described(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize(("given", "words"), [(None, "gave back NoneType"), (b"bytes", "gave back bytes")])

@@ -54,6 +54,14 @@ class Parrot:
         pass
 
 
+class Nameless:
+    """Has the methods of a client alone."""
+
+    encode_system = encode = encode_tools = stream = __aenter__ = __aexit__ = print
+
+    def __init__(self, options: object) -> None: ...
+
+
 async def test_a_class_of_ones_own_is_named_by_its_place() -> None:
     """`module:Class`, with the options that every client is given and its own."""
     model: Any = open_model("test_llm_open:Parrot", model="macaw", volume=3, temperature=None)
@@ -80,6 +88,8 @@ def test_an_installed_client_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None
         ("openai", "Known: openai-chat, openai-responses"),
         ("no_such_module:Class", "no module 'no_such_module'"),
         ("test_llm_open:Macaw", "has no 'Macaw'"),
+        ("json:JSONEncoder", "has no encode_system, encode_tools, stream, __aenter__, __aexit__"),
+        ("test_llm_open:Nameless", "has no name, provider, supports_remote_threads"),
     ],
 )
 def test_an_unknown_name_is_an_error_that_helps(name: str, said: str) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from threads_setup import CountedStore, Engine, call
 
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable
@@ -20,7 +21,7 @@ from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.components import ThreadConfigError, open_provider, open_providers, open_view
+from tealagents.threads.components import ThreadConfigError, open_providers, open_view
 from tealagents.threads.context import (
     Context,
     ContextProvider,
@@ -643,6 +644,21 @@ class Guest(ContextProvider):
     """Of a third party."""
 
 
+class Plain(ContextProvider):
+    """Its options lack what those of every provider have."""
+
+    class Options(BaseModel):
+        desk: str = "front"
+
+
+class Alone(ContextProvider):
+    """Leaves its base class out."""
+
+    name = "alone"
+
+    def __init__(self, options: ProviderOptions) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
@@ -653,12 +669,21 @@ class Guest(ContextProvider):
         ("facts", {"max_characters": 0}, "max_characters: must be at least 1"),
         ("no.such:Provider", {}, "no module 'no'"),
         (f"{__name__}:Bell", {}, "must extend ContextProvider"),
+        (f"{__name__}:Plain", {}, "Plain lacks its options .* must extend ProviderOptions"),
+        (f"{__name__}:Alone", {}, r"its __init__ call super\(\).__init__\(options\)"),
     ],
 )
 def test_a_provider_that_cannot_be_opened_says_why(name: str, options: Json, complaint: str) -> None:
     """In one sentence, with what to do."""
     with pytest.raises(ThreadConfigError, match=complaint):
-        open_provider(name, options)
+        open_providers([(name, options)])
+
+
+@pytest.mark.parametrize("given", [Guest, "Guest"])
+def test_a_provider_is_an_object(given: Any) -> None:
+    """Its class, or a name, in its place is refused when the agent is made, not in each request."""
+    with pytest.raises(ThreadConfigError, match="is an object whose class extends ContextProvider, not"):
+        Providers([given])
 
 
 def test_providers_come_by_name() -> None:

@@ -52,6 +52,7 @@ from tealagents.threads import (
     ThreadStore,
     WorkflowThread,
 )
+from tealagents.threads.components import ThreadConfigError
 
 PLUGINS = '''
 from tealagents.domain.errors import NeedsAuthorization
@@ -161,6 +162,27 @@ async def test_who_leaves_before_the_end_has_not_asked(make: MakeAgent) -> None:
                 break
         assert thread.messages == []
         await agent.run("hello", thread)
+
+
+async def test_an_argument_that_is_none_is_named(make: MakeAgent, tmp_path: Path) -> None:
+    """An id in a thread's place, text in that of a mapping or a list, and nothing in that of a text."""
+    agent: Any = make()
+    thread: Any = agent.new_thread()
+    with pytest.raises(InvalidRequest, match=r"thread: must be a thread, as agent\.new_thread\(\) makes one"):
+        await agent.run("hi", thread.thread_id)
+    with pytest.raises(InvalidRequest, match="user_context: must be a mapping, not str"):
+        await agent.run("hi", thread, user_context="sunny")
+    await agent.run("hi", thread)
+    with pytest.raises(InvalidRequest, match="text: must be text, not NoneType"):
+        await thread.edit(thread.messages[0].message_id, None)
+    with pytest.raises(InvalidRequest, match=r"next_steps: must be a list of steps, such as \['draft'\]"):
+        WorkflowThread("draft")
+    for wrong in (ContextProvider, [ContextProvider]):
+        with pytest.raises(ThreadConfigError, match="is an object whose class extends ContextProvider"):
+            make(context_providers=wrong)
+    (tmp_path / ".env").write_text("TA_API_KEY=from the file")
+    agent = Agent.from_config(tmp_path / "config.yaml", env={}, dotenv=str(tmp_path / ".env"))
+    assert agent.config.api_key.get_secret_value() == "from the file"
 
 
 async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
@@ -456,6 +478,13 @@ async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineMode
         with pytest.raises(ZeroDivisionError):
             await agent.run("call Shell-delete {}", agent.new_thread())
     assert listener.heard == ["GeneratorExit", "CancelledError", "ZeroDivisionError"]
+
+
+@pytest.mark.parametrize("user", [5, "", "ad\0", "\ud83d"])
+def test_the_user_is_one_that_can_be_stored(make: MakeAgent, user: Any) -> None:
+    """An id that no record could be kept and read under is refused before anything is stored."""
+    with pytest.raises(InvalidRequest, match=r"user: must be text that is not empty"):
+        make(user=user)
 
 
 async def test_memories_are_not_kept_in_the_clear_beside_sealed_ones(make: MakeAgent, tmp_path: Path) -> None:

@@ -486,7 +486,8 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
 )
 async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
     """One without `yield`, one that raises when it is called, one that yields no parts. covers: THREAD-8"""
-    with pytest.raises(ViewFailed, match=rf"{reducers[-1].__name__} failed .*{why}"):
+    which = "The reducer" if len(reducers) == 1 else "One of the reducers every_other,"
+    with pytest.raises(ViewFailed, match=rf"{which} {reducers[-1].__name__} failed .*{why}"):
         await sent(View(reducers), HELLOS, [said("user", "now")])
 
 
@@ -510,6 +511,8 @@ async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
         ("no.such:Reducer", {}, "there is no module 'no'"),
         ("tealagents.threads.reducers:Nothing", {}, "has no 'Nothing'"),
         (f"{__name__}:every_other", {"n": 1}, "is a function and takes no options"),
+        (f"{__name__}:HELLOS", {}, "is neither a function nor a class with __call__"),
+        ("builtins:dict", {}, "is neither a function nor a class with __call__"),
     ],
 )
 def test_what_cannot_be_opened_says_why(name: str, options: Json, complaint: str) -> None:

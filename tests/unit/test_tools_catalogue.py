@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 from tools_setup import FIXTURES, Context, by_name
 
@@ -359,6 +360,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
         ),
         ({"toolsets": [("json:Shelf", {})]}, "toolset 'json:Shelf' does not exist: json has no 'Shelf'"),
         ({"toolsets": [("json:loads", {})]}, "toolset 'json:loads' is not a class"),
+        ({"toolsets": [("json:JSONEncoder", {})]}, "'json:JSONEncoder' has no tools, __aenter__, __aexit__"),
         (
             {"toolsets": [(f"{__name__}:Roomed", {"room": 7})]},
             "Roomed' cannot be opened: room: must be text, not a number",
@@ -414,6 +416,46 @@ async def test_two_tools_of_one_name_are_reported_at_start() -> None:
     """A name is one tool's: the second that claims it fails the start."""
     with pytest.raises(ToolsetError, match="Two tools are called 'A-b'"):
         async with open_toolsets(Sources(), others=[Listed("A-b"), Listed("A-b")]):
+            pass
+
+
+class Wrong(Listed):
+    """Lists what it is made with."""
+
+    def __init__(self, listed: Any) -> None:
+        super().__init__()
+        self.list = listed
+
+
+class Async(Listed):
+    async def tools(self) -> Sequence[Tool]:  # type: ignore[override]
+        return []
+
+
+def named(**wrong: Any) -> Named:
+    tool = Named("A-b")
+    tool.spec = replace(tool.spec, **wrong)
+    return tool
+
+
+@pytest.mark.parametrize(
+    ("toolset", "why"),
+    [
+        (
+            Wrong([named(name="Regal-schön")]),
+            "Wrong has a tool 'Regal-schön', which cannot be sent to a model",
+        ),
+        (Wrong([named(parameters="x")]), r"'A-b' in the toolset Wrong is wrong: .* at `\$\.parameters`"),
+        (Wrong([named(name=5)]), r"is wrong: .* at `\$\.name`"),
+        (Wrong([object()]), "a tool without a ToolSpec or a call: object"),
+        (Wrong(None), r"Wrong.tools\(\) returns a NoneType"),
+        (Async(), r"Async.tools\(\) returns a coroutine: it must not be async"),
+    ],
+)
+async def test_tools_that_no_model_could_be_sent_are_refused_at_start(toolset: Listed, why: str) -> None:
+    """Whoever wrote the toolset: else the model service refuses each request."""
+    with pytest.raises(ToolsetError, match=why):
+        async with open_toolsets(Sources(), others=[toolset]):
             pass
 
 

@@ -4,9 +4,9 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 
 import pytest
@@ -118,6 +118,23 @@ def test_json_of_what_cannot_be_stored_is_made_storable(value: object, text: str
     assert to_text(value) == text
 
 
+class Nameless:
+    """Says nothing of itself."""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (PureWindowsPath(r"C:\new\table"), r"C:\new\table"),
+        (PurePosixPath('/data/5" disk'), '/data/5" disk'),
+        (Nameless(), "<test_tools_code.Nameless object>"),
+    ],
+)
+def test_a_value_without_json_is_its_text(value: object, text: str) -> None:
+    """Plainly, whatever is in a path, and without the address that is another in each process."""
+    assert to_text(value) == text
+
+
 def test_a_result_that_has_no_json_is_a_failure() -> None:
     """Also beside a lone surrogate. A generator has been read by then, and is not taken for an empty one."""
     circular: list[object] = ["caf\udce9"]
@@ -195,6 +212,22 @@ async def test_wrong_arguments_are_reported_in_words(shapes: Mapping[str, Tool])
         await call(shapes, "Shapes-models", person={"name": "x", "friends": [{}]})
     with pytest.raises(ToolFailed, match=r"- colour: Input should be 'red' or 'blue' \(given: 'green'\)"):
         await call(shapes, "Shapes-defaults", colour="green")
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [Iterable[int], Iterable[int] | None, Annotated[Iterable[Annotated[int, Field(ge=0)]], "which"]],
+)
+def test_an_iterable_is_checked_before_the_call(hint: Any) -> None:
+    """As a list, which it arrives as: nothing is done for a call that is wrong in its last item."""
+
+    def tool(ids: Any) -> None: ...
+
+    tool.__annotations__["ids"] = hint
+    signature = Signature(tool, "tool")
+    assert signature.check({"ids": ["1", 2]}) == {"ids": [1, 2]}
+    with pytest.raises(ToolFailed, match=r"- ids\.1: .* valid integer"):
+        signature.check({"ids": [1, "x"]})
 
 
 async def test_many_wrong_arguments_are_reported_briefly(shapes: Mapping[str, Tool]) -> None:
@@ -558,6 +591,37 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             "P-f: on_behalf_of_scopes must be a list or a tuple of scopes",
         ),
         ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
+        *(
+            (
+                f"class P(Plugin):\n    @tool(timeout={wrong})\n    def f(self): 'x'\n",
+                "has to be a number of seconds",
+            )
+            for wrong in ("'5'", "float('nan')")
+        ),
+        (
+            "class P(Plugin):\n    @tool(description=5)\n    def f(self): 'x'\n",
+            r"P\.f: name and description have to be text",
+        ),
+        (
+            "class P(Plugin):\n    @tool('Read it.')\n    def f(self): 'x'\n",
+            r"line 3: .* @tool marks a function, not 'Read it\.'; its options are named",
+        ),
+        (
+            "class P(Plugin):\n    @tool\n    def f(): 'x'\n",
+            r"P\.f: .*: the first parameter of a method is self",
+        ),
+        (
+            "class P(Plugin):\n    def __init__(self): exit(3)\n    @tool\n    def f(self): 'x'\n",
+            "P: the plugin cannot be made without arguments: SystemExit: 3",
+        ),
+        *(
+            (
+                "from collections.abc import Generator, Iterable\n"
+                f"class P(Plugin):\n    @tool\n    def f(self, a: {hint}): 'x'\n",
+                r"P\.f: .* checked only while the tool reads it: use list",
+            )
+            for hint in ("Generator[int, None, None]", "dict[str, Iterable[int]]")
+        ),
     ],
 )
 def test_mistakes_are_reported_with_their_place(tmp_path: Path, source: str, reported: str) -> None:

@@ -238,7 +238,12 @@ function prefix({protocol, username, password, href}) {
  * @param {api.MessageOptions} options
  * @returns {Call}
  */
-function message(input, {session_id, task_id, user_context, metadata, supersede, idempotencyKey = newKey()}) {
+function message(input, options) {
+  const {session_id, task_id, user_context, metadata, supersede, idempotencyKey = newKey(), ...others} = options;
+  for (const name in others) {
+    // one that is misspelt, such as `taskId`, would begin a new task
+    if (!/^(signal|on(Open|Reconnect))$/.test(name)) throw new TypeError(`a message has no option ${name}`);
+  }
   const items = typeof input === "string" ? [{content_type: "text", content: input}] : input;
   return {
     method: "POST",

@@ -61,6 +61,9 @@ test("a mistake in the program is said before anything is sent", async () => {
   for (const idempotencyKey of ["n\u00e9", "a\nb"]) {
     await assert.rejects(async () => unsent.send("hello", {idempotencyKey}), TypeError);
   }
+  for (const send of ["send", "stream", "background"]) {
+    await assert.rejects(async () => /** @type {any} */ (unsent)[send]("hello", {taskId: "t"}), /no option taskId/);
+  }
   for (const id of [undefined, null, 5, "a/b"]) {
     await assert.rejects(async () => unsent.task(/** @type {any} */ (id)), TypeError);
   }

@@ -30,7 +30,7 @@ from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
-from tealagents.domain.texts import check_encodable
+from tealagents.domain.texts import check_encodable, check_user_id
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.owner_directory import Directory
@@ -79,10 +79,11 @@ class Agent:
         self.message_stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
+        check_user_id(user, "user")
         self._user = User("local", user)
         self._view = view
         self._approve = approve
-        if isinstance(context_providers, ContextProvider):
+        if context_providers is not None and not isinstance(context_providers, Sequence):
             context_providers = [context_providers]
         own = None if context_providers is None else Providers(context_providers)
         if own is None:
@@ -104,7 +105,7 @@ class Agent:
         path: str | Path,
         *,
         env: Mapping[str, str] | None = None,
-        dotenv: Path | None = Path(".env"),
+        dotenv: str | Path | None = Path(".env"),
         user: str = "local",
         approve: Approve | None = None,
         message_stores: MessageStoreFactory | None = None,
@@ -112,7 +113,7 @@ class Agent:
         context_providers: ContextProvider | Sequence[ContextProvider] | None = None,
     ) -> Self:
         """The agent of a config file; `ConfigError` with everything that is wrong in it."""
-        config = load(Path(path), env=env, dotenv=dotenv)
+        config = load(Path(path), env=env, dotenv=None if dotenv is None else Path(dotenv))
         _check_taken(config)
         import_from(config.source.parent)
         return cls(
@@ -313,14 +314,13 @@ class Agent:
         *,
         streamed: bool,
     ) -> AsyncGenerator[Update | AgentAnswer, None]:
+        _check(thread, user_context)
         if thread is None:
             if store:
                 raise InvalidRequest("store", "is True, but without a thread nothing is kept. Pass a thread")
             thread = LocalThread()  # whatever the kind: no one keeps it
         while isinstance(thread, WorkflowThread):
             thread = self._main(thread)
-        for each in (user_context or {}).items():
-            check_encodable("{}{}".format(*each), "user_context")
         kind = _kind(thread, store)
         self._take_on(thread)
         with thread.taken():
@@ -361,6 +361,17 @@ class Conversations:
     async def delete_remote(self, remote_id: str) -> None:
         async with self._client() as client:
             await client.delete_remote(remote_id)
+
+
+def _check(thread: object, user_context: object) -> None:
+    """`InvalidRequest` for what is no thread, and for what a message cannot be sent with."""
+    if not isinstance(thread, AgentThread | None):
+        what = type(thread).__name__
+        raise InvalidRequest("thread", f"must be a thread, as agent.new_thread() makes one, not {what}")
+    if not isinstance(user_context, Mapping | None):
+        raise InvalidRequest("user_context", f"must be a mapping, not {type(user_context).__name__}")
+    for each in (user_context or {}).items():
+        check_encodable("{}{}".format(*each), "user_context")
 
 
 def _kind(thread: AgentThread, store: bool | None) -> Kind:

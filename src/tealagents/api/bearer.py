@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from inspect import isawaitable
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
@@ -9,9 +10,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tealagents.api.http import WrongMethod, json_response, retry_after
-from tealagents.domain.errors import InsufficientScope, NotFound, TealError, Unauthenticated
-from tealagents.domain.models import Caller, Json
+from tealagents.domain.errors import (
+    InsufficientScope,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    TealError,
+    Unauthenticated,
+)
+from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Authenticator
+from tealagents.domain.texts import check_user_id
 from tealagents.outbound.addresses import host_of
 
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
@@ -32,11 +41,31 @@ class Bearer:
 
     async def caller(self, request: HTTPConnection) -> Caller:
         """The caller, or `Unauthenticated`, `InsufficientScope`, `AuthUnavailable`."""
-        caller = await self._authenticator.authenticate(self.token(request))
+        caller = await self._identified(self.token(request))
         if self._forward:
             kept = {k: v for k, v in request.headers.items() if k in self._forward}
             return Caller(caller.user, caller.approver, caller.auditor, caller.token, kept)
         return caller
+
+    async def _identified(self, token: str) -> Caller:
+        """Whom the provider names. `InternalError` where it names no one: it may be anyone's code, and what
+        was stored for an id that is no text could not be read again."""
+        answer: object = self._authenticator.authenticate(token)
+        if not isawaitable(answer):
+            raise self._names_no_one("its authenticate is not async")
+        caller = await answer
+        if not (isinstance(caller, Caller) and isinstance(caller.user, User)):
+            raise self._names_no_one("what its authenticate returned is no Caller with a User")
+        try:
+            check_user_id(caller.user.tid, "tid")
+            check_user_id(caller.user.oid, "oid")
+        except InvalidRequest as wrong:
+            raise self._names_no_one(f"the user's {wrong}") from None
+        return caller
+
+    def _names_no_one(self, why: str) -> InternalError:
+        provider = type(self._authenticator).__name__
+        return InternalError(f"The auth provider {provider} is faulty: {why}. Contact the operator.")
 
     @staticmethod
     def token(request: HTTPConnection) -> str:

@@ -35,11 +35,8 @@ PROVIDERS = Registry(
         "entra": "tealagents.auth.entra:EntraAuthenticator",
         "mock": "tealagents.auth.mock:MockAuthenticator",
     },
+    methods=("authenticate", "resource_metadata", "__aenter__", "__aexit__"),
 )
-
-
-#: what a provider can do
-_PORT = ("authenticate", "resource_metadata", "__aenter__", "__aexit__")
 
 
 def open_auth(provider: str, options: Mapping[str, Any] | BaseModel, clock: Clock) -> Authenticator:
@@ -47,10 +44,5 @@ def open_auth(provider: str, options: Mapping[str, Any] | BaseModel, clock: Cloc
 
     AuthConfigError where the provider is unknown or an option is wrong; the text says what to do.
     """
-    found = PROVIDERS.find(provider)
-    if not isinstance(found, type):
-        raise AuthConfigError(f"The auth provider {provider!r} is not a class.")
-    if lacking := [name for name in _PORT if not callable(getattr(found, name, None))]:
-        raise AuthConfigError(f"The auth provider {provider!r} has no {', '.join(lacking)}.")
-    opened: Authenticator = PROVIDERS.make(provider, found, options, clock)
+    opened: Authenticator = PROVIDERS.make(provider, PROVIDERS.find(provider), options, clock)
     return opened

@@ -27,7 +27,7 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor, Positioned
-from tealagents.client.waits import AsyncChunks, AsyncToken, async_bearer, async_release, async_sleep
+from tealagents.client.waits import AsyncChunks, AsyncToken, async_bearer, async_release, async_sleep, usable
 from tealagents.client.wire import (
     LIMITS,
     Call,
@@ -81,7 +81,7 @@ class AsyncClient:
         http: httpx.AsyncClient | None = None,
     ) -> None:
         self.base_url = prefix(base_url)
-        self._token = token
+        self._token = usable(token)
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
         self._owns_http = http is None

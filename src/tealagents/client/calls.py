@@ -50,6 +50,7 @@ class TaskChanges(TypedDict, total=False):
 
 
 def message(content: Content, options: MessageOptions) -> Call:
+    _check(options, MessageOptions)
     body = {
         **{name: options.get(name) for name in ("session_id", "task_id", "user_context", "metadata")},
         "items": items_of(content),
@@ -65,6 +66,7 @@ def message(content: Content, options: MessageOptions) -> Call:
 
 
 def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call:
+    _check(options, DecisionOptions)
     request_id, approval_id = (of, None) if isinstance(of, str) else (of.request_id, of.approval_id)
     approval_id = options.get("approval_id") or approval_id
     decisions = options.get("decisions")
@@ -113,6 +115,12 @@ def read(path: str, **query: str | None) -> Call:
 def change(method: str, path: str, body: Any = None, *, repeatable: bool = True) -> Call:
     """`repeatable` where it sets something, and so does the same when it comes twice."""
     return Call(method=method, path=path, body=body, repeatable=repeatable)
+
+
+def _check(options: Mapping[str, Any], known: type) -> None:
+    """`TypeError` for an option that is misspelt: what is left out changes what is done."""
+    if unknown := sorted(options.keys() - known.__annotations__.keys()):
+        raise TypeError(f"there is no option {unknown[0]}; there are {', '.join(known.__annotations__)}")
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

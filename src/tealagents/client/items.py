@@ -64,4 +64,14 @@ def items_of(content: Content) -> list[dict[str, Any]]:
     """The `items` of a message's body."""
     if isinstance(content, str):
         return [Text(content).as_json()]
-    return [dict(item) if isinstance(item, Mapping) else item.as_json() for item in content]
+    return [_as_json(item) for item in content]
+
+
+def _as_json(item: Text | Image | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(item, Text | Image):
+        return item.as_json()
+    if isinstance(item, Mapping):
+        return dict(item)
+    raise TypeError(
+        f"a message is one string, or a list of Text, Image or mappings, not {type(item).__name__}"
+    )

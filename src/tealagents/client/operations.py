@@ -117,6 +117,10 @@ class Operations(Rules):
         return self.document(calls.read(_task(task_id, "/export")), lambda document: document)
 
     def import_task(self, document: Json) -> Flow[Task]:
+        if not isinstance(document, Mapping):
+            raise TypeError(
+                "a task is imported from what export_task returned; json.loads reads that from text"
+            )
         call = calls.change("POST", "/tasks/import", dict(document), repeatable=False)
         return self.document(call, Task.parse)
 

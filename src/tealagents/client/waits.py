@@ -8,9 +8,12 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
+from typing import TypeVar
 
 import anyio
 import httpx
+
+T = TypeVar("T")
 
 #: a bearer token, or what gives one; it is asked before every call, so that a stream outlives a token
 AsyncToken = str | Callable[[], str | Awaitable[str]]
@@ -21,6 +24,13 @@ Chunks = Generator[bytes, None, None]
 
 sleep = time.sleep
 async_sleep = anyio.sleep
+
+
+def usable(token: T) -> T:
+    """`TypeError` where it is no token, for a client that is being made."""
+    if not (isinstance(token, str) or callable(token)):
+        raise TypeError(f"the token is a string, or a function that returns one, not {type(token).__name__}")
+    return token
 
 
 def bearer(token: Token) -> str:

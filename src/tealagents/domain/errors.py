@@ -358,7 +358,8 @@ class NeedsOwner(Exception):
 def described(error: BaseException) -> str:
     """An error of a tool's, a provider's or a reducer's code, for clients and the model."""
     try:
-        return f"{type(error).__name__}: {error.detail if isinstance(error, TealError) else error}"
+        text = str(error.detail if isinstance(error, TealError) else error)
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
     except Exception:  # noqa: BLE001 — its text is a plugin's code, too
         return type(error).__name__
 

@@ -28,9 +28,17 @@ def is_encodable(text: str) -> bool:
 
 
 def check_encodable(text: str, field: str) -> None:
-    """`InvalidRequest` for a text of the library that could be neither kept nor sent."""
+    """`InvalidRequest` for what is no text, or one that could be neither kept nor sent."""
+    if not isinstance(text, str):
+        raise InvalidRequest(field, f"must be text, not {type(text).__name__}")
     if not is_encodable(text):
         raise InvalidRequest(field, "holds a lone surrogate, which is not a character")
+
+
+def check_user_id(value: object, field: str) -> None:
+    """`InvalidRequest` for a part of a user's id that no record could be kept and read under."""
+    if not isinstance(value, str) or not value or storable(value) != value:
+        raise InvalidRequest(field, "must be text that is not empty, without NUL and lone surrogates")
 
 
 def bounded(text: str, limit: int = LIMIT) -> str:

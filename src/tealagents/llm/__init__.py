@@ -46,6 +46,8 @@ MODELS = Registry(
         "openai-chat": "tealagents.llm.openai_chat:OpenAIChat",
         "openai-responses": "tealagents.llm.openai_responses:OpenAIResponses",
     },
+    methods=("encode_system", "encode", "encode_tools", "stream", "__aenter__", "__aexit__"),
+    attributes=("name", "provider", "supports_remote_threads"),
 )
 
 

@@ -104,4 +104,5 @@ def plain_store(url: str, *, relative_to: Path = Path(), **options: object) -> B
         raise StoreConfigError(
             f"{location.scheme!r} is not a store: it must extend tealagents.stores.base.BaseStore."
         )
-    return found.from_url(location, **options)
+    with STORES.making(location.scheme, found):
+        return found.from_url(location, **options)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Watch
-from tealagents.mistakes import explained
+from tealagents.mistakes import explained, sentence
 from tealagents.stores.watches import Watches
 
 __all__ = [
@@ -161,7 +161,7 @@ class StoreOptions(BaseModel):
         try:
             return cls.model_validate({**place, **url.query, **options})
         except ValidationError as error:
-            raise StoreConfigError(f"{url.safe}: {explained(error, cls, options)}.") from None
+            raise StoreConfigError(f"{url.safe}: {sentence(explained(error, cls, options))}") from None
 
 
 # --- the port's limits ------------------------------------------------------------------------------

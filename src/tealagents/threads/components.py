@@ -55,13 +55,12 @@ def open_view(components: Sequence[Component], model: str) -> View | None:
 def open_reducer(name: str, options: Json) -> Reducer:
     """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`."""
     found = REDUCERS.find(name)
-    if isinstance(found, type):
-        made: Reducer = REDUCERS.make(name, found, options)
-        return made
-    if options:
+    made: Reducer = REDUCERS.make(name, found, options) if isinstance(found, type) else found
+    if not callable(made):
+        raise ThreadConfigError(f"The reducer {name!r} is neither a function nor a class with __call__.")
+    if made is found and options:
         raise ThreadConfigError(f"The reducer {name!r} is a function and takes no options.")
-    function: Reducer = found
-    return function
+    return made
 
 
 def open_providers(components: Sequence[Component]) -> "Providers":

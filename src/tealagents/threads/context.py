@@ -148,6 +148,8 @@ class Providers:
     """The context providers of an agent, called concurrently."""
 
     def __init__(self, providers: Sequence[ContextProvider] = ()) -> None:
+        for provider in providers:
+            _check(provider)
         names = [provider.name for provider in providers]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ThreadConfigError(
@@ -237,6 +239,22 @@ class Providers:
                     )
                 )
         return reports
+
+
+def _check(provider: object) -> None:
+    """`ThreadConfigError` for what cannot be called with each request."""
+    if not isinstance(provider, ContextProvider):
+        what = repr(provider) if isinstance(provider, type) else f"a {type(provider).__name__}"
+        raise ThreadConfigError(
+            f"A context provider is an object whose class extends ContextProvider, not {what}."
+        )
+    if not isinstance(getattr(provider, "options", None), ProviderOptions) or not isinstance(
+        provider.name, str
+    ):
+        raise ThreadConfigError(
+            f"The context provider {type(provider).__name__} lacks its options or a name: its Options must "
+            "extend ProviderOptions, and its __init__ call super().__init__(options)."
+        )
 
 
 def _unkeepable(state: Json) -> str | None:

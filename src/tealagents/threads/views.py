@@ -168,7 +168,8 @@ class View:
         except TealError:
             raise
         except Exception as error:
-            raise ViewFailed(f"A reducer of {', '.join(self.names)} failed ({described(error)}).") from error
+            which = "The reducer" if len(self.names) == 1 else "One of the reducers"
+            raise ViewFailed(f"{which} {', '.join(self.names)} failed ({described(error)}).") from error
         finally:
             for stream in reversed(streams):
                 if iscoroutine(stream):  # of a reducer without `yield`

@@ -88,6 +88,8 @@ class WorkflowThread(AgentThread):
     kind: ClassVar = "workflow"
 
     def __init__(self, next_steps: Sequence[str] = (), *, thread_id: str | None = None) -> None:
+        if isinstance(next_steps, str):
+            raise InvalidRequest("next_steps", f"must be a list of steps, such as [{next_steps!r}]")
         super().__init__(thread_id=thread_id)
         self.execution = Execution(next_steps=list(next_steps))
         #: the steps that were to come before anything was begun or marked

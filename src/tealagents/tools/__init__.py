@@ -41,7 +41,7 @@ from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
-from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_unique, govern, report
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, report
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError, tools_of
 from tealagents.tools.naming import prefix_of
@@ -67,7 +67,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-TOOLSETS = Registry(word="toolset", error=ToolsetError, group="tealagents.tools")
+TOOLSETS = Registry(
+    word="toolset",
+    error=ToolsetError,
+    group="tealagents.tools",
+    methods=("tools", "__aenter__", "__aexit__"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +219,7 @@ async def open_toolsets(
     sources.check()
     async with AsyncExitStack() as stack:
         await _enter_all(stack, toolsets)
-        check_unique(toolsets)
+        check_tools(toolsets)
         tools = [tool for toolset in toolsets for tool in toolset.tools()]
         for sentence in report(tools, catalogue, more_to_come=sources.more_to_come):
             logger.warning("%s", sentence)
@@ -236,7 +241,7 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
         with tools_of("remote_plugins"):
             await _enter_all(stack, services)
         toolsets = [*code, *services]
-        check_unique(toolsets)
+        check_tools(toolsets)
         return [tool.spec for toolset in toolsets for tool in govern(toolset.tools(), catalogue)]
 
 
@@ -250,10 +255,7 @@ def _asks_for(server: MCPServerOptions, auth: OAuthEntry) -> bool:
 
 
 def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
-    found = TOOLSETS.find(name)
-    if not isinstance(found, type):
-        raise ToolsetError(f"The toolset {name!r} is not a class.")
-    made: Toolset = TOOLSETS.make(name, found, options)
+    made: Toolset = TOOLSETS.make(name, TOOLSETS.find(name), options)
     return made
 
 

@@ -7,12 +7,14 @@ what no one has reviewed is not trusted. Without one, the toolsets' own rules ho
 import json
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self, runtime_checkable
 
-from msgspec.structs import replace
+from msgspec import ValidationError as WrongSpec
+from msgspec import convert
+from msgspec.structs import asdict, replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -37,7 +39,7 @@ from tealagents.domain.ports import (
 from tealagents.mistakes import explained
 from tealagents.options import Authority
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import NAME_RULE, VALID_NAME, suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
 from tealagents.tools.openapi_parsing import fault
@@ -286,17 +288,45 @@ class GovernedToolset:
         return None
 
 
-def check_unique(toolsets: Sequence[Toolset]) -> None:
-    """`ToolsetError` where two tools have one name: a decision about one would be one about the other."""
+def check_tools(toolsets: Sequence[Toolset]) -> None:
+    """`ToolsetError` for what could not be sent to a model, as a toolset may be anyone's code; and where two
+    tools have one name: a decision about one would be one about the other."""
     seen: set[str] = set()
     for toolset in toolsets:
-        for tool in toolset.tools():
-            if tool.spec.name in seen:
+        for tool in _listed(toolset):
+            name = _checked_spec(tool, type(toolset).__name__).name
+            if name in seen:
                 raise ToolsetError(
-                    f"Two tools are called {tool.spec.name!r}. Give one of them, or its plugin or server, "
-                    "another name."
+                    f"Two tools are called {name!r}. Give one of them, or its plugin or server, another name."
                 )
-            seen.add(tool.spec.name)
+            seen.add(name)
+
+
+def _listed(toolset: Toolset) -> Iterable[Tool]:
+    tools: object = toolset.tools()
+    if isinstance(tools, Coroutine):
+        tools.close()
+    if not isinstance(tools, Iterable):
+        what = f"{type(toolset).__name__}.tools() returns a {type(tools).__name__}"
+        raise ToolsetError(f"{what}: it must not be async, and return a list.")
+    return tools
+
+
+def _checked_spec(tool: object, toolset: str) -> ToolSpec:
+    spec = getattr(tool, "spec", None)
+    if not isinstance(spec, ToolSpec) or not callable(getattr(tool, "call", None)):
+        raise ToolsetError(
+            f"The toolset {toolset} has a tool without a ToolSpec or a call: {type(tool).__name__}."
+        )
+    try:
+        convert(asdict(spec), ToolSpec)
+    except WrongSpec as wrong:
+        raise ToolsetError(
+            f"The ToolSpec of {spec.name!r} in the toolset {toolset} is wrong: {wrong}."
+        ) from None
+    if not VALID_NAME.fullmatch(spec.name):
+        raise ToolsetError(f"The toolset {toolset} has a tool {spec.name!r}, which {NAME_RULE}.")
+    return spec
 
 
 def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: bool = False) -> list[str]:

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import logging
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
@@ -18,7 +17,7 @@ from typing import Any, Self
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
-from tealagents.registry import import_from
+from tealagents.registry import import_from, place_of
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
@@ -144,12 +143,7 @@ def _import_failure(file: Path, error: BaseException) -> str:
         hint = semantic_kernel.missing_package(error.name)
         if hint:
             return f"{file.name}: {hint}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        lines.append(error.lineno)
-    place = f"{file.name}, line {lines[-1]}" if lines else file.name
-    return f"{place}: the file cannot be loaded: {type(error).__name__}: {error}"
+    return f"{place_of(error, str(file))}: the file cannot be loaded: {type(error).__name__}: {error}"
 
 
 def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
@@ -179,7 +173,7 @@ def _is_plugin_class(value: Any) -> bool:
 def _instance(kind: type[Plugin], where: str) -> Plugin:
     try:
         return kind()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ToolsetError(
             f"{where}: the plugin cannot be made without arguments: {type(error).__name__}: {error}"
         ) from error
@@ -202,8 +196,7 @@ def _tool(
     where = f"{where}.{attribute}"
     method = getattr(plugin, attribute)
     check_method(method, where)
-    if options.timeout is not None and options.timeout <= 0:
-        raise ToolsetError(f"{where}: the timeout has to be more than 0 seconds.")
+    _check_options(options, where)
     signature = Signature(method, where)
     spec = ToolSpec(
         name=method_name(plugin_name, options.name or attribute, where),
@@ -215,3 +208,12 @@ def _tool(
     if not spec.description:
         logger.warning("%s: the tool has no docstring, so the model does not know what it does", where)
     return CodeTool(spec, method, signature, plugin, threads)
+
+
+def _check_options(options: ToolOptions, where: str) -> None:
+    """`ToolsetError` for what `@tool(…)` was given and no call could be made with."""
+    if not all(isinstance(text, str | None) for text in (options.name, options.description)):
+        raise ToolsetError(f"{where}: name and description have to be text.")
+    seconds = options.timeout
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):  # or NaN
+        raise ToolsetError(f"{where}: the timeout has to be a number of seconds, more than 0.")

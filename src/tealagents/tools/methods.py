@@ -9,7 +9,7 @@ from typing import Any
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import VALID_NAME
+from tealagents.tools.naming import NAME_RULE, VALID_NAME
 from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 
@@ -94,7 +94,6 @@ def method_name(plugin: str, function: str, where: str) -> str:
     name = f"{plugin}{TOOL_SEPARATOR}{function}"
     if not VALID_NAME.fullmatch(name):
         raise ToolsetError(
-            f"{where}: the name {name!r} cannot be sent to a model: letters, digits, _ and - only, "
-            "at most 64 together. Give the tool another one with @tool(name=…)."
+            f"{where}: the name {name!r} {NAME_RULE}. Give the tool another one with @tool(name=…)."
         )
     return name

@@ -5,12 +5,13 @@ Whatever comes back becomes one text that can be stored and sent: no lone surrog
 """
 
 import base64
+import re
 from enum import Enum
 from functools import partial
 from types import GeneratorType
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.texts import bounded, storable
@@ -20,7 +21,15 @@ BINARY_LIMIT = 48_000
 #: for a tool that promises no result and gives none
 DONE = "Done. The tool has no output."
 
-_to_json = partial(to_json, bytes_mode="base64", inf_nan_mode="strings", fallback=str)
+#: in the text of an object whose class gives it none: says nothing, and is another each time
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _text_of(value: Any) -> str:
+    return _ADDRESS.sub("", str(value))
+
+
+_to_json = partial(to_json, bytes_mode="base64", inf_nan_mode="strings", fallback=_text_of)
 
 
 def to_text(value: Any, *, nothing: str = "null") -> str:
@@ -46,7 +55,7 @@ def _json(value: Any) -> str:
         raise ToolFailed(f"The tool ran, but its result cannot be shown: {error}") from error
     # a date, a UUID or a path alone is clearer without the quotes of a JSON string
     if text.startswith('"') and not isinstance(value, str):
-        return text[1:-1] if "\\" not in text else text
+        return str(from_json(text))
     return text
 
 
@@ -69,7 +78,7 @@ def _storable(value: Any) -> Any:
         return [_storable(each) for each in value]
     if isinstance(value, GeneratorType):
         raise ValueError("a generator yields text that is not Unicode")  # and can be read only once
-    plain = to_jsonable_python(value, bytes_mode="base64", fallback=str)
+    plain = to_jsonable_python(value, bytes_mode="base64", fallback=_text_of)
     return _storable(plain) if isinstance(plain, str | dict | list) else plain
 
 

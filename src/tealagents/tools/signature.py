@@ -5,7 +5,7 @@ Both come from one pydantic model made of the function's type hints, with the de
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from reprlib import Repr
@@ -86,7 +86,7 @@ class Signature:
         #: the name of the parameter that takes the `ToolContext`
         self.context_parameter: str | None = None
         self._parameters: list[_Parameter] = []
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in self._given(function):
             hint = hints.get(parameter.name, Any)
             if parameter.name in hidden:
                 continue
@@ -122,12 +122,24 @@ class Signature:
         except (NameError, TypeError, AttributeError) as error:
             raise ToolsetError(f"{self._where}: a type hint cannot be resolved: {error}.") from error
 
+    def _given(self, function: Callable[..., Any]) -> Collection[Parameter]:
+        try:
+            return inspect.signature(function).parameters.values()
+        except ValueError as error:
+            raise ToolsetError(f"{self._where}: {error}: the first parameter of a method is self.") from error
+
     def _arguments_model(self) -> type[_Arguments]:
         fields: Any = {one.attribute: (one.annotation, one.default) for one in self._parameters}
         try:
-            return create_model("Arguments", __base__=_Arguments, **fields)
+            model = create_model("Arguments", __base__=_Arguments, **fields)
         except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
             raise ToolsetError(f"{self._where}: {self._culprit()}: {_first_line(error)}") from error
+        if _has_generator(model.__pydantic_core_schema__):
+            raise ToolsetError(
+                f"{self._where}: what its parameters hold would be checked only while the tool reads it: use "
+                "list in the place of Generator, and of Iterable within other types."
+            )
+        return model
 
     def _culprit(self) -> str:
         """The parameter whose type pydantic does not know, found by trying each alone."""
@@ -174,6 +186,7 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
     if default is None and not _takes_none(hint):
         # `limit: int = None` is common, and means what it says at the call
         hint = hint | None
+    hint = _listed(hint)
     description = _annotated_text(hint) or text
     # an attribute of its own, because `schema`, `json` or `_x` are fine as parameters but not as fields
     extra = Field(alias=parameter.name, description=description or None)
@@ -184,6 +197,25 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
         default=default,
         is_field=isinstance(default, FieldInfo),
     )
+
+
+def _listed(hint: Any) -> Any:
+    """The type with an `Iterable` as a list: pydantic checks the items of one only while it is read."""
+    inner = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(_listed, inner))]  # noqa: UP007 - made of a tuple
+    if get_origin(hint) is Annotated:
+        return Annotated[(_listed(inner[0]), *inner[1:])]
+    if (get_origin(hint) or hint) is Iterable:
+        return list[inner[0] if inner else Any]  # type: ignore[misc]
+    return hint
+
+
+def _has_generator(schema: Any) -> bool:
+    """Whether pydantic checks any part of a value only while it is read."""
+    if isinstance(schema, dict):
+        return schema.get("type") == "generator" or any(map(_has_generator, schema.values()))
+    return isinstance(schema, list | tuple) and any(map(_has_generator, schema))
 
 
 def _takes_none(hint: Any) -> bool:

@@ -1,0 +1,77 @@
+"""An auth provider of one's own that names no one: nothing is stored for a user that cannot be read."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from wire import problem, text
+
+from tealagents.domain.models import Caller, User
+from tealagents.testing.service import ServiceThread, offline_service
+
+
+class Faulty:
+    """Returns what its token stands for, at once where the token says so."""
+
+    ANSWERS: ClassVar[dict[str, Any]] = {
+        "number": Caller(User("t", 5)),  # type: ignore[arg-type]
+        "empty": Caller(User("", "ada")),
+        "half": Caller(User("t", "\udce4")),
+        "none": None,
+        "user": User("t", "ada"),
+        "text": Caller("ada"),  # type: ignore[arg-type]
+        "sync": Caller(User("t", "ada")),
+    }
+
+    def __init__(self, options: object, clock: object) -> None: ...
+
+    def authenticate(self, token: str) -> Any:
+        answer = self.ANSWERS.get(token, Caller(User("t", token)))
+
+        async def awaited() -> Any:
+            return answer
+
+        return answer if token == "sync" else awaited()
+
+    def resource_metadata(self, resource: str) -> None:
+        return None
+
+    async def __aenter__(self) -> "Faulty":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceThread]:
+    with offline_service(env={"TA_AUTH": f"{__name__}:Faulty"}) as (running, _):
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("number", "the user's oid: must be text"),
+        ("empty", "the user's tid: must be text that is not empty"),
+        ("half", "the user's oid: must be text that is not empty, without NUL and lone surrogates"),
+        ("none", "no Caller"),
+        ("user", "no Caller"),
+        ("text", "no Caller with a User"),
+        ("sync", "is not async"),
+    ],
+)
+def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: str, why: str) -> None:
+    """The error says that the provider is at fault, and how; no message is taken."""
+    with service.client(token) as client:
+        for answer in (client.post("", json=text("hi")), client.get("/tasks")):
+            refused = problem(answer, 500, "internal_error")
+            assert "The auth provider Faulty is faulty" in refused["detail"]
+            assert why in refused["detail"]
+
+
+def test_others_are_served(service: ServiceThread) -> None:
+    """Another caller of the same provider sends and reads."""
+    with service.client("ada") as ada:
+        task = ada.post("", json=text("hi")).raise_for_status().json()["task_id"]
+        assert ada.get(f"/tasks/{task}").json()["status"] == "Completed"
