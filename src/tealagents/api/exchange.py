@@ -185,8 +185,12 @@ class Exchange:
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
             self._check_count(each.items, "earlier", "a message of ")
-        most = self.settings.max_body_bytes  # what they refer to, a body need not hold
-        if sum(len(item.content) for each in said for item in each.items) > most:
+        self.check_size(sum(len(item.content) for each in said for item in each.items))
+
+    def check_size(self, size: int) -> None:
+        """`TooLarge` for more earlier messages than a body could hold: it may refer to them instead."""
+        most = self.settings.max_body_bytes
+        if size > most:
             raise TooLarge(f"The earlier messages are larger than {most} bytes (`limits.max_body_bytes`).")
 
     def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:

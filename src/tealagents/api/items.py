@@ -31,6 +31,12 @@ def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> t
     return tuple(each for each in parts if each is not None and each.content)
 
 
+def referred(item: Any) -> str:
+    """The id that an item of the type `item_reference` names, in lower case; empty for any other item."""
+    reference = isinstance(item, dict) and item.get("type") == "item_reference"
+    return str(item.get("id")).lower() if reference else ""
+
+
 def only(body: Any, *types: str) -> Any:
     """A body whose `messages` hold only parts of these types; whatever else there is is as it was."""
     given = body.get("messages") if isinstance(body, dict) else None

@@ -1,6 +1,5 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
-import uuid
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -52,8 +51,6 @@ K = TypeVar("K")
 MOST_REQUESTS = 50
 #: how long a task that was not to be stored may be there at most
 UNSTORED_KEPT = timedelta(days=1)
-#: of the ids that clients' names stand for
-_NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 
 
 async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
@@ -185,7 +182,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     try:
         task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
-        task_id, shared = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}")), False
+        task_id, shared = ids.named_id(caller.user.key, name), False
     found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
     with suppress(NotFound):
         return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)

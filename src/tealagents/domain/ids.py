@@ -45,7 +45,15 @@ def tag_of(identifier: str) -> str:
 
 def new_id(tag: str) -> str:
     """A fresh UUID (version 8) that carries an owner's tag."""
-    r = os.urandom(10).hex()
+    return _tagged(tag, os.urandom(10).hex())
+
+
+def named_id(owner: str, name: str) -> str:
+    """The UUID (version 8) that stands for a name of the owner's, and carries the owner's tag."""
+    return _tagged(owner_tag(owner), hashlib.sha256(f"tealagents name\0{owner}\0{name}".encode()).hexdigest())
+
+
+def _tagged(tag: str, r: str) -> str:
     variant = "89ab"[int(r[3], 16) & 3]
     return f"{tag[:8]}-{tag[8:12]}-8{r[:3]}-{variant}{r[4:7]}-{r[7:19]}"
 

@@ -101,7 +101,12 @@ class Directory:
             return
 
     async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
-        """As `claim`, for an id that a client brought: another user may have a record of it."""
+        """As `claim`, for an id that a client brought: another user may have a record of it.
+
+        One of the user's own tag is the user's whatever others have made: it can be known to them.
+        """
+        if ids.tag_of(identifier) == ids.owner_tag(user.key):
+            return
         owner = await self.owner_of(identifier, kind(identifier))
         if owner is not None and owner != user:
             raise anothers(kind, identifier)

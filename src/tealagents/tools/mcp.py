@@ -57,6 +57,8 @@ T = TypeVar("T")
 MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 #: users whose listings are remembered
 MAX_LISTINGS = 2_000
+#: characters of a URL that a user is sent to
+LONGEST_LINK = 8_000
 #: how the SDK begins its errors for answers over HTTP that it cannot read, by code; and one that is whole
 _UNREADABLE = {
     PARSE_ERROR: ("Failed to parse JSON response: ", "Failed to parse SSE message: "),
@@ -392,6 +394,11 @@ def _elicited(error: MCPError) -> str | None:
     elicitations = error.data.get("elicitations") if isinstance(error.data, dict) else None
     for elicitation in elicitations if isinstance(elicitations, list) else []:
         url = elicitation.get("url") if isinstance(elicitation, dict) else None
-        if isinstance(url, str) and is_http_url(url):
+        if isinstance(url, str) and len(url) <= LONGEST_LINK and is_http_url(url) and _is_one_word(url):
             return url
     return None
+
+
+def _is_one_word(url: str) -> bool:
+    """Whether a URL reads as one where it stands in a sentence: no blanks and nothing unseen."""
+    return url.isprintable() and " " not in url

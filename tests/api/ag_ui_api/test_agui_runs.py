@@ -20,6 +20,7 @@ from agui_talk import (
 )
 from talk import call, lines
 
+from tealagents.domain import ids
 from tealagents.domain.models import User
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
@@ -362,6 +363,19 @@ def test_any_text_names_a_thread_of_its_owner(ada: httpx.Client, eve: httpx.Clie
     assert len(tasks) == 2
     named = Page(ada)
     assert named.say("hi")[0]["metadata"]["tealagents"]["task_id"] == named.thread
+
+
+def test_a_named_thread_is_its_users_whatever_others_have_made(ada: httpx.Client, eve: httpx.Client) -> None:
+    """Another user can know what it stands for, and have a task of that id first."""
+    known = ids.named_id(User("mock", "ada").key, "home")
+    assert Page(eve, known).say("mine")[0]["metadata"]["tealagents"]["task_id"] == known
+    page = Page(ada, "home")
+    for text in ("one", "two"):
+        assert page.say(text)[0]["metadata"]["tealagents"]["task_id"] == known
+    assert page.said("user") == ["one", "two"]
+    for client, said in ((ada, ["one", "two"]), (eve, ["mine"])):
+        shown = client.get(f"/tasks/{known}/messages").json()["items"]
+        assert [each["items"][0]["content"] for each in shown if each["role"] == "user"] == said
 
 
 def test_a_conversation_continues_over_another_protocol(page: Page, ada: httpx.Client) -> None:

@@ -192,6 +192,22 @@ def test_a_key_makes_a_message_safe_to_send_again(ada: OpenAI) -> None:
     assert ada.responses.create(**branch, extra_headers={"Idempotency-Key": "two"}) == forked
 
 
+def test_a_key_of_a_completion_stands_for_its_conversation_too(wire: httpx.Client) -> None:
+    """The same messages to another conversation are not what was sent before."""
+    body: Any = {"model": "Tester", "messages": [{"role": "user", "content": "My name is Ada."}]}
+    first, second = (wire.post("/chat/completions", json=body).headers["x-conversation-id"] for _ in "ab")
+    asked = {**body, "messages": [{"role": "user", "content": "What is my name?"}]}
+
+    def ask(conversation: str) -> httpx.Response:
+        headers = {"idempotency-key": "three", "x-conversation-id": conversation}
+        return wire.post("/chat/completions", json=asked, headers=headers)
+
+    assert ask(first).status_code == 200
+    assert ask(first).headers["idempotent-replayed"] == "true"
+    refused = ask(second)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+
+
 def test_a_busy_conversation_is_a_conflict_and_a_busy_response_branches(ada: OpenAI) -> None:
     """A conversation is a head that moves; a response is a snapshot to continue from at any time."""
     first = ada.responses.create(model="Tester", input="My name is Ada.")

@@ -31,8 +31,8 @@ _FORMAT = {"text.format.type": "response_format.type", "text.format": "response_
 @bodies.fields_as(**dict.fromkeys(("items", "earlier", "input"), "messages"), conversation=HEADER, **_FORMAT)
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
-    body, given = read(value, request.headers.get(HEADER))
-    stretch = await responses.send(exchange, caller, request, value, body, given)
+    body, given = read(value, conversation := request.headers.get(HEADER))
+    stretch = await responses.send(exchange, caller, request, [value, conversation], body, given)
     headers = {**responses.headers_of(stretch), HEADER: made("conv", stretch.record.task_id)}
     chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:

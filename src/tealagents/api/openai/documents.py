@@ -20,9 +20,8 @@ _DEFAULTS: Json = {
     **dict.fromkeys(("temperature", "top_p"), 1),
     "background": False,
     "metadata": {},
-    "parallel_tool_calls": True,
+    **dict.fromkeys(("parallel_tool_calls", "store"), True),
     "service_tier": "default",
-    "store": True,
     "truncation": "disabled",
 }
 

@@ -39,12 +39,10 @@ def respond(error: TealError, headers: Mapping[str, str]) -> Response:
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
     """The response for a request that ended without an answer; not to be repeated, its tools may have run."""
     extra = {"retry-after": str(RETRY_AFTER[failure.code])} if failure.code in RETRY_AFTER else {}
-    return _respond(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra})
+    return _respond(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra}, None)
 
 
-def _respond(
-    status: int, code: str, message: str, headers: Mapping[str, str], param: str | None = None
-) -> Response:
+def _respond(status: int, code: str, message: str, headers: Mapping[str, str], param: str | None) -> Response:
     shown = {"x-should-retry": "false", **headers}
     return json_response(_body(status, code, message, param), status=status, headers=shown)
 

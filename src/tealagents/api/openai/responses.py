@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, names, query, requests, sending, setups, stretches
+from tealagents.api import bodies, items, names, query, requests, sending, setups, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -30,9 +30,9 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     value = await exchange.body(request)
     body = inputs.create(value)
     if isinstance(body.input, list):
-        known, last = dict[str, Json | None](), body.input[-MOST_EARLIER:]
-        found = [await _item(exchange, caller, each, known) for each in last]
-        body.input = [*body.input[:-MOST_EARLIER], *found]
+        last = body.input[-MOST_EARLIER:]
+        known = await _referred(exchange, caller, list(map(items.referred, last)))
+        body.input[-MOST_EARLIER:] = [known.pop(items.referred(each), each) for each in last]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
     headers = headers_of(stretch)
     if body.stream:
@@ -46,18 +46,21 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         return json_response(await document(exchange, stretch), headers=headers)
 
 
-async def _item(exchange: Exchange, caller: Caller, one: Any, known: dict[str, Json | None]) -> Any:
-    """An item of the input; the one of a response that it refers to, once: it may be long. `NotFound`."""
-    name = str(one.get("id")).lower() if isinstance(one, dict) and one.get("type") == "item_reference" else ""
-    if (of := f"resp{name[3:]}".rpartition("_")[0]) not in known and name[:4] in ("msg_", "mcp_"):
+async def _referred(exchange: Exchange, caller: Caller, wanted: list[str]) -> dict[str, Any]:
+    """The items of responses that are referred to, each by its id. `NotFound`; `TooLarge` for long ones."""
+    found, size = dict[str, Any](), 0
+    said = {f"resp{each[3:]}".rpartition("_")[0]: each for each in wanted if each[:4] in ("msg_", "mcp_")}
+    for of, name in said.items():
         with names.unknown_as("item", name):
             stretch = await find(exchange, caller, of)
-        known |= {of: None, **{each["id"]: each for each in (await document(exchange, stretch))["output"]}}
-    if name[:3] == "fc_" and name not in known:
-        pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
-        known[name] = documents.waiting(pause, n, exchange.agent.name)
-    found, known[name] = known.get(name), None
-    return found or one
+        output = (await document(exchange, stretch))["output"]
+        exchange.check_size(size := size + len(repr(output)))
+        found |= {each["id"]: each for each in output if each["id"] in wanted}
+    for name in wanted:
+        if name[:3] == "fc_" and name not in found:
+            pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
+            found[name] = documents.waiting(pause, n, exchange.agent.name)
+    return found
 
 
 async def send(
