@@ -21,12 +21,14 @@ BINARY_LIMIT = 48_000
 #: for a tool that promises no result and gives none
 DONE = "Done. The tool has no output."
 
-#: in the text of an object whose class gives it none: says nothing, and is another each time
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+#: the text of an object whose class gives it none; its address says nothing, and is another each time
+_WITHOUT_TEXT = re.compile(r"<([^<>]*) at 0x[0-9a-fA-F]+>")
 
 
 def _text_of(value: Any) -> str:
-    return _ADDRESS.sub("", str(value))
+    text = str(value)
+    found = _WITHOUT_TEXT.fullmatch(text)
+    return f"<{found[1]}>" if found else text
 
 
 _to_json = partial(to_json, bytes_mode="base64", inf_nan_mode="strings", fallback=_text_of)
