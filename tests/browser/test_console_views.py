@@ -1132,14 +1132,13 @@ def test_without_a_pointer_the_pencil_is_seen(tabs: Tabs, service: ServiceThread
     expect(pencil).to_have_css("opacity", "1")
 
 
-def test_the_field_grows_when_the_window_gets_narrower(ada: Tab) -> None:
+def test_the_field_grows_when_the_window_gets_narrower(ada: Tab, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: ada.page.set_viewport_size({"width": 1180, "height": 740}))
     field = ada.open("new").page.get_by_role("textbox", name="Message", exact=True)
     field.fill("word " * 60)
     ada.page.set_viewport_size({"width": 500, "height": 740})
-    ada.page.wait_for_function(
-        "(each = document.querySelector('textarea')) => each.scrollHeight <= each.clientHeight"
-    )
-    ada.page.set_viewport_size({"width": 1180, "height": 740})
+    handle = field.element_handle()
+    ada.page.wait_for_function("(field) => field.scrollHeight <= field.clientHeight", arg=handle)
     field.fill("")
 
 
