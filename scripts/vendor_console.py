@@ -87,7 +87,10 @@ CLIENT_MODULES = ("errors", "retry", "sse", "list", "wire", "calls", "stream", "
 CLIENT_PUBLIC = ("errors", "client")
 
 #: what is shrunk: the others gain nothing by it
-SHRUNK = ("client.js", "dompurify.js", "eventsource-parser.js", "marked.js")
+SHRUNK = (
+    *("client.js", "dompurify.js", "eventsource-parser.js", "marked.js"),
+    *("preact.js", "preact-hooks.js"),
+)
 
 #: bare names, and the files that stand for them
 PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
@@ -97,6 +100,8 @@ _OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILI
 #: of the other modules, except for what the console imports: names that stay within the module are shortened
 _OWN_EXPORT = re.compile(r"^export (?!function sleep\b)", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
+#: the list of names at the end of a module
+_LISTED = re.compile(r"\bexport ?\{([^}]*)\}(?=;?\s*\Z)")
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
 
 
@@ -169,8 +174,25 @@ def msal(scratch: Path) -> str:
     return f"/*! {names}, (c) Microsoft Corporation, MIT; without what the console does not use */\n{made}"
 
 
+def narrowed(name: str) -> str:
+    """A vendored module that exports, of the names in its list, those that something imports here."""
+    taken = re.compile(rf"\{{([^}}]*)\}} ?from ?\"(?:\.\./vendor|\.)/{re.escape(name)}\"")
+    users = (path.read_text(encoding="utf-8") for path in VENDOR.parent.rglob("*.js"))
+    wanted = {each.split()[0] for user in users for found in taken.findall(user) for each in _names(found)}
+
+    def kept(found: re.Match[str]) -> str:
+        return f"export{{{','.join(each for each in _names(found[1]) if each.split()[-1] in wanted)}}}"
+
+    return _LISTED.sub(kept, (VENDOR / name).read_text(encoding="utf-8"))
+
+
+def _names(listed: str) -> list[str]:
+    return [each.strip() for each in listed.split(",") if each.strip()]
+
+
 def shrunk(name: str, scratch: Path) -> str:
     """A vendored module without what only its readers need; notices, as of licences, stay."""
+    write(name, narrowed(name))
     terser, notices = str(scratch / "node_modules/.bin/terser"), "/^!|@license|Copyright/"
     compress = ("--compress", "passes=2,ecma=2020")
     return _run(terser, str(VENDOR / name), "--module", *compress, "--mangle", "--comments", notices)

@@ -299,6 +299,17 @@ def test_extra_data_and_ids_reach_and_leave_a_tool(ada: httpx.Client, model: Off
     assert send(ada, "hello", task_id=answer["task_id"])["content"]["extra_data"] is None
 
 
+def test_the_trace_says_how_long_a_failed_model_call_took(ada: httpx.Client) -> None:
+    """It has no step of its own: the step of its error begins with it, behind what was done before."""
+    failed = ada.post("", json=text(f"{call('Work-repeat', text='a', times=1)} then fail")).json()
+    assert failed["code"] == "model_error"
+    record = request(ada, failed["request_id"])
+    *_, tool, error = items(ada, f"/tasks/{failed['task_id']}/trace")
+    assert (tool["kind"], error["kind"]) == ("tool", "error")
+    assert error["duration_ms"] > 0
+    assert tool["started_at"] <= error["started_at"] < record["ended_at"]
+
+
 def test_usage_is_summed_and_every_call_is_in_the_trace(ada: httpx.Client) -> None:
     """Three model calls and two tool calls: five steps, and one sum. covers: TASK-3, SESSION-8"""
     found = streamed(ada, "", text("two rounds"))

@@ -177,6 +177,62 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
 
 
+def test_a_conversation_shows_what_ran(tabs: Tabs, service: ServiceThread) -> None:
+    """Of a call that was changed when it was approved: at its end, and to one who comes later. The trace is
+    read once for all calls, and not for one that was seen to run."""
+    ada = tabs.signed_in(f"{service.url}/console/", "ada", recorded=True)
+    (pause,) = talk(service, 'call Files-delete {"path": "asked.txt"}')
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    ada.page.locator(".fields").get_by_label("path required").fill("changed.txt")
+    ada.button("Approve").click()
+    calls = ada.page.locator(".call")
+    for n in (1, 2):
+        expect(ada.page.locator(".turn-footer")).to_have_count(n)
+        expect(calls).to_have_count(n)
+        expect(calls.first).to_contain_text('"path": "changed.txt"')
+        expect(calls.first).to_contain_text("as they were changed when the call was approved")
+        expect(calls.first).not_to_contain_text("asked.txt")
+        if n == 1:
+            ada.say("call Files-list {}")
+    expect(calls.last).not_to_contain_text("changed")
+    traces = [url for url in ada.requests if url.endswith("/trace?limit=200")]
+    assert traces == []
+    ada.page.reload()
+    expect(calls.first).to_contain_text("as they were changed when the call was approved")
+    expect(calls.first).to_contain_text('"path": "changed.txt"')
+    expect(calls.last).to_contain_text("done")
+    assert len([url for url in ada.requests if url.endswith("/trace?limit=200")]) == 1
+
+
+def test_an_argument_that_is_added_begins_as_the_tool_does(ada: Tab, service: ServiceThread) -> None:
+    """With its default. One without is not wrong before one has left it, and cannot be approved."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log"}')
+
+    def without_a_default(route: Route) -> None:
+        known = route.fetch().json()
+        properties = known["tool_calls"][0]["parameters"]["properties"]
+        properties |= {"least": {"type": "integer"}, "only": {"type": "array"}}
+        route.fulfill(json=known)
+
+    ada.page.route("**/approvals/*", without_a_default, times=1)
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    form.get_by_role("button", name="Add keep").click()
+    expect(form.get_by_label("keep", exact=True)).to_have_value("5")
+    form.get_by_role("button", name="Add how").click()
+    expect(form.get_by_label("how", exact=True).locator("option:checked")).to_have_text("move")
+    for name, wrong in (("least", "This is not a number."), ("only JSON", "This is not JSON.")):
+        form.get_by_role("button", name=f"Add {name.split()[0]}").click()
+        expect(form.get_by_label(name, exact=True)).to_be_focused()
+        expect(form.get_by_role("status")).to_have_count(0)
+        expect(ada.button("Approve")).to_be_disabled()
+        ada.page.get_by_label("Reason").focus()
+        expect(form.get_by_role("status")).to_have_text(wrong)
+        form.get_by_role("button", name=f"Leave out {name.split()[0]}").click()
+    expect(ada.button("Approve")).to_be_enabled()
+    ada.button("Reject").click()
+
+
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:
     """What the tool takes and the model has left out can be added, what it needs stays; types are kept to."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')
@@ -382,12 +438,22 @@ def test_images_that_were_not_sent_stay(ada: Tab, service: ServiceThread) -> Non
     expect(waiting).to_have_count(0)
 
 
-def test_of_a_model_call_that_failed_no_times_are_made_up(tabs: Tabs, service: ServiceThread) -> None:
-    """Its end is all that is known: there is no scale to read it from."""
+def test_a_model_call_that_failed_has_the_time_that_it_took(tabs: Tabs, service: ServiceThread) -> None:
+    """None is made up where its end is all that is known: there is no scale to read it from."""
     with service.client("fay") as client:
         failed = client.post("", json={"items": [{"content_type": "text", "content": "refuse this"}]}).json()
     fay = tabs.signed_in(f"{service.url}/console/", "fay").open("tasks", failed["task_id"], "trace")
-    expect(fay.page.locator(".step[data-kind=error]")).to_be_visible()
+    took = fay.page.locator(".step[data-kind=error] .step-time")
+    expect(took).to_have_text(re.compile(r"[1-9].*s"))
+    expect(fay.page.locator(".scale")).to_have_count(1)
+
+    def unknown(route: Route) -> None:
+        steps = route.fetch().json()
+        route.fulfill(json={**steps, "items": [{**step, "duration_ms": 0} for step in steps["items"]]})
+
+    fay.page.route("**/trace?**", unknown)
+    fay.page.reload()
+    expect(took).to_have_text("")
     expect(fay.page.locator(".scale")).to_have_count(0)
 
 
@@ -685,12 +751,35 @@ def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: 
         finn.button("Older conversations").click()
     status = finn.page.get_by_label("Status")
     status.select_option("Failed")
-    expect(finn.page.get_by_text("No match among those loaded so far")).to_be_visible()
+    expect(finn.page.get_by_text("No match. Try another filter.")).to_be_visible()
     with finn.page.expect_response("**/tasks?**cursor=**"):
         _by_two(held[0])
     finn.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
     expect(finn.page.locator(".tasks .title")).to_have_count(0)
     status.select_option("All")
+
+
+def test_what_is_not_loaded_yet_is_offered(tabs: Tabs, service: ServiceThread) -> None:
+    """Where a filter finds nothing among what is, and below the other conversations of a session."""
+    (first,) = talk(service, "hello", user="lea", metadata={"title": "the first of all"})
+    for n in range(3):
+        talk(service, f"number {n}", user="lea", session_id=first["session_id"])
+    lea = tabs.signed_in(f"{service.url}/console/", "lea")
+    lea.page.route("**/tasks?**", _by_two)
+    lea.page.reload()
+    titles = lea.page.locator(".tasks .title > span")
+    expect(titles).to_have_count(2)
+    lea.page.get_by_label("Filter by title").fill("the first of all")
+    expect(lea.page.get_by_text("No match among those loaded so far. Load older ones.")).to_be_visible()
+    lea.button("Older conversations").click()
+    expect(titles).to_have_attribute("title", "the first of all")
+    lea.page.get_by_label("Filter by title").fill("")
+    lea.open("tasks", first["task_id"], "travel")
+    others = lea.page.locator(".forks li")
+    expect(others).to_have_count(2)
+    lea.button("Show more").click()
+    expect(others).to_have_count(3)
+    expect(lea.button("Show more")).to_have_count(0)
 
 
 def _by_two(route: Route) -> None:
@@ -1034,6 +1123,37 @@ def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_mar
     assert ada.page.evaluate(ends, "1. جافا (أصعب)!\n2. Python (easy)!") == ["rtl right", "ltr right"]
 
 
+def test_without_a_pointer_the_pencil_is_seen(tabs: Tabs, service: ServiceThread) -> None:
+    """On a tablet as on a phone; elsewhere it is where one points at the message."""
+    (answer,) = talk(service, "hello")
+    size = {"width": 820, "height": 900}
+    tablet = tabs.signed_in(f"{service.url}/console/", "ada", has_touch=True, is_mobile=True, viewport=size)
+    pencil = tablet.open("tasks", answer["task_id"]).button("Edit and send again")
+    expect(pencil).to_have_css("opacity", "1")
+
+
+def test_the_field_grows_when_the_window_gets_narrower(ada: Tab, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: ada.page.set_viewport_size({"width": 1180, "height": 740}))
+    field = ada.open("new").page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("word " * 60)
+    ada.page.set_viewport_size({"width": 500, "height": 740})
+    handle = field.element_handle()
+    ada.page.wait_for_function("(field) => field.scrollHeight <= field.clientHeight", arg=handle)
+    field.fill("")
+
+
+def test_a_list_begins_with_its_number_and_columns_are_aligned(ada: Tab, service: ServiceThread) -> None:
+    """As the model wrote them; other columns begin where their text does. Code has the size of its block."""
+    (answer,) = talk(service, "columns please")
+    shown = ada.open("tasks", answer["task_id"]).page.locator(".markdown")
+    expect(shown.locator("ol")).to_have_attribute("start", "1990")
+    aligned = "cells => cells.map((cell) => getComputedStyle(cell).textAlign.replace('-webkit-', ''))"
+    assert shown.locator("td").evaluate_all(aligned) == ["start", "right", "center"]
+    sizes = "all => all.map((each) => getComputedStyle(each).fontSize)"
+    code, block = shown.locator("pre code, pre").evaluate_all(sizes)
+    assert code == block
+
+
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {
@@ -1076,7 +1196,7 @@ def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_p
     expect(page.locator(".task")).to_have_count(0)
     page.get_by_label("Filter by title").fill("")
     page.get_by_label("Status").select_option("Failed")
-    expect(page.get_by_text("No match among those loaded so far")).to_be_visible()
+    expect(page.get_by_text("No match. Try another filter.")).to_be_visible()
 
 
 def test_images_are_sent_and_shown(ada: Tab) -> None:

@@ -22,6 +22,10 @@ def _once(tab: Tab, url: str, **answer: Any) -> None:
     tab.page.route(url, lambda route: route.fulfill(**answer), times=1)
 
 
+def _always(tab: Tab, url: str, **answer: Any) -> None:
+    tab.page.route(url, lambda route: route.fulfill(**answer))
+
+
 def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, service: ServiceThread) -> None:
     """What is shown is what runs, at the second attempt too."""
     (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}')
@@ -437,6 +441,37 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
     _once(ada, "**/fork", status=502, content_type="text/html", body="<html><h1>Bad Gateway</h1>")
     ada.open("tasks", answer["task_id"], "travel").button("Fork").last.click()
     expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
+
+
+def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, service: ServiceThread) -> None:
+    """In words for people; the message is still there to be sent."""
+    ada.expected = {503}
+    draining = {"code": "draining", "title": "Shutting down", "detail": "Another process takes it."}
+    for url, body in (("**/health", {"status": "draining", "dependencies": {}}), (service.url, draining)):
+        _always(ada, url, status=503, json=body, headers={"retry-after": "600"})
+    with ada.page.expect_response("**/health"):
+        ada.open("new").say("My name is Ada.")
+    said = ada.page.get_by_role("main").get_by_role("alert")
+    expect(said).to_have_text("Shutting downTry again in a moment.")
+    ada.page.unroute("**/health")
+    expect(said).to_have_count(0)
+    ada.page.unroute(service.url)
+    ada.button("Send").click()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "code", ["approval_expired", "interrupted", "persistence_unavailable", "request_timeout", "draining"]
+)
+def test_what_clients_are_told_is_said_in_words_for_people(ada: Tab, code: str) -> None:
+    """Who chats has no idempotency key, and who approves has no message to send."""
+    problem = {"code": code, "detail": "Send it again, under a new idempotency key."}
+    words = """async (problem) => {
+        const {inWords} = await import("./app/ui.js");
+        return Object.values(inWords(problem)).join(" ");
+    }"""
+    said = ada.page.evaluate(words, problem)
+    assert "key" not in said
 
 
 @pytest.mark.parametrize("path", [("tasks", "a b"), ("compare", "a", "b"), ("compare",)])

@@ -81,6 +81,22 @@ def test_a_second_tab_follows_live(tabs: Tabs, ada: Tab, gate: Path) -> None:
         expect(tab.page.locator("[data-live]")).to_have_count(0)
 
 
+def test_nothing_moves_when_an_answer_ends(ada: Tab, gate: Path) -> None:
+    """It stands where it stood, and a call that was unfolded stays so."""
+    ada.say("Please wait at the gate.")
+    call = ada.page.locator(".call")
+    call.locator("summary").click()
+    expect(call).to_have_attribute("open", "")
+    before = call.bounding_box()
+    gate.touch()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    expect(call).to_have_attribute("open", "")
+    after = call.bounding_box()
+    assert before
+    assert after
+    assert after["y"] == before["y"]
+
+
 def test_one_who_scrolls_up_a_little_stays_there(
     ada: Tab, gate: Path, request: pytest.FixtureRequest
 ) -> None:

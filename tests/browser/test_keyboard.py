@@ -111,6 +111,36 @@ def test_a_call_is_decided(ada: Tab, service: ServiceThread) -> None:
     expect(card.locator(":focus")).to_have_count(1)
 
 
+def test_an_argument_is_added_and_left_out(ada: Tab, service: ServiceThread) -> None:
+    """One writes in the new field at once; where it was is the button that adds it again."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log"}')
+    ada.open("tasks", pause["task_id"])
+    _press(ada.button("Edit the arguments"))
+    for name in ("keep", "how", "quietly"):
+        _press(ada.button(f"Add {name}"))
+        field = ada.page.locator(".fields").get_by_label(name, exact=True)
+        expect(field).to_be_focused()
+        _press(ada.button(f"Leave out {name}"))
+        expect(ada.button(f"Add {name}")).to_be_focused()
+    ada.button("Reject").click()
+
+
+def test_the_whole_list_is_shown(tabs: Tabs, service: ServiceThread) -> None:
+    """The button goes with its last use, by the mouse, too: one goes on in the list."""
+    for n in range(3):
+        talk(service, f"number {n}", user="pia")
+    pia = tabs.signed_in(f"{service.url}/console/", "pia")
+    pia.page.route(
+        "**/tasks?**", lambda route: route.continue_(url=route.request.url.replace("limit=50", "limit=1"))
+    )
+    pia.page.reload()
+    for n in (2, 3):
+        pia.button("Older conversations").click()
+        expect(pia.page.locator(".tasks .title")).to_have_count(n)
+    expect(pia.button("Older conversations")).to_have_count(0)
+    expect(pia.page.locator("body")).not_to_be_focused()
+
+
 def test_a_dialog_gives_the_focus_back(ada: Tab, service: ServiceThread) -> None:
     """To the menu that it was opened from; and so does the menu itself."""
     (answer,) = talk(service, "hello")

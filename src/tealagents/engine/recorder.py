@@ -181,8 +181,11 @@ class TaskRecorder(Recorder):
         super().__init__(writer.request.request_id, clock, writer.message, writer.request.usage)
         self._writer = writer
         self._drafts: list[Draft] = []
+        #: when something was recorded last: what fails has lasted since then
+        self.since = clock.now()
 
     def record(self, action: str, body: Body, **details: object) -> None:
+        self.since = self.clock.now()
         self._drafts.append(draft(action, SERVICE, self.request_id, body, **details))
 
     def take(self) -> list[Draft]:

@@ -293,6 +293,7 @@ class Run:
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
         """The request ends without an answer; `error` is what context providers are given."""
         self._over = True
+        since = self._recorder.since
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))
         rest = await self.stream.settle(self._persist)
@@ -312,6 +313,7 @@ class Run:
                 last_event=last_event,
                 withdrawn=withdrawn,
                 now=now,
+                since=since,
             )
             await self._writer.conclude(drafts, ended, rest)
 

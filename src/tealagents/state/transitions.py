@@ -228,14 +228,17 @@ def stopped(
     last_event: int,
     withdrawn: bool,
     now: datetime,
+    since: datetime | None = None,
 ) -> Transition:
     """The running or paused request ends without an answer; what there was of one is kept.
+
+    What failed has lasted `since` then, where that is known: it has no step of its own.
 
     The checkpoint stays. Its entries stay on the path, where reading backwards passes over them, unless it is
     `withdrawn`. What its tools did is kept in the head.
     """
     known, holder = tuple(tools), _holder(head)
-    error = error_draft(request.request_id, failure, now)
+    error = error_draft(request.request_id, failure, since or now, now)
     end = _end(holder, status, actor, now, code=failure.code, tools=known)
     last = head.tail_seq + len(entries) + 2
     # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
@@ -357,14 +360,15 @@ def unreturned_step(request_id: str, call: ToolCall, now: datetime) -> StepBody:
     return StepBody(step)
 
 
-def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
+def error_draft(request_id: str, failure: Failure, since: datetime, now: datetime) -> Draft:
     """The step that a request without an answer ends with."""
     step = Step(
         step_id=ids.random_id(),
         request_id=request_id,
         kind="error",
         name=failure.code,
-        started_at=now,
+        started_at=since,
+        duration_ms=(now - since).total_seconds() * 1000,
         output={"detail": failure.detail},
         is_error=True,
     )

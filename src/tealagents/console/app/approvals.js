@@ -39,7 +39,6 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   `;
 }
 
-/** Whether the service has the decision. */
 const isTaken = (outcome) => outcome !== null && outcome.status !== "Sending";
 
 /** How long there is to decide, by the clock of the service. */
@@ -102,8 +101,8 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const left = useRef(new AbortController());
   useEffect(() => () => left.current.abort(), []);
   const several = pause.tool_calls.length > 1;
-  /** Arguments that cannot be sent are of calls that would run. */
-  const unfit = (action) => Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
+  /** Arguments that cannot be sent are of calls that would run; nothing is decided of what no longer waits. */
+  const unfit = (action) => [404, 409].includes(error?.status) || Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
   const write = (change) => {
     const written = {choices, reason, ...change};
     drafts.set(draft, JSON.stringify(written, (_, value) => (value instanceof Error ? undefined : value)));
@@ -112,8 +111,8 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
   const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.edited));
   /**
-   * The calls with the schemas of their arguments, as the tools were when shown; read once they are needed. Without them
-   * the form follows the values, and stays so while one writes; what is wrong with the pause is said when it is decided.
+   * The calls with the schemas of their arguments, read once they are needed. Without them the form follows the values,
+   * and stays so while one writes; what is wrong with the pause is said when it is decided.
    */
   const look = async (signal) => editing && client.approval(pause, {signal}).catch(() => ({}));
   const {data: shown} = useRead(look, [client, editing]);
@@ -166,7 +165,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   `;
 }
 
-/** One button where each call has been decided above, else one for each way to decide the others. */
+/** One button where each call has been decided, else one for each way to decide the others. */
 function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
@@ -298,7 +297,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
 
 const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
-/** What does not wait any more, with its outcome, which is looked up once it can be seen. */
+/** What no longer waits, with its outcome, which is looked up once it can be seen. */
 function Past({item: known, open}) {
   const {client} = useApp();
   const place = useRef(null);
@@ -309,8 +308,8 @@ function Past({item: known, open}) {
   };
   const {data} = useRead(look, [client, known.approval_id]);
   const item = data ?? known;
-  const {status, task_id, approval_id} = item;
-  const decisionOf = useDecisions(open && status === "decided" && task_id, ({input}) => input?.approval_id === approval_id, place);
+  const {status, approval_id} = item;
+  const decisionOf = useDecisions(open && status === "decided" && item, ({input}) => input?.approval_id === approval_id, place);
   return html`
     <section class="pause past" ref=${place}>
       <header><${Icon} name="inbox" /><strong>${TITLES[item.status] ?? "No longer waiting"}</strong></header>
@@ -379,7 +378,6 @@ function Feed({items, loaded, error, reload, more, children}) {
   `;
 }
 
-/** what waits no longer and is kept */
 const MOST_GONE = 50;
 
 /** What was to be decided stays, with its outcome, until one looks elsewhere. */

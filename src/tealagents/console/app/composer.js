@@ -1,7 +1,7 @@
 /** Where a message is written: text, images, and a button that sends or stops. */
 import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {Icon, IconButton, Problem} from "./ui.js";
+import {Icon, IconButton, isAway, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
@@ -12,7 +12,7 @@ const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
  * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`.
  */
 export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
-  const {drafts, notify} = useApp();
+  const {client, drafts, notify} = useApp();
   const [text, setText] = useState(drafts.get(draft) ?? initial);
   const [images, setImages] = useState(drafts.images.get(draft) ?? []);
   const [error, setError] = useState(null);
@@ -31,6 +31,12 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     // what it had to wait for is over, and who says so can be reached
     if (!onStop) setError((known) => (!known?.code || ["task_busy", "approval_pending"].includes(known.code) ? null : known));
   }, [!onStop]);
+  // until the service is back
+  useEffect(() => {
+    if (!error || !isAway(error)) return;
+    const timer = setInterval(() => client.health().then(({status}) => status === "ok" && setError(null), () => {}), 3000);
+    return () => clearInterval(timer);
+  }, [error]);
   const empty = text.trim() === "" && images.length === 0;
 
   /** names the message where it is not known whether it was taken */
@@ -110,10 +116,15 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
 function useGrowth(field, text) {
   useLayoutEffect(() => {
     const {style, parentElement: form} = field.current;
-    form.style.minHeight = `${form.offsetHeight}px`; // while it is measured, what is above it is not moved
-    style.height = "auto";
-    style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
-    form.style.minHeight = "";
+    const grow = () => {
+      form.style.minHeight = `${form.offsetHeight}px`; // while it is measured, what is above it is not moved
+      style.height = "auto";
+      style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+      form.style.minHeight = "";
+    };
+    grow();
+    addEventListener("resize", grow);
+    return () => removeEventListener("resize", grow);
   }, [text]);
 }
 

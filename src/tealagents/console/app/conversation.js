@@ -130,15 +130,14 @@ const withSaid = (parts, stored) => {
   }, parts);
 };
 
-/** The answer that is on its way. */
 function Running({live, said, user, foreign, onTaken, reload}) {
   const {lost, pause, problem, status, parts} = live;
   const waiting = parts.length === 0 && !pause && !problem && !live.answer;
   return html`
-    <section class="turn" data-live="true">
+    <section class="turn" data-live=${foreign ? "read" : "own"}>
       ${user.map((message) => html`<${Guard} key=${message.message_id}><${UserMessage} message=${message} /><//>`)}
       <div class="answer">
-        <${Guard}><${Parts} parts=${withSaid(parts, said)} growing /><//>
+        <${Guard}><${Parts} of=${live.requestId} parts=${withSaid(parts, said)} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onTaken=${onTaken} onDecided=${reload} key=${pause.approval_id} />`}
         <${Cut} content=${live.answer} />
@@ -157,7 +156,7 @@ function Running({live, said, user, foreign, onTaken, reload}) {
   `;
 }
 
-/** A turn that has ended is not made again while nothing in it has changed, however many there are. */
+/** A turn that has ended is not made again while nothing in it has changed. */
 class PastTurn extends Component {
   shouldComponentUpdate({turn, foreign}) {
     const known = this.props;
@@ -222,7 +221,7 @@ function Edit({message, task, before}) {
   `;
 }
 
-/** Where a changed message goes: into a fork, or, where nothing was before it, a new task of the session. */
+/** A changed message goes into a fork, or, where nothing was before it, a new task of the session. */
 async function destination(client, task, before, items) {
   if (!before) return {session_id: task.session_id, metadata: {title: titleFrom(items)}};
   const fork = await client.fork(task.task_id, {checkpoint_id: before.requestId});

@@ -137,27 +137,37 @@ export function Inbox({children}) {
   return html`<${InboxContext.Provider} value=${{...state, reload: again}}>${children}<//>`;
 }
 
-/** The items of up to nine pages. */
 async function itemsFrom(list, cursor, pages = 9) {
   if (!cursor || !pages) return [];
   const {items, next_cursor} = await list.page(cursor);
   return items.concat(await itemsFrom(list, next_cursor, pages - 1));
 }
 
+/** task id → `{version, steps}`: its trace, read once for all who look at that version of the task */
+const traces = new Map();
+
+function traceOf({task_id: id, last_updated, decided_at: version = last_updated}, client, signal) {
+  if (traces.get(id)?.version !== version) {
+    traces.set(id, {version, steps: client.trace(id, {limit: 200, signal}).toArray()});
+    traces.get(id).steps.catch(() => traces.delete(id));
+  }
+  return traces.get(id).steps;
+}
+
 /**
- * What was decided of a call, by its id: looked up in the trace of a task, in the steps that match, once `place` can
- * be seen; nothing without a task.
+ * What was decided of a call, by its id: looked up in the trace of a task, or a pause's, in the steps that match, once
+ * `place` can be seen.
  */
-export function useDecisions(taskId, matches, place) {
-  const {client} = useApp();
+export function useDecisions(task, matches, place) {
+  const {client, ended} = useApp();
   const look = async (signal) => {
-    if (!taskId) return;
+    if (!task) return;
     await inView(place.current, signal);
-    const steps = await client.trace(taskId, {limit: 200, signal}).toArray();
+    const steps = await traceOf(task, client, ended);
     const decided = steps.filter((step) => step.kind === "approval" && step.name === "decided" && matches(step));
     return new Map(decided.flatMap(({output}) => output.decisions.map((decision) => [decision.id, decision])));
   };
-  const {data} = useRead(look, [client, taskId]);
+  const {data} = useRead(look, [client, task && task.task_id]);
   return (id) => data?.get(id);
 }
 

@@ -1,9 +1,8 @@
 /**
- * A form for the arguments of a call, made from the schema of its tool: a switch, a choice, a number, a line or
- * several, or JSON for what holds more than one value. Without a schema the form follows the values. What it
- * gives is an object, or an Error while something in it is not what it has to be.
+ * A form for the arguments of a call, made from the schema of its tool; without one it follows the values. It gives an
+ * object, or an Error while something in it is not what it has to be.
  */
-import {html, useId, useState} from "./html.js";
+import {html, useId, useLayoutEffect, useRef, useState} from "./html.js";
 import {exactJson} from "./format.js";
 import {escapedJson, exact, readable, Unseen} from "./text.js";
 
@@ -11,22 +10,31 @@ export function Fields({value, schema, onChange}) {
   const known = schema?.properties ?? {};
   const required = new Set(schema?.required ?? []);
   const [drafts, setDrafts] = useState(() => begun(value, known, required));
-  const put = (changed) => {
+  const box = useRef(null);
+  /** what was added or left out: its field, or the button that adds it, gets the focus */
+  const moved = useRef();
+  useLayoutEffect(() => {
+    if (moved.current === undefined) return;
+    (box.current.closest("fieldset").elements.namedItem(moved.current) ?? box.current.querySelector("[placeholder]"))?.focus();
+    moved.current = undefined;
+  });
+  const put = (changed, name) => {
+    moved.current = name;
     setDrafts(changed);
     onChange(collected(changed));
   };
   const set = (name, text) => put(drafts.map((draft) => (draft.name === name ? {...draft, text} : draft)));
-  const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, draftOf(name, undefined, known[name])]);
+  const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, draftOf(name, undefined, known[name])], name);
   const absent = Object.keys(known).filter((name) => !drafts.some((draft) => draft.name === name));
   return html`
-    <div class="fields">
+    <div class="fields" ref=${box}>
       ${drafts.map((draft) => html`
         <${Field} key=${draft.name} draft=${draft} required=${required.has(draft.name)} onInput=${(text) => set(draft.name, text)}
-          onRemove=${() => put(drafts.filter((each) => each !== draft))} />
+          onRemove=${() => put(drafts.filter((each) => each !== draft), draft.name)} />
       `)}
       ${absent.length > 0 &&
       html`<div class="row">
-        ${absent.map((name) => html`<button key=${name} type="button" class="quiet" onClick=${() => add(name)}>Add ${exact(name)}</button>`)}
+        ${absent.map((name) => html`<button key=${name} name=${name} type="button" class="quiet" onClick=${() => add(name)}>Add ${exact(name)}</button>`)}
       </div>`}
       ${schema?.properties === undefined && schema?.additionalProperties !== false && html`<${Another} onAdd=${add} />`}
     </div>
@@ -47,10 +55,13 @@ function Another({onAdd}) {
 function Field({draft, required, onInput, onRemove}) {
   const id = useId();
   const {name, kind, about} = draft;
+  /** what is empty is not wrong before one has left it */
+  const [touched, setTouched] = useState(draft.text !== "");
   const error = read(draft);
-  const wrong = error instanceof Error;
+  const wrong = touched && error instanceof Error;
+  const touch = () => setTouched(true);
   return html`
-    <div class="field">
+    <div class="field" onInput=${touch} onFocusOut=${touch}>
       <label for=${id}>${exact(name)} <span class="muted">${kind === "json" && "JSON "}${required && "required"}</span></label>
       <${Input} id=${id} draft=${draft} wrong=${wrong} about=${`${id}-unseen ${id}-about ${id}-wrong`} onInput=${onInput} />
       ${!required && html`<button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>`}
@@ -61,11 +72,10 @@ function Field({draft, required, onInput, onRemove}) {
   `;
 }
 
-/** kinds whose field shows any text as it is */
 const HIDING = new Set(["text", "json"]);
 
-function Input({id, draft: {kind, text, options}, wrong, about, onInput}) {
-  const common = {id, "aria-invalid": wrong, "aria-describedby": about};
+function Input({id, draft: {name, kind, text, options}, wrong, about, onInput}) {
+  const common = {id, name, "aria-invalid": wrong, "aria-describedby": about};
   const typed = (event) => onInput(event.target.value);
   if (kind === "switch")
     return html`<input ...${common} type="checkbox" checked=${text === "true"} onChange=${(event) => onInput(String(event.target.checked))} />`;
@@ -92,6 +102,7 @@ const SCALARS = {boolean: "switch", integer: "integer", number: "number", string
 /** `{name, kind, text, options, about}`: a value that does not fit its schema is shown as it is, in JSON. */
 function draftOf(name, value, property) {
   const schema = withoutNull(property);
+  if (value === undefined) value = schema?.default ?? undefined;
   const about = typeof schema?.description === "string" ? schema.description : "";
   if (Array.isArray(schema?.enum) && schema.enum.every((each) => typeof each !== "object")) {
     const options = schema.enum.map((each) => JSON.stringify(each));
@@ -117,7 +128,7 @@ function kindOf(value) {
 }
 
 function written(kind, value) {
-  if (value === undefined) return {switch: "false", json: "null"}[kind] ?? "";
+  if (value === undefined) return kind === "switch" ? "false" : "";
   return kind === "json" ? escapedJson(JSON.stringify(value, null, 2)) : String(value.rawJSON ?? value);
 }
 

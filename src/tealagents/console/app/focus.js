@@ -1,6 +1,6 @@
 /**
- * Where the keyboard goes when what had it is taken away: a button that was replaced by what came of it, a form
- * that was sent, a whole page. Browsers forget the place, and one would begin at the top again.
+ * Where the keyboard goes when what had it is taken away, such as a form that was sent. Browsers forget the place, and
+ * one would begin at the top again.
  */
 export function keepFocus() {
   /** what has the focus, and what it is within, from the inside out */
@@ -9,7 +9,7 @@ export function keepFocus() {
   let hidden = null;
   document.addEventListener("focusin", ({target}) => (trail = within(target)));
   // who points elsewhere has left it
-  document.addEventListener("pointerdown", () => (trail = []));
+  document.addEventListener("pointerdown", ({target}) => trail[0]?.contains(target) || (trail = []));
   const look = () => {
     const [held] = trail;
     if (!held || isThere(held)) return;

@@ -7,6 +7,9 @@ import {sleep} from "../vendor/client.js";
 
 const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: false, over: false};
 
+/** the arguments of each call that was seen to run, by the ids of both */
+export const ran = new Map();
+
 /**
  * What a request has said so far, as parts: `{type: "text", text}` and
  * `{type: "call", id, tool, arguments, result}`.
@@ -127,9 +130,11 @@ class Gathered {
     else this.#state.parts.push({type: "text", text: piece});
   }
 
-  #call({call_id, tool, arguments: given}) {
-    if (this.#find(call_id)) return;
-    this.#state.parts.push({type: "call", id: call_id, tool, arguments: given, result: null});
+  #call({call_id: id, tool, arguments: given}) {
+    ran.set(`${this.#state.requestId} ${id}`, given);
+    const call = this.#find(id);
+    if (call) call.arguments = given; // it had to wait, and was changed meanwhile
+    else this.#state.parts.push({type: "call", id, tool, arguments: given, result: null});
   }
 
   #result({call_id, output, is_error, duration_ms}) {

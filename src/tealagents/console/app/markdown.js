@@ -29,6 +29,7 @@ const ALLOWED = {
     ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
   ],
   ALLOWED_ATTR: ["href", "start", "align"],
+  ADD_URI_SAFE_ATTR: ["start", "align"], // others have to be addresses
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,

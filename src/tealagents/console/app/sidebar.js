@@ -10,7 +10,7 @@ import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./u
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
-/** task id → what its list entry is called, where the task itself does not say */
+/** task id → its title, where the task itself has none */
 const titles = new Shared();
 
 export const titleOf = (task) => (typeof task.metadata?.title === "string" ? task.metadata.title.trim() : "");
@@ -98,7 +98,7 @@ function TaskList({current}) {
         ${groups.map(([session, tasks]) => html`
           <${SessionGroup} key=${session} session=${session} tasks=${tasks} current=${current} reload=${reload} />
         `)}
-        ${loaded && groups.length === 0 && html`<p class="nothing">${nothing(status, filter)}</p>`}
+        ${loaded && groups.length === 0 && html`<p class="nothing">${nothing(status || filter, more)}</p>`}
         ${more && html`<button class="quiet wide" onClick=${more}>Older conversations</button>`}
       </div>
     </section>
@@ -113,8 +113,10 @@ const Whose = ({ofTenant, onChange}) => html`
   </div>
 `;
 
-const nothing = (status, filter) =>
-  status || filter ? "No match among those loaded so far. Try another filter." : "Nothing yet. Your conversations will appear here.";
+const nothing = (filtered, more) => {
+  if (more) return "No match among those loaded so far. Load older ones.";
+  return filtered ? "No match. Try another filter." : "Nothing yet. Your conversations will appear here.";
+};
 
 function bySession(tasks) {
   const groups = new Map();
@@ -153,7 +155,7 @@ function SessionGroup({session, tasks, current, reload}) {
   `;
 }
 
-/** Names everything that would be erased, of which the list may show a part: it is filtered, and loaded in pages. */
+/** Names all that would be erased, of which the list may show a part. */
 function DeleteSession({session, listed, onDelete, onClose}) {
   const {client} = useApp();
   const list = (signal) => client.tasks({session_id: session, limit: 200, signal}).toArray();
@@ -192,7 +194,7 @@ function TaskLink({task, current}) {
   `;
 }
 
-/** What a task is called: its title, or how it begins, which is looked up once it can be seen. */
+/** A task's title, or how it begins, which is looked up once it can be seen. */
 export function Title({task}) {
   const {client} = useApp();
   const place = useRef(null);
@@ -205,15 +207,14 @@ export function Title({task}) {
     if (items.length) titles.set(task.task_id, titleFrom(items[0].items));
   };
   useRead(look, [task.task_id, given]); // where it fails it is gone by now, or the list shows what is wrong
-  return html`<span ref=${place} dir="auto">${readable(given || found || `Task ${shortId(task.task_id)}`)}</span>`;
+  const title = readable(given || found || `Task ${shortId(task.task_id)}`);
+  return html`<span ref=${place} dir="auto" title=${title}>${title}</span>`;
 }
 
 const LONGEST_TITLE = 80;
 
-/** The first text of a message. */
 export const textIn = (items) => items.find((item) => item.content_type === "text")?.content ?? "An image";
 
-/** The first words of a message, as a title. */
 export function titleFrom(items) {
   const [line] = textIn(items).trim().split("\n");
   return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE).replace(/[\ud800-\udbff]$/, "")}…` : line;

@@ -1,7 +1,7 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
-import {useRead} from "./data.js";
+import {usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
@@ -121,7 +121,6 @@ function Node({node, marked, task, foreign, onMark, onLook, reload}) {
 
 const Turns = ({of, task}) => of.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${task} />`);
 
-/** The conversation as it was at a point. */
 function Look({task, node, onClose}) {
   const {client} = useApp();
   const {items, error} = useMessages(client, task, node.id);
@@ -137,26 +136,24 @@ function Look({task, node, onClose}) {
   `;
 }
 
-/** The tasks of the session that were forked from this one, and the one this was forked from. */
+/** The other tasks of the session. */
 function Forks({task}) {
   const {client} = useApp();
-  const read = async (signal) => {
-    const {items} = await client.tasks({session_id: task.session_id, limit: 200, signal}).page();
-    return items.filter((other) => !other.error && other.task_id !== task.task_id);
-  };
-  const {data} = useRead(read, [client, task.task_id, task.session_id]);
-  if (!data?.length) return null;
+  const {items, more} = usePages(client.tasks({session_id: task.session_id, limit: 200}), [client, task.session_id]);
+  const others = items.filter((other) => !other.error && other.task_id !== task.task_id);
+  if (!others.length && !more) return null;
   return html`
     <section class="forks">
       <h3>Other conversations of this session</h3>
       <ul>
-        ${data.map((other) => html`<li key=${other.task_id}>
+        ${others.map((other) => html`<li key=${other.task_id}>
           <${Icon} name=${other.origin?.task_id === task.task_id ? "branch" : "chat"} />
           <a href=${href("tasks", other.task_id)}><${Title} task=${other} /></a>
           <span class="muted">${relation(task, other)}</span>
           <a class="button" href=${href("compare", task.task_id, "current", other.task_id, "current")}>Compare</a>
         </li>`)}
       </ul>
+      ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
     </section>
   `;
 }
@@ -172,10 +169,8 @@ const SILENT = {text: "", answer: ""};
 
 /**
  * Its nodes, each `{id, parent, at, text, answer, current, onPath}`; parents come before children. What was said is
- * looked up for the newest ones, as many as are drawn, and kept in `said`.
- *
- * A checkpoint's messages are those of its whole path. So one reading at the end of each branch gives what was
- * said in all of them.
+ * looked up for the newest ones, as many as are drawn, and kept in `said`: once for each branch, as the messages of a
+ * checkpoint are those of its whole path.
  */
 async function readTree(client, taskId, drawn, said, signal) {
   const checkpoints = await client.checkpoints(taskId, {limit: 200, parents: true, signal}).toArray();
@@ -212,9 +207,8 @@ function finished(checkpoints, said) {
 }
 
 /**
- * A lane for each node, as in a drawing of commits. The first child continues in its parent's lane; another one
- * begins a lane of its own, or takes one whose branch had ended before the two parted. A parent that is not among
- * the nodes lies below all of them.
+ * A lane for each node, as in a drawing of commits. The first child continues in its parent's lane; another one begins
+ * a lane, or takes one whose branch had ended before the two parted. A parent that is not there lies below all nodes.
  */
 function lanesOf(nodes) {
   const place = new Map(nodes.map((node, at) => [node.id, at]));

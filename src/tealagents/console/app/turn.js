@@ -3,6 +3,7 @@ import {html, useRef} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {useDecisions, useRead} from "./data.js";
 import {duration} from "./format.js";
+import {ran} from "./live.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
@@ -33,17 +34,20 @@ export function UserMessage({message, children}) {
   `;
 }
 
-/** A call of a tool, folded: its arguments and what came of it. */
-function Call({call, growing}) {
+/** calls that stay unfolded in a view when their answer ends, or one comes back */
+const unfolded = new Set();
+
+function Call({call, name, growing}) {
   const {result} = call;
   const outcome = result ? (call.rejected ? "rejected" : result.is_error ? "failed" : "done") : "open";
+  const toggled = ({target}) => unfolded[target.open ? "add" : "delete"](name);
   return html`
-    <details class="call" data-outcome=${outcome}>
+    <details class="call" data-outcome=${outcome} open=${unfolded.has(name)} onToggle=${toggled}>
       <summary>
         <${Icon} name="tool" /> <code>${exact(call.tool)}</code>
         <span class="outcome">${outcome === "open" && !growing ? "no result" : OUTCOMES[outcome]}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
       </summary>
-      <h4>Arguments</h4>
+      <h4>Arguments${call.changed && ", as they were changed when the call was approved"}</h4>
       <${Json} value=${call.arguments} />
       ${result && html`<h4>${result.is_error && !call.rejected ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
     </details>
@@ -52,10 +56,11 @@ function Call({call, growing}) {
 
 const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejected: "rejected"};
 
-/** What the agent said and did, in its order. */
-export function Parts({parts, growing = false}) {
+/** What the agent said and did in a request. */
+export function Parts({of, parts, growing = false}) {
   return parts.map((part, place) => {
-    if (part.type === "call") return html`<${Call} key=${`${place} ${part.id}`} call=${part} growing=${growing} />`;
+    const name = `${location.hash} ${of} ${part.id}`;
+    if (part.type === "call") return html`<${Call} key=${`${place} ${name}`} call=${part} name=${name} growing=${growing} />`;
     if (part.type === "image") return html`<${Image} key=${place} source=${part.source} />`;
     return html`<${Markdown} key=${place} text=${part.text} growing=${growing} />`;
   });
@@ -64,18 +69,22 @@ export function Parts({parts, growing = false}) {
 /** A request that has ended, from its messages; one whose answer is not all there is says how it ended. */
 export function Turn({turn, task, actions}) {
   const place = useRef(null);
-  // a call that was rejected was not made, and did not fail. Its result says so, as that of any tool could
-  const told = turn.parts.some((part) => part.result?.is_error && part.result.output.startsWith("The user rejected"));
-  const decisionOf = useDecisions(told && task.task_id, (step) => step.request_id === turn.requestId, place);
-  const isRejected = (part) => part.type === "call" && decisionOf(part.id)?.action === "reject";
-  const parts = turn.parts.map((part) => (isRejected(part) ? {...part, rejected: true} : part));
+  const seen = ({id}) => ran.get(`${turn.requestId} ${id}`);
+  // messages hold what the model asked for; that it was rejected, or changed, the trace, though not of copies
+  const told = !turn.last.origin && turn.parts.some((part) => part.type === "call" && seen(part) === undefined);
+  const decisionOf = useDecisions(told && task, (step) => step.request_id === turn.requestId, place);
+  const parts = turn.parts.map((part) => {
+    const decided = decisionOf(part.id);
+    const given = seen(part) ?? decided?.arguments ?? part.arguments;
+    return {...part, arguments: given, changed: given !== part.arguments, rejected: decided?.action === "reject"};
+  });
   return html`
     <section class="turn" ref=${place} id=${`turn-${turn.requestId}`}>
       ${turn.user.map((message) => html`
         <${Guard} key=${message.message_id}><${UserMessage} message=${message}>${actions?.(message)}<//><//>
       `)}
       <div class="answer">
-        <${Guard}><${Parts} parts=${parts} /><//>
+        <${Guard}><${Parts} of=${turn.requestId} parts=${parts} /><//>
         <${Ending} requestId=${turn.requestId} answered=${turn.answered} place=${place} />
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
@@ -106,8 +115,8 @@ function AnswerFooter({turn, task}) {
 const OVER = ["Completed", "Failed", "Canceled"];
 
 /**
- * How a request ended, which its messages do not say, looked up once it can be seen. One that has no answer among
- * them is shown with what there was of one.
+ * How a request ended, which its messages do not say, looked up once it can be seen, and what there was of an answer
+ * that is not among them.
  */
 function Ending({requestId, answered, place}) {
   const {client, requests} = useApp();
@@ -140,22 +149,17 @@ export function Cut({content}) {
   return why && html`<div class="ended" role="status"><${Icon} name="warn" /><p>${why}</p></div>`;
 }
 
-const HINTS = {
-  interrupted: "The process that was answering stopped before it was done. Any text that was stored by then is shown above. Send the message again if you still want an answer.",
-  request_canceled: "It was stopped. Any text that was written by then is shown above.",
-};
-
-/** The end of a request that failed or was canceled. */
 export function Ended({status, problem}) {
   if (status === "Paused" || status === "Running" || status === "Queued") return html`<${Status} value=${status} />`;
   const canceled = status === "Canceled";
+  const stopped = canceled && problem?.code !== "approval_expired";
   const words = problem ? inWords(problem) : {title: "It failed", detail: ""};
   return html`
     <div class="ended" data-status=${status} role="status">
       <${Icon} name=${canceled ? "stop" : "warn"} />
       <div>
-        <strong>${canceled ? "Stopped" : words.title}</strong>
-        <p>${HINTS[problem?.code] ?? readable(words.detail)}</p>
+        <strong>${stopped ? "Stopped" : words.title}</strong>
+        <p>${stopped ? "It was stopped. Any text that was written by then is shown above." : readable(words.detail)}</p>
       </div>
     </div>
   `;

@@ -43,7 +43,7 @@ export const IconButton = ({name, label, size = "", at, ...how}) =>
 export const Back = ({label = "Conversations", to = "#/"}) =>
   html`<${IconButton} name="back" size="back" label=${label} href=${to} />`;
 
-/** What stands where there is nothing yet: what it would be, and what to do. */
+/** What would be there, and what to do. */
 export const Empty = ({icon, title, children}) => html`
   <div class="empty">
     <${Icon} name=${icon} />
@@ -54,13 +54,11 @@ export const Empty = ({icon, title, children}) => html`
 
 export const Loading = ({what}) => html`<p class="loading" role="status">Loading ${what} …</p>`;
 
-/** What stands where a view is not there yet, or cannot be. */
 export const Pending = ({what, error, onRetry, children}) => html`<div class="page">
   ${children}
   ${error ? html`<${Problem} error=${error} onRetry=${onRetry} />` : html`<${Loading} what=${what} />`}
 </div>`;
 
-/** Something went wrong: what, and what to do next. */
 export function Problem({error, onRetry}) {
   const {title, detail} = inWords(error);
   return html`
@@ -99,12 +97,25 @@ const TITLES = {
   unauthenticated: "You are no longer signed in",
 };
 
+const AGAIN = "Try again in a moment.";
+
+/** What to do, where the service says it to those who write clients. */
+const DETAILS = {
+  approval_expired: "The request was canceled. If it is still wanted, its message has to be sent again.",
+  draining: AGAIN,
+  interrupted: "The process that was answering stopped before it was done. If an answer is still wanted, the message has to be sent again.",
+  persistence_unavailable: AGAIN,
+  request_timeout: "Send the message again, or ask for less at once.",
+};
+
+/** Whether the service cannot be reached, or cannot answer now; a gateway in front of it gives no code. */
+export const isAway = (error) => error.name === "ConnectionLost" || error instanceof TypeError || error.status > 501;
+
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
   const {code, detail} = error;
-  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail};
-  // a gateway in front of the service gives no code
-  if (error.name === "ConnectionLost" || error instanceof TypeError || error.status > 501)
+  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: DETAILS[code] ?? detail};
+  if (isAway(error))
     return {
       title: "The service cannot be reached",
       detail: "Check that the service is running and that you are online. Running requests continue without this page.",
@@ -135,7 +146,6 @@ export function Dialog({title, onClose, children}) {
   `;
 }
 
-/** A button that opens a few more actions. */
 export function Menu({label, children}) {
   const menu = useRef(null);
   /** What has the focus is about to be hidden; a dialog gives it back to what had it when it was opened. */
