@@ -1,6 +1,7 @@
 """PostgreSQL: the contract of stores, and what is this store's own."""
 
 import asyncio
+import gc
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
@@ -49,6 +50,26 @@ class TestThePostgresLink(LinkContract):
     ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
         with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(postgres_url)), lambda: store_of(postgres_url)
+
+
+async def test_a_connection_that_is_given_up_while_it_is_made_is_no_error(
+    postgres_server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whenever it is: what the driver leaves unread then is not reported."""
+    async with store_of(postgres_server.url) as store:
+        assert isinstance(store, PostgresStore)
+        for steps in range(40):
+            connecting = asyncio.create_task(store._connect())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            if not connecting.cancelled():
+                connecting.result().terminate()
+            await asyncio.sleep(0)
+        gc.collect()
+        await asyncio.sleep(0)
+    assert caplog.messages == []
 
 
 @pytest.fixture

@@ -123,6 +123,7 @@ class PostgresStore(BaseStore):
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
+        logging.getLogger("asyncio").addFilter(_is_awaited)
         schema = f'"{options.schema_name}"'
         self._sql = {
             name: sql.replace("{schema}", schema) for name, sql in statements("postgres.sql").items()
@@ -366,6 +367,13 @@ async def _is_open(connection: "asyncpg.Connection[Any]") -> bool:
 
 async def _abort(connection: "asyncpg.Connection[Any]") -> None:
     connection.terminate()
+
+
+def _is_awaited(record: logging.LogRecord) -> bool:
+    """False for the end of a connection that asyncpg was canceled in making: no one is left to read it, and
+    the event loop would report it as an error."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, ConnectionError) and error.args == ("unexpected connection_lost() call",))
 
 
 def _session_ended(error: BaseException) -> bool:
