@@ -254,7 +254,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   const place = useRef(null);
   const opened = useRef(null);
   const isForm = editing && Boolean(schemas);
-  // who opens the form goes on in it, unless one has gone elsewhere before it is there
+  // the form gets the focus, unless that is elsewhere by then
   useEffect(() => {
     if (isForm && opened.current === document.activeElement) place.current.querySelector("input, select, textarea")?.focus();
     opened.current = null;

@@ -23,7 +23,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   /** A device without a keyboard of its own: it would cover the answer with one, and has no Shift + Enter. */
   const touched = matchMedia("(pointer: coarse)").matches;
   const goOn = () => touched || field.current.focus();
-  // the page has the focus where what had it is gone: one who wrote goes on writing
+  // the page has the focus where what had it is gone
   useLayoutEffect(() => {
     if (autofocus || document.activeElement?.id === "main") goOn();
   }, []);

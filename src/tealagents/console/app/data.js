@@ -143,13 +143,14 @@ async function itemsFrom(list, cursor, pages = 9) {
   return items.concat(await itemsFrom(list, next_cursor, pages - 1));
 }
 
-/** task id → `{version, steps}`: its trace, read once for all who look at that version of the task */
+/** task id → `{version, steps}`: the traces of the last tasks, each read once for a version of it */
 const traces = new Map();
 
 function traceOf({task_id: id, last_updated, decided_at: version = last_updated}, client, signal) {
   if (traces.get(id)?.version !== version) {
     traces.set(id, {version, steps: client.trace(id, {limit: 200, signal}).toArray()});
     traces.get(id).steps.catch(() => traces.delete(id));
+    if (traces.size > 9) traces.delete(traces.keys().next().value);
   }
   return traces.get(id).steps;
 }

@@ -11,7 +11,7 @@ export function Fields({value, schema, onChange}) {
   const required = new Set(schema?.required ?? []);
   const [drafts, setDrafts] = useState(() => begun(value, known, required));
   const box = useRef(null);
-  /** what was added or left out: its field, or the button that adds it, gets the focus */
+  /** what was added or left out, or its button, gets the focus */
   const moved = useRef();
   useLayoutEffect(() => {
     if (moved.current === undefined) return;

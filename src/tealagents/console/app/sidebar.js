@@ -113,10 +113,9 @@ const Whose = ({ofTenant, onChange}) => html`
   </div>
 `;
 
-const nothing = (filtered, more) => {
-  if (more) return "No match among those loaded so far. Load older ones.";
-  return filtered ? "No match. Try another filter." : "Nothing yet. Your conversations will appear here.";
-};
+const nothing = (filtered, more) =>
+  more ? "No match among those loaded so far. Load older ones."
+    : filtered ? "No match. Try another filter." : "Nothing yet. Your conversations will appear here.";
 
 function bySession(tasks) {
   const groups = new Map();

@@ -34,7 +34,7 @@ export function UserMessage({message, children}) {
   `;
 }
 
-/** calls that stay unfolded in a view when their answer ends, or one comes back */
+/** calls that stay unfolded when their answer ends, or one comes back */
 const unfolded = new Set();
 
 function Call({call, name, growing}) {
@@ -56,7 +56,6 @@ function Call({call, name, growing}) {
 
 const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejected: "rejected"};
 
-/** What the agent said and did in a request. */
 export function Parts({of, parts, growing = false}) {
   return parts.map((part, place) => {
     const name = `${location.hash} ${of} ${part.id}`;

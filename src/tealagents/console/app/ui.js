@@ -101,9 +101,9 @@ const AGAIN = "Try again in a moment.";
 
 /** What to do, where the service says it to those who write clients. */
 const DETAILS = {
-  approval_expired: "The request was canceled. If it is still wanted, its message has to be sent again.",
+  approval_expired: "The request was canceled. If it is still wanted, the message has to be sent again.",
   draining: AGAIN,
-  interrupted: "The process that was answering stopped before it was done. If an answer is still wanted, the message has to be sent again.",
+  interrupted: "The process that was answering stopped before it was done. If it is still wanted, the message has to be sent again.",
   persistence_unavailable: AGAIN,
   request_timeout: "Send the message again, or ask for less at once.",
 };
