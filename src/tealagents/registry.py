@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,6 @@ class Registry(Struct, frozen=True, kw_only=True):
     extras: Mapping[str, str] = {}
     #: what a class must have
     methods: tuple[str, ...] = ()
-    #: what its objects must have besides
-    attributes: tuple[str, ...] = ()
 
     def known(self) -> list[str]:
         return sorted({*self.built_in, *(point.name for point in entry_points(group=self.group))})
@@ -70,15 +69,13 @@ class Registry(Struct, frozen=True, kw_only=True):
         """The adapter, an object of the class that was found, which is called with its options."""
         if not isinstance(found, type):
             raise self.error(f"The {self.word} {name!r} is not a class.")
-        self._check(name, [each for each in self.methods if not callable(getattr(found, each, None))])
-        with self.making(name, found):
-            made = found(self.options(name, found, given), *more)
-        self._check(name, [each for each in self.attributes if not hasattr(made, each)])
-        return made
-
-    def _check(self, name: str, lacking: list[str]) -> None:
+        lacking = [each for each in self.methods if not callable(getattr(found, each, None))]
+        if hasattr(found, "__getattr__"):  # its objects may have all others
+            lacking = [each for each in lacking if each.startswith("__")]
         if lacking:
             raise self.error(f"The {self.word} {name!r} has no {', '.join(lacking)}.")
+        with self.making(name, found):
+            return found(self.options(name, found, given), *more)
 
     @contextmanager
     def making(self, name: str, found: Any) -> Iterator[None]:
@@ -129,6 +126,8 @@ def place_of(error: BaseException, file: str) -> str:
 def _raised(error: BaseException, module: str) -> str:
     """What was raised, and where in the module."""
     place = ""
+    parents = list(accumulate(module.split("."), "{}.{}".format))
+    module = next((each for each in parents if each not in sys.modules), module)  # the one that raised
     with suppress(Exception):  # a module without a file
         if (spec := find_spec(module)) is not None and spec.has_location:
             place = place_of(error, spec.origin or "") + ": "

@@ -15,7 +15,8 @@ class Faulty:
 
     ANSWERS: ClassVar[dict[str, Any]] = {
         "number": Caller(User("t", 5)),  # type: ignore[arg-type]
-        "empty": Caller(User("", "ada")),
+        "empty": Caller(User("t", "")),
+        "tenantless": Caller(User("", "ada")),
         "half": Caller(User("t", "\udce4")),
         "none": None,
         "user": User("t", "ada"),
@@ -52,9 +53,9 @@ def service() -> Iterator[ServiceThread]:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("number", "the user's oid: must be text"),
-        ("empty", "the user's tid: must be text that is not empty"),
-        ("half", "the user's oid: must be text that is not empty, without NUL and lone surrogates"),
+        ("number", "the user's oid must be text"),
+        ("empty", "the user's oid must not be empty"),
+        ("half", "the user's oid must be text without NUL and lone surrogates"),
         ("none", "no Caller"),
         ("user", "no Caller"),
         ("text", "no Caller with a User"),
@@ -70,8 +71,9 @@ def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: st
             assert why in refused["detail"]
 
 
-def test_others_are_served(service: ServiceThread) -> None:
-    """Another caller of the same provider sends and reads."""
-    with service.client("ada") as ada:
+@pytest.mark.parametrize("token", ["ada", "tenantless"])
+def test_others_are_served(service: ServiceThread, token: str) -> None:
+    """Another caller of the same provider sends and reads, also where there are no tenants."""
+    with service.client(token) as ada:
         task = ada.post("", json=text("hi")).raise_for_status().json()["task_id"]
         assert ada.get(f"/tasks/{task}").json()["status"] == "Completed"

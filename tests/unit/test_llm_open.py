@@ -54,12 +54,25 @@ class Parrot:
         pass
 
 
-class Nameless:
-    """Has the methods of a client alone."""
+class Wrapped:
+    """Hands everything on to another client."""
 
-    encode_system = encode = encode_tools = stream = __aenter__ = __aexit__ = print
+    def __init__(self, options: object) -> None:
+        self._inner = Parrot(Parrot.Options.model_validate(options))
 
-    def __init__(self, options: object) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def __aenter__(self) -> "Wrapped":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+async def test_a_class_may_hand_everything_on() -> None:
+    """Its methods are those of its objects."""
+    async with open_model("test_llm_open:Wrapped", model="macaw", volume=3, temperature=None) as model:
+        assert model.name == "macaw"
 
 
 async def test_a_class_of_ones_own_is_named_by_its_place() -> None:
@@ -89,7 +102,6 @@ def test_an_installed_client_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None
         ("no_such_module:Class", "no module 'no_such_module'"),
         ("test_llm_open:Macaw", "has no 'Macaw'"),
         ("json:JSONEncoder", "has no encode_system, encode_tools, stream, __aenter__, __aexit__"),
-        ("test_llm_open:Nameless", "has no name, provider, supports_remote_threads"),
     ],
 )
 def test_an_unknown_name_is_an_error_that_helps(name: str, said: str) -> None:

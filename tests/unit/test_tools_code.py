@@ -230,6 +230,16 @@ def test_an_iterable_is_checked_before_the_call(hint: Any) -> None:
         signature.check({"ids": [1, "x"]})
 
 
+def test_a_default_may_say_what_a_schema_could() -> None:
+    """It is a value of the plugin's, and no part of how its arguments are checked."""
+    default = {"type": "generator"}
+
+    def tool(source: dict[str, str] = default) -> None: ...
+
+    given = {"source": {"type": "file"}}
+    assert Signature(tool, "tool").check(given) == given
+
+
 async def test_many_wrong_arguments_are_reported_briefly(shapes: Mapping[str, Tool]) -> None:
     """A thousand mistakes make a short text."""
     with pytest.raises(ToolFailed) as raised:

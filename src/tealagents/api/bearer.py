@@ -60,7 +60,7 @@ class Bearer:
             check_user_id(caller.user.tid, "tid")
             check_user_id(caller.user.oid, "oid")
         except InvalidRequest as wrong:
-            raise self._names_no_one(f"the user's {wrong}") from None
+            raise self._names_no_one(f"the user's {wrong.field} {wrong.reason}") from None
         return caller
 
     def _names_no_one(self, why: str) -> InternalError:

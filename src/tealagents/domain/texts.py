@@ -37,8 +37,10 @@ def check_encodable(text: str, field: str) -> None:
 
 def check_user_id(value: object, field: str) -> None:
     """`InvalidRequest` for a part of a user's id that no record could be kept and read under."""
-    if not isinstance(value, str) or not value or storable(value) != value:
-        raise InvalidRequest(field, "must be text that is not empty, without NUL and lone surrogates")
+    if not isinstance(value, str) or storable(value) != value:
+        raise InvalidRequest(field, "must be text without NUL and lone surrogates")
+    if not value and field != "tid":  # where there are no tenants
+        raise InvalidRequest(field, "must not be empty")
 
 
 def bounded(text: str, limit: int = LIMIT) -> str:

@@ -47,7 +47,6 @@ MODELS = Registry(
         "openai-responses": "tealagents.llm.openai_responses:OpenAIResponses",
     },
     methods=("encode_system", "encode", "encode_tools", "stream", "__aenter__", "__aexit__"),
-    attributes=("name", "provider", "supports_remote_threads"),
 )
 
 

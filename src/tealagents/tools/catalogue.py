@@ -318,8 +318,11 @@ def _checked_spec(tool: object, toolset: str) -> ToolSpec:
         raise ToolsetError(
             f"The toolset {toolset} has a tool without a ToolSpec or a call: {type(tool).__name__}."
         )
+    given = asdict(spec)
+    if isinstance(spec.governance, Governance):  # of a class of its own, too
+        given["governance"] = Governance()
     try:
-        convert(asdict(spec), ToolSpec)
+        convert(given, ToolSpec)
     except WrongSpec as wrong:
         raise ToolsetError(
             f"The ToolSpec of {spec.name!r} in the toolset {toolset} is wrong: {wrong}."

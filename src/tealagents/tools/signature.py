@@ -211,10 +211,15 @@ def _listed(hint: Any) -> Any:
     return hint
 
 
+#: parts of pydantic's schemas that hold values of the plugin
+_GIVEN = frozenset(("default", "expected", "metadata", "serialization"))
+
+
 def _has_generator(schema: Any) -> bool:
     """Whether pydantic checks any part of a value only while it is read."""
     if isinstance(schema, dict):
-        return schema.get("type") == "generator" or any(map(_has_generator, schema.values()))
+        inner = (each for key, each in schema.items() if key not in _GIVEN)
+        return schema.get("type") == "generator" or any(map(_has_generator, inner))
     return isinstance(schema, list | tuple) and any(map(_has_generator, schema))
 
 

@@ -54,12 +54,11 @@ async def _referred(exchange: Exchange, caller: Caller, wanted: list[str]) -> di
         with names.unknown_as("item", name):
             stretch = await find(exchange, caller, of)
         output = (await document(exchange, stretch))["output"]
-        exchange.check_size(size := size + len(repr(output)))
-        found |= {each["id"]: each for each in output if each["id"] in wanted}
-    for name in wanted:
-        if name[:3] == "fc_" and name not in found:
-            pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
-            found[name] = documents.waiting(pause, n, exchange.agent.name)
+        found |= (named := {each["id"]: each for each in output if each["id"] in wanted})
+        exchange.check_size(size := size + len(repr(named)))
+    for name in (each for each in wanted if each[:3] == "fc_" and each not in found):
+        pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
+        found[name] = documents.waiting(pause, n, exchange.agent.name)
     return found
 
 
