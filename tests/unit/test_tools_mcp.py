@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import config_files
 import httpx2
 import mcp_types as types
@@ -397,11 +398,13 @@ async def test_a_session_that_is_lost_in_a_pause_is_made_again_at_once(
 ) -> None:
     """The pause is one between two listings, not one in which calls find no session."""
     pauses: list[float] = []
+    sleep = anyio.sleep
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 1:
             await asyncio.Event().wait()
+        await sleep(seconds)  # the SDK waits by it for the end of the process
 
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
