@@ -453,7 +453,7 @@ def named(**wrong: Any) -> Named:
     ],
 )
 async def test_tools_that_no_model_could_be_sent_are_refused_at_start(toolset: Listed, why: str) -> None:
-    """Whoever wrote the toolset: else the model service refuses each request."""
+    """Those of a third party's toolset, too: the model service would refuse each request."""
     with pytest.raises(ToolsetError, match=why):
         async with open_toolsets(Sources(), others=[toolset]):
             pass

@@ -57,7 +57,7 @@ class Bearer:
         if not (isinstance(caller, Caller) and isinstance(caller.user, User)):
             raise self._names_no_one("what its authenticate returned is no Caller with a User")
         try:
-            check_user_id(caller.user.tid, "tid")
+            check_user_id(caller.user.tid, "tid", empty=True)  # where there are no tenants
             check_user_id(caller.user.oid, "oid")
         except InvalidRequest as wrong:
             raise self._names_no_one(f"the user's {wrong.field} {wrong.reason}") from None

@@ -35,11 +35,11 @@ def check_encodable(text: str, field: str) -> None:
         raise InvalidRequest(field, "holds a lone surrogate, which is not a character")
 
 
-def check_user_id(value: object, field: str) -> None:
+def check_user_id(value: object, field: str, *, empty: bool = False) -> None:
     """`InvalidRequest` for a part of a user's id that no record could be kept and read under."""
     if not isinstance(value, str) or storable(value) != value:
         raise InvalidRequest(field, "must be text without NUL and lone surrogates")
-    if not value and field != "tid":  # where there are no tenants
+    if not (value or empty):
         raise InvalidRequest(field, "must not be empty")
 
 
