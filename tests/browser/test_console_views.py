@@ -655,6 +655,22 @@ def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
     assert len(session["tasks"]) == 2
 
 
+def test_a_click_before_the_fork_is_shown_makes_no_other(ada: Tab, service: ServiceThread) -> None:
+    """The fork is made and the page has its address, and the button is still there."""
+    (answer,) = talk(service, "hello", session_id=str(uuid4()))
+    ada.open("tasks", answer["task_id"], "travel")
+    fork = ada.page.locator(".node").get_by_role("button", name="Fork")
+    # of the listeners to a change of address, those that capture come before the page's own
+    fork.evaluate("(fork) => addEventListener('hashchange', () => fork.click(), {capture: true, once: true})")
+    sent: list[str] = []
+    ada.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    fork.click()
+    expect(ada.page.locator(".node")).to_have_count(0)
+    with service.client("ada") as client:
+        session = client.get(f"/sessions/{answer['session_id']}").raise_for_status().json()
+    assert (len(sent), len(session["tasks"])) == (1, 2)
+
+
 def test_what_a_button_cannot_do_is_said(ada: Tab, service: ServiceThread) -> None:
     """A browser allows copying on pages over HTTPS only, and the user may not allow it."""
     (answer,) = talk(service, "hello")

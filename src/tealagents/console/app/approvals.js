@@ -165,7 +165,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   `;
 }
 
-/** One button where each call has been decided, else one for each way to decide the others. */
+/** One button where each call is decided, else one for each way to decide the rest. */
 function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
@@ -395,7 +395,7 @@ function useKept(items) {
   return seen;
 }
 
-/** The last to leave first. By creation alone, one who decides from the top would lose each card at once. */
+/** The last to leave comes first: a card that was just decided stays. */
 const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.created_at) - Date.parse(one.created_at);
 
 /** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */

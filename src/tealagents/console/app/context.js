@@ -54,7 +54,7 @@ export function useFork(taskId) {
   return useAttempt()(async (options) => {
     const made = await client.fork(taskId, options);
     dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", made.task_id);
     notify("This is the fork. Changes here do not affect the original.");
+    await navigate("tasks", made.task_id); // until then a second click would make another
   });
 }

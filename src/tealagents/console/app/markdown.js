@@ -47,7 +47,7 @@ purify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
 
-/** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
+/** beyond these a text is shown as it is, without a wait */
 const LONGEST_TEXT = 200_000;
 /** of blocks without a blank line */
 const COSTLIEST_BLOCKS = 1.5e8;

@@ -30,6 +30,10 @@ export function href(...parts) {
   return `#/${parts.filter((part) => part !== undefined).map(encodeURIComponent).join("/")}`;
 }
 
+/** Goes elsewhere; resolves when that view is shown. */
 export function navigate(...parts) {
-  location.hash = href(...parts);
+  return new Promise((shown) => {
+    addEventListener("hashchange", shown, {once: true});
+    location.hash = href(...parts);
+  });
 }

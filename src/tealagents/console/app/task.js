@@ -109,8 +109,8 @@ function Delete({task, onClose}) {
   const remove = useAttempt(setError)(async () => {
     await client.deleteTask(task.task_id);
     dispatchEvent(new Event("tasks-changed"));
-    navigate("new");
     notify("The conversation is deleted.");
+    await navigate("new");
   });
   return html`
     <${Dialog} title="Delete this conversation?" onClose=${onClose}>

@@ -1,4 +1,4 @@
-/** What was done, request by request: a bar for each step, where it lies in time, and what went in and out. */
+/** The trace: the steps of each request as bars in time, with what went in and out. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {useRead} from "./data.js";

@@ -1,4 +1,4 @@
-/** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
+/** One request in a conversation: its message, its steps, its answer, and how it ended. */
 import {html, useRef} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {useDecisions, useRead} from "./data.js";

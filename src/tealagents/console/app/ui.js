@@ -39,7 +39,7 @@ export const IconButton = ({name, label, size = "", at, ...how}) =>
   html`<${how.href ? "a" : "button"} ref=${at} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
     title=${label} ...${how}><${Icon} name=${name} /><//>`;
 
-/** On a phone, where there is room for one thing at a time: the way back, to the list or where `to` leads. */
+/** On a phone: the way back, to the list or where `to` leads. */
 export const Back = ({label = "Conversations", to = "#/"}) =>
   html`<${IconButton} name="back" size="back" label=${label} href=${to} />`;
 
