@@ -196,6 +196,19 @@ def test_a_document_of_another_user_is_refused(service: ServiceThread) -> None:
         problem(ada.post("/tasks/import", json=document), 409, "already_exists")
 
 
+def test_the_id_of_a_deleted_task_is_still_its_owners(service: ServiceThread) -> None:
+    """No one else can give it to a task or a session of their own, so that the owner's export can come back."""
+    with service.client("ada") as ada, service.client("eve") as eve:
+        document = exported(ada)
+        task, session = document["task"]["task_id"], document["task"]["session_id"]
+        ada.delete(f"/sessions/{session}").raise_for_status()
+        problem(eve.post("", json=text("mine", session_id=session)), 401, "not_owner")
+        said = {"role": "ROLE_USER", "messageId": "m", "contextId": task, "parts": [{"text": "mine"}]}
+        sent = eve.post("/a2a/message:send", json={"message": said}, headers={"A2A-Version": "1.0"})
+        assert sent.status_code == 404, sent.text
+        assert ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"] == task
+
+
 def nested(levels: int) -> Json:
     value: Json = {}
     for _ in range(levels - 1):

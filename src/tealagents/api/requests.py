@@ -79,12 +79,15 @@ async def placed(
 ) -> NewMessage:
     """The message in the task that its client names, which begins with it where it is not there yet.
 
-    `InvalidRequest`, naming `field`, for what is no id; `NotOwner`.
+    `InvalidRequest`, naming `field`, for what is no id; `NotOwner`. `NotFound` for an id that was made here:
+    its task is gone, and would begin anew without its history.
     """
     task_id = ids.canonical(name, field)
     try:
         await exchange.locate(caller, keys.task, task_id)
     except NotFound:
+        if ids.tag_of(task_id) == ids.owner_tag(caller.user.key):
+            raise
         return replace(message, new_task_id=task_id)
     return replace(message, task_id=task_id)
 

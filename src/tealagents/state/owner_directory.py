@@ -79,7 +79,7 @@ class Directory:
 
     async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
-        if ids.tag_of(identifier) == ids.owner_tag(user.key):  # which says so itself
+        if _is_made_for(user, identifier):  # which says so itself
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         while True:
@@ -103,13 +103,14 @@ class Directory:
     async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
         """As `claim`, for an id that a client brought: another user may have a record of it.
 
-        One of the user's own tag is the user's whatever others have made: it can be known to them.
+        One of a user's own tag is that user's, whatever others have made and although its record may be gone.
         """
-        if ids.tag_of(identifier) == ids.owner_tag(user.key):
+        if _is_made_for(user, identifier):
             return
-        owner = await self.owner_of(identifier, kind(identifier))
-        if owner is not None and owner != user:
-            raise anothers(kind, identifier)
+        key = kind(identifier)
+        for other in await self.candidates(identifier):
+            if other != user and (_is_made_for(other, identifier) or await self._has(other, key)):
+                raise anothers(kind, identifier)
         await self.claim(kind, identifier, user)
 
     async def release(self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]) -> None:
@@ -119,7 +120,7 @@ class Directory:
         A damaged locator goes as well: it was the user's, who had something under the id, and no one else can
         claim the id while it is there.
         """
-        if ids.tag_of(identifier) == ids.owner_tag(user.key):
+        if _is_made_for(user, identifier):
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         try:
@@ -159,10 +160,13 @@ class Directory:
     async def owner_of(self, identifier: str, key: str) -> User | None:
         """The user in whose partition the record `key` of this id exists."""
         for user in await self.candidates(identifier):
-            (record,) = await self._records.store.read(self._records.partition(user), [key])
-            if record is not None:
+            if await self._has(user, key):
                 return user
         return None
+
+    async def _has(self, user: User, key: str) -> bool:
+        (record,) = await self._records.store.read(self._records.partition(user), [key])
+        return record is not None
 
     async def locate(
         self, caller: Caller, kind: "Kind", identifier: str, *, reading: bool = False, deciding: bool = False
@@ -233,6 +237,10 @@ class Directory:
 Kind = Callable[[str], str]
 
 _WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", keys.approval: "approval"}
+
+
+def _is_made_for(user: User, identifier: str) -> bool:
+    return ids.tag_of(identifier) == ids.owner_tag(user.key)
 
 
 def anothers(kind: Kind, identifier: str) -> TealError:

@@ -70,6 +70,15 @@ def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
     assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
 
 
+def test_a_context_that_was_deleted_does_not_begin_anew(wire: Wire, ada: httpx.Client) -> None:
+    """Its client would not see that all it had said is gone. Nor is the id of a task that of a new context."""
+    task = wire.send("My name is Ada.")
+    assert wire.error("SendMessage", {"message": message(contextId=task["id"])})[1] == "TASK_NOT_FOUND"
+    ada.delete(f"/tasks/{task['contextId']}").raise_for_status()
+    gone = message("What is my name?", contextId=task["contextId"])
+    assert wire.error("SendMessage", {"message": gone})[1] == "TASK_NOT_FOUND"
+
+
 def test_a_message_to_an_ended_task_is_refused(wire: Wire) -> None:
     """[CORE-SEND-002]"""
     task = wire.send()

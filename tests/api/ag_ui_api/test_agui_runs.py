@@ -27,6 +27,7 @@ from tealagents.state import keys
 from tealagents.state.importing import Importing
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import open_store
+from tealagents.testing.service import ServiceThread
 
 
 def test_a_message_is_answered(page: Page) -> None:
@@ -365,17 +366,24 @@ def test_any_text_names_a_thread_of_its_owner(ada: httpx.Client, eve: httpx.Clie
     assert named.say("hi")[0]["metadata"]["tealagents"]["task_id"] == named.thread
 
 
-def test_a_named_thread_is_its_users_whatever_others_have_made(ada: httpx.Client, eve: httpx.Client) -> None:
-    """Another user can know what it stands for, and have a task of that id first."""
-    known = ids.named_id(User("mock", "ada").key, "home")
+def test_a_named_thread_is_its_users_whatever_others_have_made(
+    service: ServiceThread, eve: httpx.Client
+) -> None:
+    """Another user can know what it stands for, and have a task of that id before its user ever came."""
+    known = ids.named_id(User("mock", "newcomer").key, "home")
     assert Page(eve, known).say("mine")[0]["metadata"]["tealagents"]["task_id"] == known
-    page = Page(ada, "home")
-    for text in ("one", "two"):
-        assert page.say(text)[0]["metadata"]["tealagents"]["task_id"] == known
-    assert page.said("user") == ["one", "two"]
-    for client, said in ((ada, ["one", "two"]), (eve, ["mine"])):
-        shown = client.get(f"/tasks/{known}/messages").json()["items"]
-        assert [each["items"][0]["content"] for each in shown if each["role"] == "user"] == said
+    with service.client("newcomer") as newcomer:
+        page = Page(newcomer, "home")
+        for text in ("one", "two"):
+            assert page.say(text)[0]["metadata"]["tealagents"]["task_id"] == known
+        assert page.said("user") == ["one", "two"]
+        for client, said in ((newcomer, ["one", "two"]), (eve, ["mine"])):
+            shown = client.get(f"/tasks/{known}/messages").json()["items"]
+            assert [each["items"][0]["content"] for each in shown if each["role"] == "user"] == said
+    # from then on no one else gets such an id
+    late = Page(eve, ids.named_id(User("mock", "newcomer").key, "work"))
+    late.messages.append(user("mine"))
+    refusal(late.post(), 404, "not_found")
 
 
 def test_a_conversation_continues_over_another_protocol(page: Page, ada: httpx.Client) -> None:
