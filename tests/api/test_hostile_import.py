@@ -197,7 +197,7 @@ def test_a_document_of_another_user_is_refused(service: ServiceThread) -> None:
 
 
 def test_the_id_of_a_deleted_task_is_still_its_owners(service: ServiceThread) -> None:
-    """No one else can give it to a task or a session of their own, so that the owner's export can come back."""
+    """No one else can give it to a task or session of their own, so the owner's export can come back."""
     with service.client("ada") as ada, service.client("eve") as eve:
         document = exported(ada)
         task, session = document["task"]["task_id"], document["task"]["session_id"]

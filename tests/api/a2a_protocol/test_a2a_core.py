@@ -71,7 +71,7 @@ def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
 
 
 def test_a_context_that_was_deleted_does_not_begin_anew(wire: Wire, ada: httpx.Client) -> None:
-    """Its client would not see that all it had said is gone. Nor is the id of a task that of a new context."""
+    """Its client would not see that what it said is gone. Nor does the id of a task name a new context."""
     task = wire.send("My name is Ada.")
     assert wire.error("SendMessage", {"message": message(contextId=task["id"])})[1] == "TASK_NOT_FOUND"
     ada.delete(f"/tasks/{task['contextId']}").raise_for_status()
