@@ -56,7 +56,10 @@ MSAL_UNUSED = (
     "msal-common/dist-browser/crypto/PopTokenGenerator.mjs",
 )
 #: modules whose classes are constructed in any case, and then not used
-MSAL_IDLE = ("msal-browser/dist/crypto/TokenBindingKeyManager.mjs",)
+MSAL_IDLE = (
+    "msal-browser/dist/crypto/TokenBindingKeyManager.mjs",
+    "msal-common/dist-browser/authority/RegionDiscovery.mjs",
+)
 #: what its parts call the time that something takes
 MSAL_MEASUREMENTS = (
     *("measurement", "rootMeasurement", "atrMeasurement", "atsMeasurement", "atbcMeasurement"),
