@@ -204,6 +204,20 @@ def test_a_conversation_shows_what_ran(tabs: Tabs, service: ServiceThread) -> No
     assert len([url for url in ada.requests if url.endswith("/trace?limit=200")]) == 1
 
 
+def test_a_call_that_its_client_runs_can_only_be_rejected(ada: Tab, service: ServiceThread) -> None:
+    """It is named as its client named it, and its arguments cannot be changed here."""
+    tool = {"type": "function", "name": "look-up", "parameters": {"type": "object"}}
+    calls = "call look-up {} call look-up {}"
+    with service.client("ada") as client:
+        asked = client.post("/openai/v1/responses", json={"input": calls, "tools": [tool]}).raise_for_status()
+    ada.open("tasks", asked.json()["conversation"]["id"].removeprefix("conv_"))
+    pause = ada.page.locator(".pause")
+    expect(pause.locator("legend")).to_have_text(["look-up", "look-up"])
+    expect(pause.get_by_role("button")).to_have_text(["Reject all"])
+    ada.button("Reject all").click()
+    expect(ada.page.locator(".turn")).to_contain_text("The user rejected this call")
+
+
 def test_an_argument_that_is_added_begins_as_the_tool_does(ada: Tab, service: ServiceThread) -> None:
     """With its default. One without is not wrong before one has left it, and cannot be approved."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log"}')

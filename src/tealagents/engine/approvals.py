@@ -231,7 +231,7 @@ def _decision(n: int, decision: CallDecision, default: Action | None, call: Tool
         return Decision(id=decision.id, action="approve", output=decision.output, is_error=decision.is_error)
     action = decision.action or default
     if call.by_client and action == "approve":
-        raise InvalidRequest(f"decisions.{n}.action", f"cannot be approve without output: {_CLIENTS}")
+        raise InvalidRequest(f"decisions.{n}.action", f"must be reject without an output: {_CLIENTS}")
     if action is None:
         raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
     if decision.arguments is not None and action == "reject":

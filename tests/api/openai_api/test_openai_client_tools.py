@@ -1,5 +1,6 @@
 """Tools that the client runs: `function_call` items, answered by `function_call_output`."""
 
+import io
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,8 +9,10 @@ import openai
 import pytest
 from openai import OpenAI
 from openai_talk import WEATHER, create, kinds, raw, retrieved, said, serving, stream, streamed
+from rich.console import Console
 from talk import call
 
+from tealagents.cli.chat import chat
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -235,3 +238,25 @@ def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:
         given: Any = [tool]
         with pytest.raises(openai.BadRequestError):
             ada.responses.create(model="Tester", input="hi", tools=given)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_in_a_terminal_a_call_that_the_client_runs_can_only_be_rejected(
+    service: ServiceThread, wire: httpx.Client, calls: int
+) -> None:
+    """`tealagents chat` asks no question whose answer would be refused."""
+    asked = create(wire, input=" ".join([ASK] * calls), tools=[WEATHER])
+    task = asked["conversation"]["id"].removeprefix("conv_")
+    screen, questions, answers = io.StringIO(), list[str](), ["R" if calls > 1 else "r", "not now"]
+
+    def answer(question: str) -> str:
+        questions.append(question)
+        if not answers:
+            raise EOFError
+        return answers.pop(0)
+
+    console = Console(file=screen, width=200)
+    assert chat(service.url, "ada", None, task, console=console, input=answer) == 0, screen.getvalue()
+    assert "approve" not in questions[0]
+    with service.client("ada") as client:
+        assert "The reason given: not now" in client.get(f"/tasks/{task}/messages").text

@@ -34,6 +34,7 @@ def agent(**spec: Any) -> dict[str, Any]:
     return {
         "agent": {"plugins": ["Files", "Gate"]},
         "console": {"enabled": True},
+        "protocols": ["openai"],
         "auth": {"provider": "mock", "options": {"approver_users": ["carol"], "auditor_users": ["dave"]}},
         **spec,
     }

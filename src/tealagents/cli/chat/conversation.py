@@ -306,12 +306,9 @@ class Chat:
         return self._explained(decisions[-1].action, decisions)
 
     def _decision(self, call: PendingCall, *, alone: bool) -> Decision | Action | None:
-        if alone:
-            choice = self._choose("[a]pprove, [r]eject, [e]dit, or [l]ater?", "arel")
-        else:
+        if not alone:
             self._console.print(Text(exact(f"{call.tool} {call.arguments}")))
-            question = "[a]pprove, [r]eject, [e]dit, [A]pprove all, [R]eject all, or [l]ater?"
-            choice = self._choose(question, "arelAR")
+        choice = self._choose(*_choices(call, alone=alone))
         if choice == "l":
             return None
         if choice in "AR":
@@ -401,6 +398,15 @@ class Chat:
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
+
+
+def _choices(call: PendingCall, *, alone: bool) -> tuple[str, str]:
+    """The question about a call, and the letters that answer it."""
+    if not call.plugin_name:  # its client runs it and sends what it returned
+        return ("[r]eject, or [l]ater?", "rl") if alone else ("[r]eject, [R]eject all, or [l]ater?", "rRl")
+    if alone:
+        return "[a]pprove, [r]eject, [e]dit, or [l]ater?", "arel"
+    return "[a]pprove, [r]eject, [e]dit, [A]pprove all, [R]eject all, or [l]ater?", "arelAR"
 
 
 _ACTIONS: dict[str, Action] = {"a": "approve", "r": "reject"}

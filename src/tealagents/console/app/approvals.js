@@ -72,7 +72,8 @@ function Authorizations({of}) {
   `;
 }
 
-const nameOf = (call) => `${call.plugin_name}-${call.function_name}`;
+/** A call without a plugin is the client's to run: here it can only be rejected. */
+const nameOf = (call) => (call.plugin_name && `${call.plugin_name}-`) + call.function_name;
 
 /**
  * A call, and its decision where that is known: `{action, arguments}`, with those that it was changed to. One that is
@@ -175,9 +176,10 @@ function Buttons({calls, choices, unfit, onDecide}) {
   const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
   return html`
     <div class="actions">
-      <button class="primary" disabled=${unfit("approve")} onClick=${() => onDecide("approve")}>
+      ${calls[0].plugin_name &&
+      html`<button class="primary" disabled=${unfit("approve")} onClick=${() => onDecide("approve")}>
         <${Icon} name="check" /> Approve${which}
-      </button>
+      </button>`}
       <button class="danger" disabled=${unfit("reject")} onClick=${() => onDecide("reject")}>
         <${Icon} name="close" /> Reject${which}
       </button>
@@ -260,7 +262,8 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
     opened.current = null;
   }, [isForm]);
   const name = nameOf(call);
-  const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
+  // what is no object is decided as it is
+  const given = useMemo(() => (call.plugin_name ? asObject(call.arguments || "{}") : null), [call.arguments]);
   const edit = () => {
     opened.current = document.activeElement;
     setEditing(true);
@@ -281,7 +284,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
         html`<button class="quiet" onClick=${editing ? stop : edit}>
           <${Icon} name="edit" /> ${editing ? "Keep the original arguments" : "Edit the arguments"}
         </button>`}
-        ${several &&
+        ${several && call.plugin_name &&
         html`<div class="segments" role="group" aria-label=${`Decision on ${exact(name)}`}>
           ${["approve", "reject"].map((action) => html`
             <button key=${action} aria-pressed=${choice.action === action}
