@@ -73,6 +73,22 @@ def test_what_is_under_way_is_reported(service: MonitoredService) -> None:
     until(lambda: seen() == (0, 0, 0))
 
 
+def test_a_stream_that_its_client_has_left_is_open_no_longer(service: MonitoredService) -> None:
+    """Whether it has sent the message or not, while the request continues."""
+
+    def seen() -> tuple[float, ...]:
+        return tuple(map(service.value, ("tealagents_requests_in_flight", "tealagents_followers")))
+
+    with service.client(USER) as client:
+        with following(client, message("think")) as running:
+            with client.stream("GET", f"/requests/{running['request_id']}/events") as follower:
+                lines = follower.iter_lines()
+                next(lines)
+                until(lambda: seen() == (1, 2))
+        until(lambda: seen() == (1, 0))
+        client.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
+
+
 @contextmanager
 def following(client: httpx.Client, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The first event of a request, whose stream stays open meanwhile."""

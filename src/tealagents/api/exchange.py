@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -312,7 +312,7 @@ class Exchange:
         check_kept(self.tasks, view.record)
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
-    def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+    def follow(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
         """The events behind `view.after`, some at a time, to the one that ends the stream."""
         events = self.service.events(view.partition, view.record.request_id, view.after)
         if self._owns(view.caller, view.partition):
@@ -349,7 +349,7 @@ class Exchange:
         fold: Fold,
         *,
         headers: Mapping[str, str] | None = None,
-        events: AsyncIterator[Sequence[Recorded]] | None = None,
+        events: AsyncGenerator[Sequence[Recorded]] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> Response:
         """Server-sent events: what `fold` makes of each event, and of an end that is unknown.
@@ -402,11 +402,12 @@ class Exchange:
             yield sse.data_of(refuse(reported(error), {}))
 
     async def _frames(
-        self, view: RequestView, events: AsyncIterator[Sequence[Recorded]], fold: Fold
+        self, view: RequestView, events: AsyncGenerator[Sequence[Recorded]], fold: Fold
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async for batch in events:
-                yield b"".join(map(fold, batch))
+            async with aclosing(events):
+                async for batch in events:
+                    yield b"".join(map(fold, batch))
         except TealError as error:
             yield fold.failed(error.with_ids(**view.record.ids))
 
@@ -484,12 +485,13 @@ async def _left_before(response: asyncio.Future[Response]) -> None:
 
 
 async def _seen(
-    events: AsyncIterator[Sequence[Recorded]], see: Callable[[Event], Event | None]
-) -> AsyncIterator[Sequence[Recorded]]:
+    events: AsyncGenerator[Sequence[Recorded]], see: Callable[[Event], Event | None]
+) -> AsyncGenerator[Sequence[Recorded]]:
     """The events as one sees them who is not the owner."""
-    async for batch in events:
-        seen = [(each.id, see(each.event)) for each in batch]
-        yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
+    async with aclosing(events):
+        async for batch in events:
+            seen = [(each.id, see(each.event)) for each in batch]
+            yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
 
 
 def _shown_to(user: User, event: Event) -> Event:

@@ -1,13 +1,6 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Mapping,
-    Sequence,
-    Set,
-)
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -289,22 +282,21 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
     partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
         if (record := await exchange.service.when_begun(partition, request_id)) is None:
-            async for _ in exchange.follow(
-                replace(view, after=1)
-            ):  # elsewhere no event says that it has begun
-                break
+            async with aclosing(exchange.follow(replace(view, after=1))) as events:
+                await anext(events, None)  # elsewhere no event says that it has begun
             record = (await exchange.tasks.request(partition, request_id)).value
     return replace(view, record=record)
 
 
-async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
     """The events behind `view.after` as `Exchange.follow`, through every pause to the end of the request."""
     last: Event | None = Paused(None)
     while isinstance(last, Paused):
         last = None
-        async for batch in exchange.follow(view):
-            yield batch
-            last, view = batch[-1].event, replace(view, after=batch[-1].id)
+        async with aclosing(exchange.follow(view)) as events:
+            async for batch in events:
+                yield batch
+                last, view = batch[-1].event, replace(view, after=batch[-1].id)
 
 
 async def messages(exchange: Exchange, view: RequestView, most: int | None = None) -> list[Message]:

@@ -5,7 +5,7 @@ recorded events; what is read later is made of the history as events of the same
 """
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import TypeVar
@@ -232,7 +232,7 @@ async def continued(
 # --- what was recorded ---------------------------------------------------------------------------
 
 
-async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequence[Recorded]]:
+async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncGenerator[Sequence[Recorded]]:
     """The recorded events of a stretch, to the one that ends it.
 
     A pause that was decided is not among them any more; it is put where it was. Of what was imported or
@@ -242,21 +242,22 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequen
         yield [Recorded(n, event) for n, event in enumerate(await _events(exchange, stretch), 1)]
         return
     last, end = stretch.after, stretch.pause
-    async for batch in exchange.follow(replace(stretch.view, after=last)):
-        kept: list[Recorded] = []
-        for each in batch:
-            beyond = end is not None and each.id >= end.event_id
-            # a request that waited its turn starts twice, too, but without an event between
-            if beyond or (isinstance(each.event, Started) and each.id > last + 1):
-                end = end or await _decided(exchange, stretch)
-                yield [*kept, Recorded(end.event_id, Paused(end))]
-                return
-            kept.append(each)
-            last = each.id
-            if end is not None and each.id == end.event_id - 1:
-                yield [*kept, Recorded(end.event_id, Paused(end))]
-                return
-        yield kept
+    async with aclosing(exchange.follow(replace(stretch.view, after=last))) as events:
+        async for batch in events:
+            kept: list[Recorded] = []
+            for each in batch:
+                beyond = end is not None and each.id >= end.event_id
+                # a request that waited its turn starts twice, too, but without an event between
+                if beyond or (isinstance(each.event, Started) and each.id > last + 1):
+                    end = end or await _decided(exchange, stretch)
+                    yield [*kept, Recorded(end.event_id, Paused(end))]
+                    return
+                kept.append(each)
+                last = each.id
+                if end is not None and each.id == end.event_id - 1:
+                    yield [*kept, Recorded(end.event_id, Paused(end))]
+                    return
+            yield kept
 
 
 def check_kept(exchange: Exchange, stretch: Stretch, field: str) -> None:

@@ -6,7 +6,7 @@ While nothing happens, nothing is read.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -31,6 +31,8 @@ class Runner(Protocol):
 
     tasks: Tasks
     tails: "Tails"
+    #: how many generators of `follow` have begun and not ended
+    followers: int
     #: True once it has drained: what is not over by then continues elsewhere
     closed: bool
 
@@ -39,48 +41,52 @@ class Runner(Protocol):
 
 async def follow(
     runner: Runner, partition: str, request_id: str, after: int
-) -> AsyncIterator[Sequence[Recorded]]:
+) -> AsyncGenerator[Sequence[Recorded]]:
     """The events behind `after`, some at a time, to the one that ends the stream.
 
     Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
     such an event only where the process does; the follower then continues in another.
     """
     tasks = runner.tasks
-    while True:
-        run = runner.run_of(request_id)
-        lost: BaseException | None = None
-        if run is not None and after >= run.stream.base:
-            async for batch in run.stream.follow(after):
-                yield batch
-                after = batch[-1].id
-            lost = run.outcome.exception()
-            if lost is None:
-                return
-            if isinstance(lost, NotFound):
-                raise lost
-        record = (await tasks.request(partition, request_id)).value
-        if lost is not None and record.status not in ENDED:
-            raise lost  # the end could not be stored, or is not ours to report
-        if after < 1:
-            yield [Recorded(1, beginning(record))]
-            after = 1
-        async for batch in tasks.streams.read(partition, request_id, after):
-            yield batch
-            after = batch[-1].id
-        if (last := _last(record, after)) is not None:
-            yield [last]
-            return
-        if run is not None and record.status != "Paused":
-            after = max(after, run.stream.base)  # the id of the decided pause, which is passed over
-            continue
-        if runner.closed:  # what was ended with the process has been seen above
-            return
-        with runner.tails.open(partition, record, after) as tail:
-            async for batch in tail.follow(after):
-                yield batch
-                after = batch[-1].id
-                if isinstance(batch[-1].event, Terminal):
+    runner.followers += 1
+    try:
+        while True:
+            run = runner.run_of(request_id)
+            lost: BaseException | None = None
+            if run is not None and after >= run.stream.base:
+                async for batch in run.stream.follow(after):
+                    yield batch
+                    after = batch[-1].id
+                lost = run.outcome.exception()
+                if lost is None:
                     return
+                if isinstance(lost, NotFound):
+                    raise lost
+            record = (await tasks.request(partition, request_id)).value
+            if lost is not None and record.status not in ENDED:
+                raise lost  # the end could not be stored, or is not ours to report
+            if after < 1:
+                yield [Recorded(1, beginning(record))]
+                after = 1
+            async for batch in tasks.streams.read(partition, request_id, after):
+                yield batch
+                after = batch[-1].id
+            if (last := _last(record, after)) is not None:
+                yield [last]
+                return
+            if run is not None and record.status != "Paused":
+                after = max(after, run.stream.base)  # the id of the decided pause, which is passed over
+                continue
+            if runner.closed:  # what was ended with the process has been seen above
+                return
+            with runner.tails.open(partition, record, after) as tail:
+                async for batch in tail.follow(after):
+                    yield batch
+                    after = batch[-1].id
+                    if isinstance(batch[-1].event, Terminal):
+                        return
+    finally:
+        runner.followers -= 1
 
 
 def _last(record: RequestRecord, after: int) -> Recorded | None:

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import Struct
 
@@ -70,7 +69,8 @@ class Service:
         #: what is followed here of requests that run elsewhere
         self.tails = Tails(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], Waiting]] = {}
-        self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
+        #: streams of events that are open
+        self.followers = 0
 
     @property
     def records(self) -> RecordStore:
@@ -226,11 +226,9 @@ class Service:
             return run.request
         return (await self.tasks.request(partition, request_id)).value if turn is not None else None
 
-    def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[Recorded]]:
+    def events(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
         """The events of a request behind `after`, from wherever they are."""
-        events = follow(self, partition, request_id, after)
-        self._followers.add(events)
-        return events
+        return follow(self, partition, request_id, after)
 
     # --- cancel ----------------------------------------------------------------------------------
 
@@ -260,7 +258,7 @@ class Service:
         return Load(
             in_flight=self.admission.in_flight,
             queued=len(self._waiting),
-            followers=len(self._followers),
+            followers=self.followers,
             lease_used=self.tasks.lease.used,
             leases_lost=self.tasks.lease.losses,
         )
