@@ -310,7 +310,7 @@ class ServiceWiring:
         self.providers = providers_of(config)
         self.lease = Lease(records, config.limits.lease_seconds)
         agent = self._agent()
-        tasks = Tasks(records, self.lease, rules_of(config), agent.source)
+        tasks = Tasks(records, self.lease, rules_of(config), agent.source, agent.observer.ended_outside)
         self.service = Service(agent, tasks)
         agent.observer.loaded(self.service.load)
         self.exchange = Exchange(self.service, self.auth, self._settings())

@@ -80,11 +80,13 @@ def test_a_stream_that_its_client_has_left_is_open_no_longer(service: MonitoredS
         return tuple(map(service.value, ("tealagents_requests_in_flight", "tealagents_followers")))
 
     with service.client(USER) as client:
-        with following(client, message("think")) as running:
-            with client.stream("GET", f"/requests/{running['request_id']}/events") as follower:
-                lines = follower.iter_lines()
-                next(lines)
-                until(lambda: seen() == (1, 2))
+        with (
+            following(client, message("think")) as running,
+            client.stream("GET", f"/requests/{running['request_id']}/events") as follower,
+        ):
+            lines = follower.iter_lines()
+            next(lines)
+            until(lambda: seen() == (1, 2))
         until(lambda: seen() == (1, 0))
         client.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
 
@@ -111,6 +113,24 @@ def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
         assert service.value("tealagents_refusals_total", error_type=code) >= 1
     until(lambda: service.value("tealagents_requests_total", error_type="model_error") == 1)
     assert service.value("http_server_request_duration_seconds_count", http_response_status_code="401") == 1
+
+
+def test_a_request_that_ends_without_a_run_is_counted(service: MonitoredService) -> None:
+    """It waited for its turn, or for a decision."""
+
+    def canceled() -> float:
+        return service.value("tealagents_requests_total", status="Canceled")
+
+    before = canceled()
+    with service.client(USER) as client, following(client, message("think")) as running:
+        with following(client, message("hello", task_id=running["task_id"])) as waiting:
+            client.post(f"/requests/{waiting['request_id']}/cancel").raise_for_status()
+        until(lambda: canceled() == before + 1)
+        client.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
+        until(lambda: canceled() == before + 2)
+        paused = client.post("", json=message('call Work-write {"file": "/dev/null", "line": "x"}')).json()
+        client.post(f"/requests/{paused['request_id']}/cancel").raise_for_status()
+        until(lambda: canceled() == before + 3)
 
 
 def test_nothing_is_exported_that_anyone_could_make_up(service: MonitoredService) -> None:

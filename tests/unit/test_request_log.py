@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 from tealagents.api.bearer import WELL_KNOWN
 from tealagents.domain.current import current_ids
+from tealagents.domain.models import Failure, RequestRecord
 from tealagents.telemetry.logs import JsonLines, Readable
-from tealagents.telemetry.requests import route_of
+from tealagents.telemetry.requests import LoggedRequests, route_of
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 
@@ -136,6 +138,38 @@ def test_a_message_that_begins_nothing_is_logged_with_its_ids(service: Logged) -
     assert sorted(str(line["status"]) for line in sent) == ["200", "202", "Completed"]
     for line in sent:
         assert line.items() >= ids.items()
+
+
+def test_a_request_that_is_ended_without_a_run_is_a_line_as_well() -> None:
+    """Its process had died, or it waited: with its ids, how it ended, and how long that took."""
+    lines: list[dict[str, Any]] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(JsonLines(content=False).format(record)))
+
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    request = RequestRecord(
+        session_id="s",
+        task_id="t",
+        request_id="r",
+        status="Failed",
+        error=Failure("interrupted", "The process ended."),
+        created_at=began,
+        ended_at=began + timedelta(seconds=90),
+    )
+    log, handler = logging.getLogger("tealagents.telemetry.requests"), Lines()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        LoggedRequests().ended_outside(request)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    [line] = lines
+    assert line.items() >= {**request.ids, "status": "Failed", "code": "interrupted"}.items()
+    assert line["duration"] == pytest.approx(90, abs=1)
 
 
 def test_both_forms_of_the_log_have_it() -> None:

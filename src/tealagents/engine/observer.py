@@ -76,8 +76,8 @@ class RequestWatch:
         if self._token is not None:
             current_ids.reset(self._token)
 
-    def ended(self, request: RequestRecord) -> None:
-        """It ended or paused so."""
+    def ended(self, request: RequestRecord, *, here: bool = True) -> None:
+        """It ended or paused so; not `here`: another process has written its end."""
 
     def failed(self, error: TealError) -> None:
         """Its end could not be stored."""
@@ -89,6 +89,9 @@ class Observer:
     def request(self, request: RequestRecord) -> RequestWatch:
         """Around everything that a run does."""
         return RequestWatch(request)
+
+    def ended_outside(self, request: RequestRecord) -> None:
+        """A request without a run was ended here: its process had died, or it waited or was paused."""
 
     def named(self, **ids: str) -> None:
         """An HTTP request is about these: `task_id`, `request_id`, …"""

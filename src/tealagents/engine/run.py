@@ -118,7 +118,8 @@ class Run:
                 await self._to_the_end(resumption)
                 fault = self.outcome.exception()
                 if fault is None:
-                    watch.ended(self.outcome.result())
+                    ended = self.outcome.result()
+                    watch.ended(ended, here=ended is self.request)
                 elif isinstance(fault, TealError):
                     watch.failed(fault)
         finally:  # an observer reports to what its host has set up, which may raise

@@ -117,10 +117,23 @@ class Written(Struct, frozen=True, kw_only=True):
     request: RequestRecord | None
 
 
+def _logged(request: RequestRecord) -> None:
+    code = request.error.code if request.error else None
+    log.info("request %s ended %s (%s) from outside", request.request_id, request.status, code)
+
+
 class Tasks:
     """Finds, changes and ends the requests of one agent."""
 
-    def __init__(self, records: RecordStore, lease: Lease, rules: TaskRules, source: str) -> None:
+    def __init__(
+        self,
+        records: RecordStore,
+        lease: Lease,
+        rules: TaskRules,
+        source: str,
+        report: Callable[[RequestRecord], None] = _logged,
+    ) -> None:
+        """`report` gets each request that is ended from outside."""
         self.records = records
         self.lease = lease
         self.peers = Peers(records, lease)
@@ -134,6 +147,7 @@ class Tasks:
         self.begun_here: Counter[str] = Counter()
         #: of these, what was ended before its run was stopped, and how many pauses it had by then
         self.ended_early: dict[str, int] = {}
+        self._report = report
         #: what ends requests that no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
         self.streams = StreamLog(records, rules.event_seconds)
@@ -374,9 +388,11 @@ class Tasks:
             await self.commit(partition, transition, version=found.version)
         except Conflict:
             return False
-        if self.begun_here[request_id] and transition.request is not None:
-            self.ended_early[request_id] = len(transition.request.approvals)
-        log.info("request %s ended %s (%s) from outside", request_id, ending.status, ending.code)
+        request = transition.request
+        assert request is not None
+        if self.begun_here[request_id]:
+            self.ended_early[request_id] = len(request.approvals)
+        self._report(request)
         return True
 
     async def _ended(

@@ -109,9 +109,16 @@ class OpenTelemetryObserver(LoggedRequests):
         span = self._tracer.start_span(f"invoke_agent {self._agent}", attributes=attributes)
         return _RequestWatch(request, span, self, super().request(request))
 
+    def ended_outside(self, request: RequestRecord) -> None:
+        super().ended_outside(request)
+        self._count(request.status, request.error.code if request.error else None)
+
     def count(self, status: str, code: str | None, seconds: float) -> None:
-        self._requests.add(1, {"status": status, "error.type": code or ""})
+        self._count(status, code)
         self._request_duration.record(seconds, {"status": status})
+
+    def _count(self, status: str, code: str | None) -> None:
+        self._requests.add(1, {"status": status, "error.type": code or ""})
 
     def refused(self, error: TealError) -> None:
         super().refused(error)
@@ -189,15 +196,16 @@ class _RequestWatch(RequestWatch):
         if self._attached is not None:
             context.detach(self._attached)
 
-    def ended(self, request: RequestRecord) -> None:
-        self._logged.ended(request)
+    def ended(self, request: RequestRecord, *, here: bool = True) -> None:
+        self._logged.ended(request, here=here)
         code = request.error.code if request.error else None
         self._span.set_attribute("tealagents.status", request.status)
         self._span.set_attribute("gen_ai.usage.input_tokens", request.usage.prompt_tokens)
         self._span.set_attribute("gen_ai.usage.output_tokens", request.usage.completion_tokens)
         if code is not None:
             _fail(self._span, code)
-        self._observer.count(request.status, code, time.perf_counter() - self._began)
+        if here:  # else it is counted there
+            self._observer.count(request.status, code, time.perf_counter() - self._began)
 
     def failed(self, error: TealError) -> None:
         self._logged.failed(error)

@@ -101,6 +101,11 @@ class LoggedRequests(Observer):
         call.request_id = request.request_id
         return _Watch(request, call.route)
 
+    def ended_outside(self, request: RequestRecord) -> None:
+        began = time.perf_counter() - _seconds(request)
+        with RequestWatch(request):
+            _Watch(request, None, began).ended(request)
+
     def named(self, **ids: str) -> None:
         if (call := _call.get()) is not None:
             call.ids |= ids
@@ -110,13 +115,18 @@ class LoggedRequests(Observer):
             call.code = error.code
 
 
+def _seconds(request: RequestRecord) -> float:
+    """From the beginning of a request that has ended to its end."""
+    return (request.ended_at - request.created_at).total_seconds() if request.ended_at else 0.0
+
+
 class _Watch(RequestWatch):
-    def __init__(self, request: RequestRecord, route: str | None) -> None:
+    def __init__(self, request: RequestRecord, route: str | None, began: float | None = None) -> None:
         super().__init__(request)
         self._route = route
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
 
-    def ended(self, request: RequestRecord) -> None:
+    def ended(self, request: RequestRecord, *, here: bool = True) -> None:
         usage = request.usage
         self._log(
             request.status,
