@@ -23,7 +23,7 @@ from tealagents.config import ServiceConfig
 from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.config.summary import model_service
-from tealagents.domain.errors import CorruptState, TealError, ToolFailed
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
 from tealagents.engine.agent import AgentSpec
@@ -72,6 +72,8 @@ START_ERRORS = (
 SHORTEST_AUDIT_KEY = 16
 #: seconds after which work in the background begins again that has failed
 AGAIN_SECONDS = 1.0
+#: seconds that the store has to answer a probe
+PROBE_SECONDS = 2
 #: messages that the console offers to begin with
 EXAMPLES_SHOWN = 4
 
@@ -284,14 +286,21 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coroutine[Any, Any, Json]]:
-    """The probe, one at a time for all who ask meanwhile: they need no token, and the store serves users."""
+    """The probe, one at a time for all who ask meanwhile: they need no token, and the store serves users.
+
+    What asks is answered in time, however long the store takes.
+    """
     running: asyncio.Task[Json] | None = None
 
     async def asked() -> Json:
         nonlocal running
         if running is None or running.done():
             running = asyncio.create_task(probe())
-        return await asyncio.shield(running)
+            running.add_done_callback(lambda probed: probed.cancelled() or probed.exception())
+        done, _ = await asyncio.wait([running], timeout=PROBE_SECONDS)
+        if not done:
+            raise PersistenceUnavailable(f"The store has not answered for {PROBE_SECONDS} seconds.")
+        return running.result()
 
     return asked
 

@@ -7,9 +7,12 @@ import httpx
 import pytest
 from refusing_store import Refuses, refusing
 
+from tealagents import bootstrap
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.faults import full_disk
+from tealagents.testing.pytest_servers import running
+from tealagents.testing.servers import RedisServer
 from tealagents.testing.service import ServiceThread, agent_config, offline_service
 from tealagents.testing.waits import until
 
@@ -93,3 +96,21 @@ def test_a_store_that_refuses_writes_and_answers_reads(
         until(lambda: say(ada, "hello") == 200)
     probed = [each.getMessage() for each in caplog.records if each.name == "tealagents.api.v1alpha1.health"]
     assert any(logged in each for each in probed)
+
+
+def test_a_store_that_stands_still(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A probe is answered while it does, before who probes gives up. covers: STATE-4"""
+    monkeypatch.setattr(bootstrap, "PROBE_SECONDS", 0.2)
+    with running(RedisServer) as server, OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock"}
+        with (
+            ServiceThread(agent_config(persistence=server.url), env) as service,
+            service.client("ada") as ada,
+        ):
+            server.stop()
+            for _ in range(2):
+                assert ada.get("/health/ready").status_code == 503
+            assert ada.get("/health").json()["status"] == "degraded"
+            assert caplog.text.count("The store has not answered for 0.2 seconds.") == 3
+            server.cont()
+            until(lambda: ada.get("/health/ready").status_code == 200)

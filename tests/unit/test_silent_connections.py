@@ -284,6 +284,45 @@ async def test_a_connection_that_was_reset_is_forgotten_at_once() -> None:
         assert timer.cancelled()
 
 
+@pytest.mark.parametrize("behind", [b"", GET, GET + GET], ids=["nothing", "one", "two"])
+async def test_a_client_that_leaves_has_left_what_it_asked_first(behind: bytes) -> None:
+    """Whatever it has sent behind it, of which nothing has begun."""
+
+    class Following(Application):
+        async def __call__(self, scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+            self.called.set()
+            while (message := await receive())["type"] == "http.request":
+                pass
+            self.received.put_nowait(message)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    application = Following()
+    async with connected(application) as client:
+        client.send(GET + behind)
+        await application.called.wait()
+        client.reset()
+        assert await application.received.get() == {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_asks_whether_to_send_its_body(reads: bool) -> None:
+    """Answered without being asked for it, it may send it or not: the connection ends."""
+    application = Application(reads=reads)
+    application.answer.set()
+    async with connected(application) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n")
+        if reads:
+            assert await client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.send(b"some text")
+        assert (b"connection: close" in await client.head()) is not reads
+        assert await client.take(2) == b"ok"
+        if reads:
+            client.send(GET)
+            assert (await client.answer()).startswith(b"HTTP/1.1 200")
+        else:
+            assert await client.is_closed()
+
+
 async def test_a_websocket_outlives_the_answer_before_it() -> None:
     """The time in which the rest of that has to be taken does not end the WebSocket."""
     application = Application(size=LARGE)

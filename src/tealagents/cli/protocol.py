@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 from websockets.http11 import Request
@@ -166,12 +166,14 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_incomplete", "_overhead", "_too_large", "_untaken")
+    __slots__ = ("_answered", "_incomplete", "_overhead", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
+        #: the request that is being answered: `cycle` is the one that was received last
+        self._answered: RequestResponseCycle | None = None
         #: a request has begun, and its body has not ended
         self._incomplete = False
         #: bytes of the head that is being received, or since the last content of a body, but for those that
@@ -188,6 +190,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if (answered := self._answered) is not None and not answered.response_complete:
+            answered.disconnected = True  # also where others were sent behind it
+            answered.message_event.set()
         self._unset_keepalive_if_required()  # also of one that was reset: the timer would keep all of it
 
     def on_message_begin(self) -> None:
@@ -212,15 +217,29 @@ class BoundedProtocol(HttpToolsProtocol):
         if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
             self.headers = _NO_TRAILERS
+            if self.expect_100_continue:
+                # answered before its body was asked for, this may come or not: what follows may be either
+                self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
+        self._body_has_come()
         super().on_body(body)
+
+    def _body_has_come(self) -> None:
+        """Of a request that asked before it sent one: what follows it can be told apart after all."""
+        if self.expect_100_continue and self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = self.parser.get_http_version() != "1.0"
 
     def on_message_complete(self) -> None:
         self._incomplete = False
         if self.parser.should_upgrade():
             return
+        self._body_has_come()
         super().on_message_complete()
         if not self.parser.should_keep_alive():  # trailers may say so, too: it reads no further request
             self.cycle.keep_alive = False
