@@ -218,6 +218,24 @@ def test_some_answers_to_calls_that_were_decided_come_too_late(
     assert "add a message of the user" in late.json()["error"]["message"]
 
 
+def test_the_items_say_that_a_call_was_rejected_elsewhere(service: ServiceThread, wire: httpx.Client) -> None:
+    """Its output is what the model got; an output that is empty stays empty."""
+    asked = create(wire, input=ASK, tools=[WEATHER])
+    request, task = asked["id"].split("_")[1], asked["conversation"]["id"]
+    with service.client() as ada:
+        decision = {"action": "reject", "reason": "no net"}
+        ada.post(f"/requests/{request}/resume", json=decision).raise_for_status()
+    for path in (f"/responses/resp_{request}_2/input_items", f"/conversations/{task}/items"):
+        shown = [each for each in wire.get(path).json()["data"] if each["type"] == "function_call_output"]
+        assert [each["output"] for each in shown] == [
+            "The user rejected this call; it was not made. The reason given: no net"
+        ]
+    again = create(wire, input=ASK, tools=[WEATHER])
+    answer = create(wire, input=[output(again["output"][0], "")])
+    (given,) = wire.get(f"/responses/{answer['id']}/input_items").json()["data"]
+    assert given["output"] == ""
+
+
 def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:
     """An approval or an image for an output, other kinds of tools, a name that is taken."""
     asked = ada.responses.create(model="Tester", input=ASK, tools=[WEATHER])  # type: ignore[list-item]

@@ -9,6 +9,7 @@ from tealagents.api.names import made
 from tealagents.api.openai.inputs import KEPT
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Approval, ClientTool, Decision, Head, Json, Message, TokenUsage, ToolCall
+from tealagents.engine.resuming import rejection
 
 #: what a response says where nothing else is known of it; most of it is decided by the agent's config, and
 #: this API can neither show nor change it
@@ -94,9 +95,10 @@ def _of_service(call: ToolCall, agent: str) -> Json:
 
 def answer(approval: Approval, n: int, decision: Decision) -> Json:
     """What was decided of a call, or what came of it at the client, as an item of the input."""
-    pause = approval.approval_id
-    if approval.calls[n].by_client:
-        done = {"call_id": made("call", pause, n), "output": decision.output or "", "status": "completed"}
+    call, pause, output = approval.calls[n], approval.approval_id, decision.output
+    if call.by_client:
+        output = rejection(approval, call, decision) if output is None else output
+        done = {"call_id": made("call", pause, n), "output": output, "status": "completed"}
         return {"id": made("fco", pause, n), "type": "function_call_output", **done}
     decided = {"approve": decision.action == "approve", "reason": decision.reason or approval.reason}
     asked = {"approval_request_id": made("mcpr", pause, n)}

@@ -147,5 +147,4 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     if (before := stretch.before) is None:
         asked = await requests.asked(exchange, stretch.view.partition, stretch.record)
         return [documents.said(asked)] if asked is not None else []
-    places = {call.id: n for n, call in enumerate(before.calls)}
-    return [documents.answer(before, places[each.id], each) for each in before.decisions]
+    return [documents.answer(before, n, each) for n, each in enumerate(before.decisions)]
