@@ -37,6 +37,7 @@ from tealagents.state import keys, latest
 from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import waiting_message
+from tealagents.state.tasks import is_expired
 
 K = TypeVar("K")
 
@@ -120,7 +121,7 @@ class Named(Struct, frozen=True):
             return found
         if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
             raise refusal
-        raise NotFound("The thread has expired. Begin another.", task_id=self.task_id)
+        raise _expired(self.task_id)
 
     async def fresh(
         self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None
@@ -173,19 +174,27 @@ class Named(Struct, frozen=True):
 async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     """The caller's task of this name as it stands: a UUID is its id, any other text stands for one.
 
-    `NotOwner` where it is another user's.
+    `NotOwner` where it is another user's, `NotFound` once it has expired.
     """
     try:
         task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
         task_id, shared = ids.named_id(caller.user.key, name), False
-    found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
+    tasks, partition = exchange.tasks, exchange.service.records.partition(caller.user)
+    found = Named(exchange, caller, task_id, partition)
     with suppress(NotFound):
-        return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
+        return replace(found, head=(await tasks.head(partition, task_id)).value)
+    gone = await tasks.records.get(partition, keys.task(task_id), Head)
+    if gone is not None and is_expired(gone.value, tasks.records.clock):
+        raise _expired(task_id)
     with suppress(NotFound):
         if shared:  # another user can have the same
             await exchange.locate(caller, keys.task, task_id)
     return found
+
+
+def _expired(task_id: str) -> NotFound:
+    return NotFound("The thread has expired. Begin another.", task_id=task_id)
 
 
 async def added(

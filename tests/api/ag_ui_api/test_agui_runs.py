@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from agui_talk import (
     events,
     kinds,
     refusal,
+    resume,
     run_input,
     serving,
     streamed_text,
@@ -28,6 +30,7 @@ from tealagents.state.importing import Importing
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 
 def test_a_message_is_answered(page: Page) -> None:
@@ -333,6 +336,34 @@ def test_a_new_thread_without_a_message_has_none(page: Page) -> None:
     assert kinds(page.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
     page.messages = [{"id": "a", "role": "assistant", "content": "Ask me"}]
     refusal(page.post(), 422, "invalid_request")
+    assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+
+
+@pytest.mark.parametrize("name", [None, "support chat"])
+def test_a_thread_that_has_expired_is_not_found(ada: httpx.Client, file: Path, name: str | None) -> None:
+    """Whether a page brings a message, an answer, what it shows, or nothing."""
+    page = Page(ada, name)
+    asked = page.say(call("Work-write", file=str(file), line="one"))
+    path = f"/tasks/{asked[0]['metadata']['tealagents']['task_id']}"
+    soon = datetime.now(UTC) + timedelta(seconds=0.2)
+    ada.patch(path, json={"expires_at": soon.isoformat()}).raise_for_status()
+    until(lambda: ada.get(path).status_code == 404)
+    joins, answers = page.post(), page.post(resume=resume(asked, {"action": "approve"}))
+    page.messages.append(user("hello?"))
+    for answer in (joins, answers, page.post(), Page(ada, page.thread).post()):
+        assert "has expired" in refusal(answer, 404, "not_found")["message"]
+    assert not file.exists()
+
+
+def test_a_thread_that_was_deleted_may_as_well_be_new(page: Page, ada: httpx.Client, file: Path) -> None:
+    """A page that shows messages learns that, and its next one begins it again; another finds none."""
+    asked = page.say(call("Work-write", file=str(file), line="one"))
+    ada.post(f"/requests/{asked[0]['metadata']['tealagents']['request_id']}/cancel").raise_for_status()
+    ada.delete(f"/tasks/{page.thread}").raise_for_status()
+    for answers in ([], resume(asked, {"action": "approve"})):
+        refused = refusal(page.post(resume=answers), 422, "invalid_request")
+        assert "is new, or was deleted" in refused["message"]
+    assert Page(ada, page.thread).run()[-1]["outcome"] == {"type": "success"}
     assert page.say("hello")[-1]["outcome"] == {"type": "success"}
 
 

@@ -116,7 +116,7 @@ async def _join(thread: Named, given: Given) -> Response:
     """What there is, for a page that has nothing to say: all messages, and the run under way."""
     exchange, head, caller = thread.exchange, thread.head, thread.caller
     if head is None and given.shown:
-        raise InvalidRequest("messages", "must end in a message of the user: the thread is new")
+        raise InvalidRequest("messages", "must end in a user's message: the thread is new, or was deleted")
     if head is not None and head.running is not None:
         view = await exchange.request(caller, head.running.request_id)
         return await _stream(exchange, given, await stretches.cut(exchange, view), joins=True)
