@@ -18,7 +18,7 @@ import mcp_talk
 import pytest
 from agui_talk import Page
 from openai import OpenAI
-from openai_talk import sdk
+from openai_talk import WEATHER, sdk
 from served_routes import PATHS, PROTOCOLS
 from talk import approve, call, items, lines, paused, request, working_service
 from wire import Json
@@ -206,6 +206,26 @@ def test_one_conversation_over_five_protocols_is_one_history(
     assert [entry["prev_hash"] for entry in audit[1:]] == [entry["hash"] for entry in audit[:-1]]
     entries = [(entry["request_id"], entry["action"], entry["actor"]) for entry in audit]
     assert entries == [(of, *each) for of in requests for each in AUDITED]
+
+
+def test_what_waits_elsewhere_is_refused_with_what_each_protocol_can_do(
+    running: tuple[ServiceThread, OfflineModel], ada: httpx.Client
+) -> None:
+    """Another message to a conversation in which one client's own tool waits, by clients of the others."""
+    ask = {"input": call("get_weather", place="Rome"), "tools": [WEATHER]}
+    task = ada.post("/openai/v1/responses", json=ask).json()["conversation"]["id"].removeprefix("conv_")
+    messages = [{"role": "user", "content": "and now?"}]
+    named = {"x-conversation-id": f"conv_{task}"}
+    chat = ada.post("/openai/v1/chat/completions", json={"messages": messages}, headers=named)
+    with a2a_talk.Wire(running[0], a2a_talk.REST) as rest:
+        sent = rest.call("SendMessage", {"message": a2a_talk.message("and now?", contextId=task)})
+    page = Page(ada, task)
+    page.messages = [agui_talk.user("and now?")]
+    shown = agui_talk.refusal(page.post(), 409, "approval_pending")["message"]
+    assert {sent.status_code, chat.status_code} == {409}
+    assert "Over Responses, send mcp_approval_response" in chat.json()["error"]["message"]
+    assert "runs can only be rejected" in sent.json()["error"]["message"]
+    assert "Run the thread without a new message to see" in shown
 
 
 def test_a_history_that_a_conversation_began_with_is_no_task_of_a_list(

@@ -48,7 +48,7 @@ def test_a_request_that_failed_for_want_of_the_store_asks_for_a_new_key(ada: htt
     for each in (*found, request["error"], problem_of(replay)):
         assert each["code"] == "persistence_unavailable"
         assert "failed" in each["detail"]
-        assert "under a new idempotency key" in each["detail"]
+        assert "under a new idempotency key or id" in each["detail"]
     for answer in (*answers, replay):
         assert not [place for place in PLACES if place in answer.text]
     again = ada.post(

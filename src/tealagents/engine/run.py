@@ -445,6 +445,6 @@ def _stored(error: TealError) -> Failure:
         return Failure(
             error.code,
             "The store was unavailable while the request ran, so it failed. Send the message again, under a "
-            "new idempotency key if you use one.",
+            "new idempotency key or id if you use one.",
         )
     return Failure(error.code, error.detail)

@@ -289,7 +289,7 @@ class RecordStore:
         await self._repeat(
             again,
             "The store did not say whether a write was applied. Read the request, or send the message again "
-            "under the same idempotency key, to learn its outcome.",
+            "under the same idempotency key or id, to learn its outcome.",
         )
 
     async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:

@@ -85,7 +85,8 @@ INTERRUPTED = Ending(
     "Failed",
     "interrupted",
     "The process that ran this request stopped before it had an answer. Send the message again, under a new "
-    "idempotency key if you use one; tools that ran are named to the model, so that they are not repeated.",
+    "idempotency key or id if you use one; tools that ran are named to the model, so that they are not "
+    "repeated.",
 )
 CANCELED = Ending("Canceled", "request_canceled", "The request was canceled.")
 SUPERSEDED = Ending("Canceled", "request_canceled", "The request was canceled by a newer message.")
@@ -93,13 +94,13 @@ EXPIRED = Ending(
     "Canceled",
     "approval_expired",
     "No one decided in time, so the request was canceled. Send the message again to ask anew, under a new "
-    "idempotency key if you use one.",
+    "idempotency key or id if you use one.",
 )
 WAITED_TOO_LONG = Ending(
     "Failed",
     "request_timeout",
     "The request waited its turn past the request timeout. Send it again when the task is idle, under a new "
-    "idempotency key if you use one.",
+    "idempotency key or id if you use one.",
 )
 
 

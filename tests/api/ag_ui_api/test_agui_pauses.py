@@ -398,7 +398,8 @@ def test_an_interrupt_that_expired_can_only_be_abandoned(file: Path) -> None:
         while datetime.now(UTC) < expires:
             assert interrupts(asked)
         error = refusal(page.post(resume=resume(asked, APPROVE)), 409, "approval_expired")
-        assert "Cancel" in error["message"]
+        assert "under a new idempotency key or id" in error["message"]
+        assert "Cancel the interrupt" in error["message"]
         found = page.answer(asked, None)
         assert found[-1]["outcome"] == {"type": "success"}
         assert page.say("hello", resume=resume(asked, None))[-1]["outcome"] == {"type": "success"}

@@ -31,7 +31,8 @@ _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approval
 _ADVICE = {
     "idempotency_key_reused": "The messageId stands for another message. Send a new one.",
     "task_busy": "Wait for its task, or cancel it.",
-    "approval_pending": 'Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
+    "approval_pending": 'Send its taskId with a data part, {"action": "approve", "approval_id": "…"}. '
+    "A call that another client runs can only be rejected.",
 }
 
 

@@ -20,9 +20,9 @@ from tealagents.domain.models import Caller
 _ADVICE: Mapping[str, str] = {
     "task_busy": "Wait for the run to end, or follow it: run the thread without a new message.",
     "idempotency_key_reused": "The runId stands for a run with other messages. Send a new one.",
-    "approval_pending": "Answer all that the last run asks for at once: interrupts in `resume`, calls "
-    "of frontend tools with tool messages.",
-    "approval_expired": "Cancel it in `resume` to continue the thread.",
+    "approval_pending": "Run the thread without a new message to see what it asks, then answer all at once: "
+    "interrupts in `resume`, calls of frontend tools with tool messages.",
+    "approval_expired": "Cancel the interrupt in `resume` to continue the thread.",
 }
 
 

@@ -16,7 +16,7 @@ _ADVICE: Mapping[str, str] = {
     "idempotency_key_reused": "Send a new Idempotency-Key with a new body.",
     "request_in_progress": "Retry later for its outcome.",
     "already_decided": "Send the answers as they were sent first, or add a message of the user.",
-    "approval_pending": "Answer by mcp_approval_response or function_call_output, or cancel its response.",
+    "approval_pending": "Answer its function calls. Over Responses, send mcp_approval_response or cancel it.",
 }
 
 
