@@ -27,7 +27,10 @@ NASTY: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceThread]:
-    with offline_service(SCRIPT, limits={"max_concurrent_requests": 5000}) as (running, _):
+    """What its view remembers of a conversation is in its documents, too."""
+    view = [{"name": "summarize", "max_messages": 3, "keep_messages": 1}]
+    limits = {"max_concurrent_requests": 5000}
+    with offline_service(SCRIPT, limits=limits, thread={"reducers": view}) as (running, _):
         yield running
 
 
@@ -76,13 +79,14 @@ def renamed(document: Json) -> Json:
 
 
 def exported(client: httpx.Client) -> Json:
-    """A task with completed requests, a failed one, a rollback and a fork point."""
+    """A task with completed requests, a failed one, a rollback, a fork point and a summary."""
     first = client.post("", json=text("My name is Ada.", metadata={"a": 1})).json()
     task = first["task_id"]
     client.post("", json=text("What is my name?", task_id=task)).raise_for_status()
     assert client.post("", json=text("fail", task_id=task)).status_code == 502
     client.post(f"/tasks/{task}/rollback", json={"checkpoint_id": first["request_id"]}).raise_for_status()
-    client.post("", json=text("And now?", task_id=task)).raise_for_status()
+    for said in ("And now?", "And then?"):
+        client.post("", json=text(said, task_id=task)).raise_for_status()
     document: Json = client.get(f"/tasks/{task}/export").raise_for_status().json()
     return document
 
@@ -125,6 +129,34 @@ def test_a_document_whose_requests_claim_the_whole_log_is_refused(service: Servi
         for request in document["requests"]:
             request |= {"first_seq": 1, "last_seq": document["task"]["tail_seq"]}
         problem(ada.post("/tasks/import", json=document), 422, "invalid_request", "requests")
+
+
+@pytest.mark.parametrize("field", ["parent", "retries"])
+@pytest.mark.parametrize("value", ["x y", "", "../../etc/passwd", str(uuid.UUID(int=10, version=4)).upper()])
+def test_a_request_names_others_by_their_ids(service: ServiceThread, field: str, value: str) -> None:
+    """The names of records are made of them: a reader of the request would fail on anything else."""
+    with service.client("ada") as ada:
+        document = renamed(exported(ada))
+        document["requests"][1][field] = value
+        refused = ada.post("/tasks/import", json=document)
+        problem(refused, 422, "invalid_request", f"requests.1.{field}")
+
+
+@pytest.mark.parametrize(
+    "kept", [{"upto": "x"}, {"upto": 1.5}, {"upto": True}, {"upto": []}, {"text": None}, {"text": {}}]
+)
+def test_a_summary_that_was_tampered_with_is_made_anew(service: ServiceThread, kept: Json) -> None:
+    """What a document says that the view remembers is the view's to judge: later messages are answered."""
+    with service.client("ada") as ada:
+        document = renamed(exported(ada))
+        remembered = document["requests"][-1]["context"]["view"]["summarize"]
+        assert remembered["text"]
+        remembered |= kept
+        task = ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
+        answer = ada.post("", json=text("go on", task_id=task)).raise_for_status().json()
+        steps = ada.get(f"/tasks/{task}/trace").json()["items"]
+        own = [step["kind"] for step in steps if step["request_id"] == answer["request_id"]]
+        assert "reduction" in own
 
 
 VIEWS = ("", "/messages", "/trace", "/checkpoints", "/audit", "/export")
@@ -173,10 +205,8 @@ def tamper(service: ServiceThread, seed: int, rounds: int) -> None:
                 found = ask(client, method, path, task)
                 assert found.status_code < 500, (method, path, found.text, document)
             for request in document["requests"]:
-                for path in (
-                    f"/requests/{request['request_id']}",
-                    f"/requests/{request['request_id']}/events",
-                ):
+                for view in ("", "/events", "/prompt"):
+                    path = f"/requests/{request['request_id']}{view}"
                     assert client.get(path).status_code < 500, (path, document)
             said = client.post("", json=text("go on", task_id=task))
             assert said.status_code in (200, 404, 422, 502), (said.text, document)

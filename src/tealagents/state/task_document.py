@@ -157,6 +157,9 @@ def _check_task(task: Head, entries: int) -> None:
 
 def _check_request(where: str, request: RequestRecord, task: Head) -> None:
     _check_id(request.request_id, f"{where}.request_id")
+    for name in ("parent", "retries"):
+        if (other := getattr(request, name)) is not None:
+            _check_id(other, f"{where}.{name}")
     if request.task_id != task.task_id or request.session_id != task.session_id:
         raise InvalidRequest(where, "belongs to another task")
     if request.status not in ENDED or request.ended_at is None:

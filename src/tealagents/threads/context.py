@@ -58,7 +58,8 @@ class Invocation(Struct, frozen=True, kw_only=True):
     model: Model
     #: what this provider remembers of the user, over all sessions: at most a few hundred short texts
     memory: Memory
-    #: this provider's state in the thread, JSON; changes are kept when the request completes
+    #: this provider's state in the thread, JSON; changes are kept when the request completes. A user may have
+    #: written it, into a document that was imported
     state: Json
 
     @property

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tealagents.domain.errors import ModelFailed, TealError
 from tealagents.domain.events import ModelDone
-from tealagents.domain.models import Message, TokenUsage
+from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model, ModelCall
 from tealagents.threads.reducers import ReducerOptions, text_message
 from tealagents.threads.views import Part, Report, Stopwatch, Upcoming
@@ -61,7 +61,7 @@ class Summarize:
         self._options = options
 
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        known = upcoming.memory.get(self.name) or {}
+        known = _intact(upcoming.memory.get(self.name) or {})
         fresh, standing = await self._since(parts, known.get("upto"))
         for part in standing:
             yield part
@@ -69,13 +69,13 @@ class Summarize:
         if upcoming.moment == self.trigger and count > self._options.max_messages:
             cut = self._cut(fresh)
             if fresh[cut:]:
-                made = await self._summary(fresh[cut:], str(known.get("text", "")), upcoming)
+                made = await self._summary(fresh[cut:], known.get("text", ""), upcoming)
                 if made:
                     known = {"upto": fresh[cut].turn, "text": made}
                     upcoming.memory[self.name] = known
                     fresh = fresh[:cut]
         if known:
-            yield Part(standing=standing_text(str(known["text"])))
+            yield Part(standing=standing_text(known["text"]))
         for part in fresh:
             yield part
 
@@ -137,6 +137,11 @@ class Summarize:
             )
         )
         return None if failed else text
+
+
+def _intact(known: Json) -> Json:
+    """The summary that a conversation remembers; none where an imported document says anything else."""
+    return known if type(known.get("upto")) is int and isinstance(known.get("text"), str) else {}
 
 
 def standing_text(summary: str) -> str:

@@ -75,7 +75,8 @@ class Upcoming(Struct, kw_only=True):
     tools: bytes = b""
     #: the running round, in parts, oldest first; empty after it has ended
     running: Sequence[Part] = ()
-    #: the state of reducers in this conversation, by their names; kept with the next checkpoint
+    #: the state of reducers in this conversation, by their names; kept with the next checkpoint. A user may
+    #: have written it, into a document that was imported
     memory: dict[str, Json] = {}
     moment: Trigger = "before_retrieval"
     reports: list[Report] = []
