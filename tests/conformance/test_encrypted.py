@@ -129,6 +129,16 @@ async def test_a_list_does_not_believe_what_was_never_sealed(plain: Store) -> No
         unseal(PARTITION, key, record.value, str)
 
 
+async def test_a_list_says_that_a_record_was_moved(plain: Store) -> None:
+    """The key may fit, as that of a service that has started does: the text does not blame it alone."""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"a": b"of a"})
+    await put(plain, PARTITION, {"b": await stored(plain, "a")})
+    [(key, record)] = await store.scan(PARTITION, "", after="a")
+    with pytest.raises(CorruptState, match=r"'b' does not open: .* was changed or moved"):
+        unseal(PARTITION, key, record.value, str)
+
+
 async def test_rotation(plain: Store) -> None:
     """Old keys open what they sealed; what is written is sealed with the new one alone."""
     await put(EncryptedStore(plain, OLD), PARTITION, {"old": b"1", "both": b"1"})

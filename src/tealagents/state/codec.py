@@ -22,6 +22,7 @@ _START = len(_HEAD) + 64 + len(_MIDDLE)
 #: what is wrong with a record that begins with `SEALED`: also one stored without a key, where one is set now
 UNOPENED = (
     "does not open: set TA_ENCRYPTION_KEY to the key it was stored with, or unset it if it was stored without"
+    "; where that key opens other records, this one was changed or moved"
 )
 
 encode_json = msgspec.json.Encoder(order=None).encode
