@@ -249,6 +249,18 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
         assert [key for key in left if not key.startswith("approvals/")] == []
 
 
+async def test_a_pause_leaves_the_inbox_with_its_task() -> None:
+    """What stands there names its owner, and stayed for a week after the pause expired. covers: STATE-2"""
+    pausing = [calls(ToolCall("c1", "Shell-delete", "{}"))] * 2
+    async with process(None, Scripted(*pausing), noting([], governed=True)) as here:
+        inbox = keys.inbox("Tester", ADA.user.tid)
+        gone, kept = await here.ask(), await here.ask()
+        assert len(await names(here.store, inbox)) == 2
+        await here.eraser.delete_task(here.partition(), gone.task_id)
+        (left,) = await names(here.store, inbox)
+        assert left.endswith(kept.approvals[0])
+
+
 @pytest.mark.parametrize("made_by", ["fork", "import"])
 async def test_requests_that_only_a_damaged_batch_names_are_erased_too(made_by: str) -> None:
     """One batch holds up to 100 entries of a copy, and may be its only one. covers: STATE-4"""

@@ -180,5 +180,8 @@ class Removal:
         except CorruptState:
             found = None
         if found is not None:
-            names.append(keys.approval_by_creation(found.value.created_at, approval_id))
+            at, inbox = found.value.created_at, keys.inbox(self._records.agent, self._head.owner.tid)
+            # before the pause itself, by which a repetition finds it
+            await self._records.delete(inbox, [keys.in_inbox(at, approval_id)])
+            names.append(keys.approval_by_creation(at, approval_id))
         await self._delete(names)
