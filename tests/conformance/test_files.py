@@ -259,6 +259,17 @@ async def test_what_expired_is_erased_by_name(store: Store, folder: Path) -> Non
     assert [path.name for path in folder.iterdir()] == [".redo"]
 
 
+async def test_the_last_deletion_takes_the_notes_along(store: Store, folder: Path) -> None:
+    """They name keys, such as digests of what an erased user's client chose. covers: STATE-2"""
+    await put(store, PARTITION, {"key/1": b"1", "key/2": b"2"}, ttl=3600)
+    await store.commit(PARTITION, commit(delete=["key/1"]))
+    assert (folder / ".expiring").exists()
+    await store.commit(PARTITION, commit(delete=["key/2"]))
+    assert [path.name for path in folder.iterdir()] == [".redo"]
+    await put(store, PARTITION, {"key/1": b"1"}, ttl=3600)
+    assert "key/1" in (folder / ".expiring").read_text()
+
+
 async def test_notes_that_a_full_disk_cut_off(tmp_path: Path, folder: Path) -> None:
     """A note of what expires that was cut off is passed over: commits go through, other notes count."""
     now = 1_000_000.0

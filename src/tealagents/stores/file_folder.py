@@ -229,6 +229,8 @@ class PartitionFolder:
         for file in files:
             os.rename(file + _BESIDE, file)
         folders.update(map(os.path.dirname, files))
+        if changes.delete and {*os.listdir(self._path)} == {".redo", ".expiring"}:
+            os.unlink(self._expiring_file)  # of an erased user no names of records stay either
         self._sync([folder for folder in folders if os.path.isdir(folder)])  # a deletion may have removed it
 
     def _sync(self, paths: Sequence[str]) -> None:
