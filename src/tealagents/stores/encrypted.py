@@ -6,7 +6,7 @@ its key: after a rotation old keys still open what they sealed, and the new one 
 
 Not hidden: the names of partitions and keys (ids, times, and what the layer above calls an owner), versions,
 ttls, the sizes of values, and when which record is written. An old value put back into its own place is
-not noticed here; the audit's hash chain notices it.
+not noticed here; that of a task's head or log is noticed by the audit's hash chain.
 """
 
 import hmac
