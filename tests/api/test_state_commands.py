@@ -347,6 +347,22 @@ def test_nothing_of_a_deleted_user_is_left(agent: Agent) -> None:
         assert answer["status"] == "Completed"
 
 
+def test_memories_that_mem0_keeps_are_not_promised_to_be_erased(agent: Agent) -> None:
+    """They stay there, and would be used again: the command says so, and under which id they are."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    warning = "Mem0 keeps memories of its own"
+    assert warning not in agent.run("state", "delete-user", "mock.ada", "--dry-run").output
+    agent.configure(thread={"context_providers": [{"name": "mem0"}]})
+    for user, name in (("mock.ada", "'mock.ada'"), ("mock.a lovelace", "'%mock.a%20lovelace'")):
+        for option in ("--dry-run", "--yes", "--yes"):  # of a user who is erased here they may be there yet
+            result = agent.run("state", "delete-user", user, option)
+            assert result.exit_code == 0
+            said = " ".join(result.output.split())
+            assert warning in said
+            assert name in said
+
+
 def test_a_user_is_deleted_beside_a_running_service(agent: Agent) -> None:
     """What the user wrote can be read in no file of the state any more, though the service has it open."""
     with agent.served() as service, service.client("ada") as ada:

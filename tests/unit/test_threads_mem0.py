@@ -215,6 +215,17 @@ def test_a_service_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
         provider._opened()
 
 
+def test_the_folder_that_is_made_for_its_files_is_private(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They hold what users said, and are not sealed."""
+    monkeypatch.delenv("MEM0_API_KEY", raising=False)
+    provider: Any = open_provider("mem0", {"directory": str(tmp_path / "memories" / "mem0")})
+    with pytest.raises(ThreadConfigError, match="MEM0_API_KEY"):
+        provider._opened()
+    assert (tmp_path / "memories" / "mem0").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra."""
     monkeypatch.setitem(sys.modules, "mem0", None)

@@ -70,6 +70,8 @@ class OpenedState:
         self.eraser = Eraser(tasks)
         #: how long the idempotency key of a request is kept that has not ended
         self.key_seconds = tasks.rules.event_seconds
+        #: Mem0 keeps memories of its own, which are no part of this state
+        self.has_mem0 = any(each.name == "mem0" for each in config.thread.context_providers)
 
 
 def _checked(path: Path | None) -> ServiceConfig:
@@ -377,21 +379,24 @@ def delete_user_command(
 ) -> None:
     """Erase everything of one user: sessions, tasks, memories, secrets, and the user's own record.
 
-    Revoke the user's access first: a message sent meanwhile creates the user again. Can be repeated.
+    Not what Mem0 keeps, where it is a context provider: the command warns of that. Revoke the user's access
+    first: a message sent meanwhile creates the user again. Can be repeated.
     """
     try:
         whom = User.of(user)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
-    async def count(opened: OpenedState) -> int:
-        return await UserErasure(opened.eraser, whom).count()
+    async def count(opened: OpenedState) -> tuple[int, bool]:
+        return await UserErasure(opened.eraser, whom).count(), opened.has_mem0
 
     async def erase(opened: OpenedState) -> int:
         with _progress("records") as report:
             return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
 
-    records = _run(config, count)
+    records, has_mem0 = _run(config, count)
+    if has_mem0:
+        _warn_of_mem0(whom)
     if records:
         print(f"{_counted(records, 'record')} of {whom.key}" + (" would be erased" if dry_run else ""))
     else:
@@ -403,6 +408,15 @@ def delete_user_command(
     _run(config, erase)  # in any case: what has expired is not counted
     if records:
         print(f"{whom.key} is erased")
+
+
+def _warn_of_mem0(user: User) -> None:
+    from tealagents.threads.mem0 import mem0_id
+
+    warn(
+        "Mem0 keeps memories of its own, which are not erased here: erase those of its user "
+        f"{mem0_id(user)!r} there as well, with its delete_all. docs/operations.md says how."
+    )
 
 
 # --- whose an id is ---------------------------------------------------------------------------------

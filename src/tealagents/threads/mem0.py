@@ -9,12 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field
 
-from tealagents.domain.models import Json, Message
+from tealagents.disk import make_folders
+from tealagents.domain.models import Json, Message, User
 from tealagents.domain.texts import bounded
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
@@ -40,8 +42,8 @@ class Mem0Options(ProviderOptions):
 class Mem0Provider(ContextProvider):
     """Adds what Mem0 finds for the user's message, and passes each exchange to Mem0.
 
-    Its user id is the user's tenant and object id; one with blanks is percent-encoded, behind a `%`. Erasing
-    a task does not erase the memories that Mem0 has made of it; each has the `task_id` in its metadata.
+    Its user id is `mem0_id`. Erasing a task, or its user, does not erase the memories that Mem0 has made of
+    it; each has the `task_id` in its metadata. Its files are its own: no key of the service seals them.
     """
 
     Options: ClassVar = Mem0Options
@@ -78,7 +80,7 @@ class Mem0Provider(ContextProvider):
         if not invocation.text.strip():
             return None  # Mem0 searches by words, and refuses a message that has none
         found = await self._memory.search(
-            invocation.text, filters={"user_id": _user_id(invocation)}, top_k=self.options.top_k
+            invocation.text, filters={"user_id": mem0_id(invocation.user)}, top_k=self.options.top_k
         )
         known = [bounded(str(each["memory"]), MOST_CHARACTERS) for each in found["results"]]
         if not known:
@@ -97,16 +99,18 @@ class Mem0Provider(ContextProvider):
             return
         await self._memory.add(
             said,
-            user_id=_user_id(invocation),
+            user_id=mem0_id(invocation.user),
             metadata={"session_id": invocation.session_id, "task_id": invocation.task_id},
             infer=self.options.infer,
         )
 
 
-def _user_id(invocation: Invocation) -> str:
-    """The user's key as Mem0 takes it: it refuses blanks within an id, and drops those at its ends, so that
-    two users would share their memories."""
-    key = invocation.user.key
+def mem0_id(user: User) -> str:
+    """The user's id in Mem0: tenant and object id; one with blanks is percent-encoded, behind a `%`.
+
+    It refuses blanks within an id, and drops those at its ends, so that two users would share their memories.
+    """
+    key = user.key
     return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins so: each has a tenant
 
 
@@ -117,6 +121,8 @@ def _imported(directory: str | None) -> Any:
         os.environ["MEM0_DIR"] = directory
     if "mem0" in sys.modules:
         _silence()
+    if find_spec("mem0"):  # which makes the folder itself, for every user of the machine to read
+        make_folders(os.environ.get("MEM0_DIR") or os.path.expanduser("~/.mem0"))
     try:
         import mem0
     except ModuleNotFoundError as missing:
