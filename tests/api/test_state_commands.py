@@ -623,6 +623,17 @@ def test_a_store_is_migrated(agent: Agent) -> None:
     assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
 
 
+def test_migrating_a_store_of_a_later_version_is_refused(agent: Agent) -> None:
+    """It is not called up to date: no other command, nor the service, would open it."""
+    agent.run("migrate")
+    with closing(sqlite3.connect(agent.database)) as connection, connection:
+        connection.execute("INSERT INTO schema_version VALUES (2, '0002_future', 'then')")
+    result = agent.run("migrate")
+    assert result.exit_code == 2
+    refusal = "is at 2, this version knows 1: run the version that migrated it"
+    assert refusal in " ".join(result.output.split())
+
+
 def test_migrating_no_store_says_that_a_new_one_was_made(agent: Agent) -> None:
     """A mistyped name is noticed: the store that was meant is not migrated."""
     url = f"sqlite:///{agent.folder}/mistyped.db"

@@ -314,6 +314,8 @@ async def test_a_schema_of_a_later_version(file: Path) -> None:
     with pytest.raises(StoreConfigError, match="schema is at 99"):
         async with plain_store(f"sqlite:///{file}"):
             pass
+    with pytest.raises(StoreConfigError, match="schema is at 99"):
+        await SqliteStore(SqliteOptions(path=file)).migrate()
 
 
 async def test_migrating(file: Path) -> None:

@@ -222,11 +222,14 @@ class PostgresStore(BaseStore):
             async with self._session() as connection:
                 if not await self._is_made(connection):
                     await self._migrate(connection)
-                number = await connection.fetchval(self._sql["schema_number"])
-                check_schema("postgres", f"{self.where} is", number)
+                await self._check_schema(connection)
         except BaseException:
             await self.close()
             raise
+
+    async def _check_schema(self, connection: "asyncpg.Connection[Any]") -> None:
+        number = await connection.fetchval(self._sql["schema_number"])
+        check_schema("postgres", f"{self.where} is", number)
 
     async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
         return bool(await connection.fetchval(self._sql["has_migrations"]))
@@ -239,7 +242,10 @@ class PostgresStore(BaseStore):
         await self._pool.clear()
 
     async def migrate(self) -> list[str]:
-        """Brings the schema up to this version. Returns what was applied. Needs no `open`."""
+        """Brings the schema up to this version. Returns what was applied. Needs no `open`.
+
+        `StoreConfigError` where a later version has migrated it.
+        """
         try:
             async with self._session() as connection:
                 return await self._migrate(connection)
@@ -260,6 +266,7 @@ class PostgresStore(BaseStore):
                     await connection.execute(text.replace("{schema}", f'"{schema}"'))
                     await connection.execute(sql["migrated"], next_number, name)
                     applied.append(name)
+            await self._check_schema(connection)
         return applied
 
     # --- talking to the server --------------------------------------------------------------------

@@ -128,7 +128,10 @@ class SqliteStore(BaseStore):
         await self._scanner.close()
 
     async def migrate(self) -> list[str]:
-        """Brings the schema up to this version; the names of what was applied. Needs no `open`."""
+        """Brings the schema up to this version; the names of what was applied. Needs no `open`.
+
+        `StoreConfigError` where a later version has migrated it.
+        """
         return await self._in_thread(self._migrate)
 
     # --- the primitives ---------------------------------------------------------------------------
@@ -360,7 +363,7 @@ class SqliteStore(BaseStore):
             with _transaction(writing):
                 if not self._schema_number(writing):
                     self._apply_migrations(writing)
-            check_schema("sqlite", f"{self._path}: the schema is", self._schema_number(writing))
+            self._check_schema(writing)
             writing.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             scanning.execute("PRAGMA query_only = ON")
             at_hand.execute("PRAGMA busy_timeout = 0")
@@ -408,7 +411,9 @@ class SqliteStore(BaseStore):
         if self._at_rest("is_foreign"):
             raise StoreConfigError(f"{self._path} is the database of another application: no store is in it.")
         with closing(self._connect()) as connection, _transaction(connection):
-            return self._apply_migrations(connection)
+            applied = self._apply_migrations(connection)
+            self._check_schema(connection)
+        return applied
 
     def _apply_migrations(self, connection: sqlite3.Connection) -> list[str]:
         present, applied = self._schema_number(connection), []
@@ -419,6 +424,9 @@ class SqliteStore(BaseStore):
                 connection.execute(self._sql["migrated"], (number, name))
                 applied.append(name)
         return applied
+
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        check_schema("sqlite", f"{self._path}: the schema is", self._schema_number(connection))
 
     def _schema_number(self, connection: sqlite3.Connection) -> int:
         connection.execute(self._sql["create_schema_version"])
