@@ -188,6 +188,30 @@ def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:
             assert traces == [1, 2, 3, 4]
 
 
+def test_why_a_model_call_failed_is_in_the_log_and_on_its_span(nursery: Nursery) -> None:
+    """With the request that it belongs to, and nothing of what the service said."""
+    refusal = {"status": 401, "code": "invalid_api_key", "message": "Incorrect API key provided"}
+    with OfflineModel({"otherwise": {"error": refusal}}) as model, Collector() as collector:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+        }
+        with nursery.service(agent_config(), env) as service:
+            with service.client() as ada:
+                failed = ada.post("", json=text("hello")).json()
+            service.terminate()
+            lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
+    [why] = [line for line in lines if "invalid_api_key" in line["message"]]
+    assert (why["level"], why["request_id"]) == ("WARNING", failed["request_id"])
+    assert "HTTP status 401, code invalid_api_key, request id req_" in why["message"]
+    assert "Incorrect" not in json.dumps(lines)
+    [chat] = [span for span in collector.spans if span.name.startswith("chat ")]
+    statuses = [each.value.int_value for each in chat.attributes if each.key == "http.response.status_code"]
+    assert statuses == [401]
+
+
 def test_a_tool_server_is_called_within_the_trace_and_quoted_nowhere(
     nursery: Nursery, tmp_path: Path
 ) -> None:

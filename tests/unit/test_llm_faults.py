@@ -4,6 +4,7 @@ Each fault is played by the offline model over real HTTP, and the calls it recei
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -76,6 +77,46 @@ async def test_a_refusal_that_lasts_is_not_repeated(
     assert f"HTTP {status} (the_code): the reason" in failed.detail
     assert "req_" in failed.detail
     assert len(service.requests) == 1
+
+
+async def test_the_log_says_why_a_call_failed_and_quotes_nothing(
+    model: Model, service: OfflineModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, with what the service's operators ask for: status, code and request id."""
+    service.script(always(error={"status": 401, "code": "invalid_api_key", "message": f"no {KEY}, hello"}))
+    failed = await failure(model)
+    assert isinstance(failed, ModelFailed)
+    assert failed.http_status == 401
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "HTTP status 401, code invalid_api_key, request id req_" in line
+    assert "hello" not in line
+    assert KEY not in line
+
+
+async def test_the_log_names_no_code_that_may_be_a_quotation(
+    service: OfflineModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A code is one word, and no secret."""
+    async with client(service.base_url) as model:
+        for code in ("you said hello", KEY):
+            service.script(always(error={"status": 400, "code": code, "message": "no"}))
+            await failure(model)
+    assert caplog.text.count("HTTP status 400, request id req_") == 2
+
+
+async def test_retries_that_help_are_no_warning(
+    service: OfflineModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that do not help end in one."""
+    caplog.set_level(logging.INFO)
+    async with client(service.base_url) as model:
+        service.script(at_first(2, error={"status": 503, "code": "busy", "message": "no"}))
+        await events(model)
+        assert caplog.text.count("(HTTP status 503, code busy, request id req_") == 2
+        assert "WARNING" not in caplog.text
+        service.script(always(error={"status": 503, "message": "no"}))
+        await failure(model)
+        assert caplog.text.count("WARNING") == 1
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -340,11 +381,14 @@ async def test_arguments_without_end_are_given_up_while_they_come(monkeypatch: p
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_service_that_is_not_there_says_where_it_was_sought(stream: bool) -> None:
-    """No server listens: the error names the URL."""
+async def test_a_service_that_is_not_there_says_where_it_was_sought(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No server listens: the error names the URL, and the log says so."""
     url = "http://127.0.0.1:1/v1"
     async with client(url) as model:
         failed = await failure(model, stream=stream)
+    assert "it cannot be reached (ClientConnectorError)" in caplog.text
     assert url in failed.detail
     assert "cannot be reached" in failed.detail
 

@@ -214,6 +214,13 @@ class ModelFailed(RunFailure):
 
     code = "model_error"
 
+    def __init__(
+        self, detail: str, /, *, retry_after: float | None = None, http_status: int | None = None
+    ) -> None:
+        super().__init__(detail, retry_after=retry_after)
+        #: with which it refused
+        self.http_status = http_status
+
 
 class ModelTimeout(RunFailure):
     code = "model_timeout"

@@ -33,6 +33,8 @@ _SECRETS = (
         r"(?i)\b(api[-_]?key|client_secret|client_assertion|password)(\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"
     ),
 )
+#: what may be logged of what the service said: its codes and the ids of its requests are words
+_ID = re.compile(r"[\w.:/-]{1,100}", re.ASCII)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
 
 
@@ -46,6 +48,7 @@ class AttemptFailed(Exception):
         passing: bool = False,
         retry_after: float | None = None,
         complaint: "Complaint | None" = None,
+        reason: str = "it sent what is no answer",
     ) -> None:
         super().__init__(error.detail)
         self.error = error
@@ -55,6 +58,17 @@ class AttemptFailed(Exception):
         self.retry_after = retry_after
         #: what the service said, where it said something
         self.complaint = complaint
+        #: why, where it said nothing; quotes nothing
+        self.reason = reason
+
+    def cause(self, secrets: Collection[str]) -> str:
+        """Why, for the log: without what the service said, which may quote the conversation."""
+        said = self.complaint
+        if said is None:
+            return self.reason
+        status = f"HTTP status {said.status}" if said.status is not None else "an error in its answer"
+        named = {"code": quoted(said.code, secrets), "request id": quoted(said.request_id, secrets)}
+        return ", ".join([status, *(f"{name} {text}" for name, text in named.items() if _ID.fullmatch(text))])
 
 
 class Complaint(Struct, frozen=True, kw_only=True):
@@ -149,7 +163,7 @@ def refused(
     if retry_after is None:
         retry_after = BUSY_CODES.get(said.code)
     return AttemptFailed(
-        ModelFailed(detail, retry_after=retry_after),
+        ModelFailed(detail, retry_after=retry_after, http_status=said.status),
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,
@@ -183,12 +197,14 @@ def cut(what: str) -> AttemptFailed:
     return AttemptFailed(
         ModelFailed(f"The model service's answer was cut: {what}. What arrived is not an answer; try again."),
         passing=True,
+        reason="its answer was cut",
     )
 
 
 def too_much(what: str) -> AttemptFailed:
     """The answer is longer than any model's, and is given up."""
-    return AttemptFailed(ModelFailed(f"The model service's answer was given up: {what}."))
+    detail = f"The model service's answer was given up: {what}."
+    return AttemptFailed(ModelFailed(detail), reason="its answer was too long")
 
 
 def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
@@ -198,7 +214,8 @@ def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
             f"The model service waits for an approval to call {quoted(tool, secrets) or 'a tool'}, a tool of "
             "its own. It cannot be given from here: decide it at that service, or let it call the tool "
             "without approval."
-        )
+        ),
+        reason="it waits for an approval",
     )
 
 

@@ -221,14 +221,14 @@ class ModelService:
     def _pause(self, failed: AttemptFailed, retry: int, deadlines: Deadlines) -> float | RunFailure:
         """Seconds until the next attempt, or the error that the call ends with."""
         now = asyncio.get_running_loop().time()
-        if not failed.passing or deadlines.begun:
-            return failed.error
-        pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
+        pause = None
+        if failed.passing and not deadlines.begun:
+            pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
+        cause = failed.cause(self._secrets)
         if pause is None:
+            _log.warning("A call of the model service failed: %s.", cause)
             return failed.error
-        # without what the service said, which may quote the conversation
-        status = failed.complaint.status if failed.complaint is not None else None
-        _log.info("Trying the model service again in %.2f s (HTTP status %s).", pause, status or "none")
+        _log.info("Trying the model service again in %.2f s (%s).", pause, cause)
         return pause
 
     def _checked(self, body: bytes, content_type: str = "") -> bytes:

@@ -165,6 +165,7 @@ class Wire(httpx2.AsyncClient):
             ModelFailed(f"The model service at {self._root} cannot be reached ({why}); check TA_BASE_URL."),
             # a certificate does not become valid by asking again, nor a URL
             passing=not trust and isinstance(failure, aiohttp.ClientConnectionError | OSError),
+            reason=f"it cannot be reached ({type(failure).__name__})",
         )
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> AttemptFailed:
@@ -178,7 +179,8 @@ class Wire(httpx2.AsyncClient):
         if response.status < 400:
             where = quoted(headers.get("location", ""), self._secrets)
             return AttemptFailed(
-                ModelFailed(f"The model service redirects to {where}; set TA_BASE_URL to where it is.")
+                ModelFailed(f"The model service redirects to {where}; set TA_BASE_URL to where it is."),
+                reason=f"HTTP status {response.status}, a redirect",
             )
         return refused(
             complaint_of_body(

@@ -15,7 +15,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from tealagents.domain.current import current_ids
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import ModelFailed, TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
 from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch
@@ -243,6 +243,8 @@ class _ModelWatch(ModelWatch):
     def failed(self, error: BaseException) -> None:
         kind = error.code if isinstance(error, TealError) else type(error).__name__
         _fail(self._span, kind)
+        if isinstance(error, ModelFailed) and error.http_status is not None:
+            self._span.set_attribute("http.response.status_code", error.http_status)
         self._end(None, kind)
 
     def _end(self, done: ModelDone | None, kind: str | None) -> None:
