@@ -262,11 +262,14 @@ def test_a_message_that_is_still_arriving_at_the_end_is_refused_as_a_new_one(
         assert "Exception in ASGI application" not in service.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_does_not_wait(
     nursery: Nursery, model: OfflineModel, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """On a second signal the process stores what runs as interrupted and exits."""
+    """On a second signal the process stores what runs as interrupted and exits.
+
+    Also where its terminal is closed: that is a signal like the others.
+    """
     spec = {"limits": {"drain_seconds": 600}}
     with (
         nursery.service(config(**spec), env(model, tmp_path / "state.db")) as service,
@@ -359,6 +362,28 @@ def test_a_second_signal_reaches_the_processes_that_serve(
             until(lambda: drains(clients[0]))
         else:
             time.sleep(0.05)  # signals at once are one
+        service.process.terminate()
+        assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
+        assert status.result() == 0
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTTOU])
+def test_a_signal_to_stop_ends_the_wait_for_a_worker_that_is_replaced(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The parent stops all while one drains, and that one is passed the second signal as well."""
+    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    with ForkedTwoWorkers(nursery, *started) as service:
+        clients = [service.client("ada", timeout=60) for _ in range(6)]
+        hanging = [Following(client, "/sse", text("hang")) for client in clients]
+        for following in hanging:
+            following.wait_for("partial-response")
+        service.process.send_signal(number)
+        until(lambda: "Terminated child process" in service.log())
+        status = stopped(service)
+        until(lambda: "Received SIGTERM, exiting." in service.log())
         service.process.terminate()
         assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
         assert status.result() == 0

@@ -239,6 +239,9 @@ def _run(
     stopped = list[int]()
     for number in STOPPING:
         signal.signal(number, lambda number, _: stopped.append(number))
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # of a terminal that is closed; Windows has none, `nohup` ignores it, and --workers restarts on it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     options: dict[str, Any] = {
         **server_options(config.limits),
         "timeout_graceful_shutdown": GRACE_SECONDS,

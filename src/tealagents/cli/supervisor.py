@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor(Multiprocess):
-    """Uvicorn's, but for three things: a worker that cannot be replaced stops no other, one that is slow to
-    start is left to it, and once it waits for its workers it listens to no signal."""
+    """Uvicorn's, but for four things: a worker that cannot be replaced stops no other, one that is slow to
+    start is left to it, a signal to stop is heeded while one is replaced or removed (SIGHUP, SIGTTOU), and
+    once it waits for its workers it listens to no signal."""
 
     #: whether any worker has been in service
     served = False
@@ -42,6 +43,8 @@ class Supervisor(Multiprocess):
         super().__init__(config, sockets)
         #: workers that have answered, by process id
         self._answered: set[int | None] = set()
+        #: a worker that was draining, to be replaced or removed, when a signal to stop came
+        self._retiring: list[Process] = []
 
     def keep_subprocess_alive(self) -> None:
         """Replaces workers that died. Once one has served, what keeps another from starting may pass."""
@@ -83,8 +86,52 @@ class Supervisor(Multiprocess):
         except OSError as error:
             log.warning("a worker cannot be started: %s", error)
 
+    def restart_all(self) -> None:
+        """Replaces each worker, once another is in service; ends on a signal to stop."""
+        for index, worker in enumerate(self.processes):
+            if self._must_stop():
+                return
+            other = Process(self.config, self.sockets)
+            other.start()
+            if not self._serves(other):
+                other.kill()
+                other.join()
+                if not self._must_stop():
+                    log.error("worker %s stays: no other was in service in time", worker.pid)
+                return
+            self.processes[index] = other
+            self._retire(worker)
+
+    def handle_ttou(self) -> None:
+        """Removes a worker, unless it is the last."""
+        if self.processes_num > 1:
+            self.processes_num -= 1
+            self._retire(self.processes.pop())
+
+    def _must_stop(self) -> bool:
+        return self.should_exit.is_set() or any(number in STOPPING for number in self.signal_queue)
+
+    def _serves(self, worker: Process) -> bool:
+        """Whether a new worker is in service in time; not waited for once a signal to stop has come."""
+        deadline = time.monotonic() + self.config.timeout_worker_healthcheck
+        while time.monotonic() < deadline and worker.process.is_alive() and not self._must_stop():
+            if worker.is_ready(timeout=1):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _retire(self, worker: Process) -> None:
+        """Lets a worker drain. Once a signal to stop has come it is waited for with the others."""
+        worker.terminate()
+        while worker.exitcode is None:
+            if self._must_stop():
+                self._retiring.append(worker)
+                return
+            worker.process.join(0.1)
+
     def join_all(self) -> None:
         """Waits for the workers to drain; another signal meanwhile is theirs."""
+        self.processes += self._retiring
         for number in STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
         if self.hurried or self.signal_queue:
