@@ -40,6 +40,7 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed
+from tealagents.stores.base import BaseStore
 from tealagents.telemetry.requests import LoggedRequests
 from tealagents.threads.components import (
     ThreadConfigError,
@@ -305,6 +306,14 @@ def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coro
     return asked
 
 
+async def _is_there(store: BaseStore) -> bool:
+    """Whether there is a store; a folder that cannot be looked at is reported where it is opened."""
+    try:
+        return await store.exists()
+    except OSError:
+        return True
+
+
 class ServiceWiring:
     """Makes the parts of one application, and opens them."""
 
@@ -366,7 +375,11 @@ class ServiceWiring:
         config = self.config
         async with AsyncExitStack() as stack:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
+            plain = plain_store(config.persistence)
+            existed = await _is_there(plain)
             await stack.enter_async_context(self.store)
+            if not existed:
+                log.warning("there was no store at %s: a new one was made; check TA_PERSISTENCE", plain.where)
             await check_key(self.config, self.service.records)
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)
@@ -381,11 +394,11 @@ class ServiceWiring:
             await stack.enter_async_context(background(self.service.attend))
             stack.push_async_callback(self.service.drain, 0)
             stack.enter_context(drained_by_signals(self.service, config.limits.drain_seconds))
-            self._say_hello()
+            self._say_hello(plain.where)
             async with background(self.exchange.eraser.sweep):
                 yield
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, place: str) -> None:
         config = self.config
         for warning in config.warnings:
             log.warning(warning)
@@ -397,7 +410,7 @@ class ServiceWiring:
             log.warning("authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real")
         service = model_service(config)
         where = f"at {service}" if service else f"by {config.agent.client}"
-        model, store = config.agent.model, self.store.name
+        model, store = config.agent.model, self.store.name + (f" at {place}" if place else "")
         log.info("serving %s: model %s %s, state in %s", config.prefix, model, where, store)
 
 

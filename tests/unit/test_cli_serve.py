@@ -1,6 +1,7 @@
 """`tealagents serve`: a start that fails is a sentence, and no service."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -461,6 +462,23 @@ def test_a_service_whose_standard_error_is_closed_serves_all_the_same(
         finally:
             service.send_signal(signal.SIGTERM)
     assert service.returncode == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{place}", "file://{place}"])
+def test_the_log_names_the_place_of_the_store_and_that_it_is_new(
+    nursery: Nursery, tmp_path: Path, url: str
+) -> None:
+    """A mistyped path is noticed: it is served without the state that was meant."""
+    place = tmp_path / "mounted" / "state"
+    env = {"TA_AUTH": "mock", "TA_PERSISTENCE": url.format(place=place)}
+    env |= {"TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "offline-key"}
+    with nursery.service(agent_config(), env) as service:
+        [new] = [line for line in service.log().splitlines() if f"there was no store at {place}" in line]
+        assert json.loads(new)["level"] == "WARNING"
+        assert service.terminate() == 0
+        service.start()
+        assert service.log().count(f' at {place}"') == 2
+        assert service.log().count("there was no store") == 1
 
 
 @contextlib.contextmanager
