@@ -37,9 +37,12 @@ os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
 atexit.register(os.rmdir, os.environ["SSL_CERT_DIR"])
 
-# Started in the background, a process inherits that SIGINT is ignored, and so would all that the tests start.
+# Started in the background or by `nohup`, a process inherits that SIGINT or SIGHUP is ignored, and so would
+# all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
