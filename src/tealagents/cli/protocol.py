@@ -233,7 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _body_has_come(self) -> None:
         """Of a request that asked before it sent one: what follows it can be told apart after all."""
         if self.expect_100_continue and self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = self.parser.get_http_version() != "1.0"
+            kept = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+            self.cycle.keep_alive = kept
 
     def on_message_complete(self) -> None:
         self._incomplete = False
