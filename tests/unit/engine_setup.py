@@ -25,6 +25,7 @@ from tealagents.domain.ports import (
 )
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals
+from tealagents.engine.observer import Observer
 from tealagents.engine.run import Stop
 from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import Toolbox
@@ -257,7 +258,9 @@ class Process:
         self.model = model
         self.records = RecordStore(store, AGENT, clock or SystemClock())
         self.lease = Lease(self.records, lease_seconds)
-        self.tasks = Tasks(self.records, self.lease, TaskRules(**rules), f"{AGENT}:0.1")
+        given = dict(agent or {})
+        report = given.setdefault("observer", Observer()).ended_outside
+        self.tasks = Tasks(self.records, self.lease, TaskRules(**rules), f"{AGENT}:0.1", report)
         toolbox = Toolbox(model, 120)
         toolbox.load([Tools(*tools)])
         self.service = Service(
@@ -268,7 +271,7 @@ class Process:
                 model=model,
                 toolbox=toolbox,
                 limits=Limits(**(limits or {})),
-                **(agent or {}),
+                **given,
             ),
             self.tasks,
         )

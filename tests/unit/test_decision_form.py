@@ -9,6 +9,7 @@ from tealagents.api.decisions import fields, of_fields
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, ToolCall, User
 from tealagents.engine.approvals import CallDecision
+from tealagents.state.decisions import digest_of, shown_calls
 
 PAUSE = Approval(
     approval_id="6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f",
@@ -20,6 +21,14 @@ PAUSE = Approval(
     expires_at=datetime(2026, 1, 2, tzinfo=UTC),
     calls=tuple(ToolCall(id=each, tool=f"Files-{each}", arguments="{}") for each in ("read", "delete")),
 )
+
+
+def test_what_a_decision_is_bound_to_stays_the_same() -> None:
+    """Of a call that another version of the service has shown, also one to a client's tool with a hyphen."""
+    call = ToolCall(id="c1", tool="get-weather", arguments="{}", by_client=True)
+    assert digest_of([call]) == "faad8812fe60a82c31618abf0ce4230a57732dd2929264877266edfb7b5fd53c"
+    (shown,) = shown_calls([call])
+    assert (shown["plugin_name"], shown["function_name"]) == ("", "get-weather")
 
 
 def test_what_may_be_left_out_has_a_default_that_its_field_allows() -> None:

@@ -545,6 +545,40 @@ async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
         assert isinstance(found[-1].event, Canceled)
 
 
+@pytest.mark.parametrize("how", ["here", "there", "asked"])
+async def test_the_end_of_a_request_is_counted_once(how: str) -> None:
+    """By the process that has written it: the one that runs it, also when another asks for it, or another."""
+    store, go = shared(), asyncio.Event()
+    counted: list[tuple[str, bool]] = []
+
+    class Counting(Observer):
+        def request(self, request: RequestRecord) -> RequestWatch:
+            return Counted(request)
+
+        def ended_outside(self, request: RequestRecord) -> None:
+            counted.append((request.status, True))
+
+    class Counted(RequestWatch):
+        def ended(self, request: RequestRecord, *, here: bool = True) -> None:
+            counted.append((request.status, here))
+
+    agent, model = {"observer": Counting()}, Scripted(waits(go, "one ", "two"))
+    async with process(store, model, agent=agent) as here, process(store, agent=agent) as there:
+        sent = await here.send("one")
+        request_id, partition = sent.request.request_id, here.partition()
+        await eventually(lambda: model.calls)
+        if how == "asked":
+            await there.service.cancel(partition, request_id, "mock.ada")
+        elif how == "there":
+            head = await there.tasks.head(partition, sent.request.task_id)
+            assert await there.tasks.end(partition, head, request_id, tasks.INTERRUPTED, "mock.ada")
+        go.set()
+        await eventually(lambda: not here.service.load().in_flight)
+        status = (await there.request(request_id)).status
+    assert [ended for ended, is_counted in counted if is_counted] == [status]
+    assert len(counted) == (2 if how == "there" else 1)
+
+
 @pytest.mark.parametrize("concurrency", ["interrupt", "rollback"])
 async def test_a_newer_message_ends_no_pause_that_it_meets_elsewhere(
     monkeypatch: pytest.MonkeyPatch, concurrency: Any

@@ -323,6 +323,20 @@ async def test_a_client_that_asks_whether_to_send_its_body(reads: bool) -> None:
             assert await client.is_closed()
 
 
+async def test_a_body_that_comes_after_the_service_has_begun_to_stop_keeps_no_connection() -> None:
+    """Although its client has asked before it sent it."""
+    application = Application()
+    async with connected(application) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n")
+        assert await client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        application.connections[0].shutdown()
+        client.send(b"some text")
+        application.answer.set()
+        assert b"connection: close" in await client.head()
+        assert await client.take(2) == b"ok"
+        assert await client.is_closed()
+
+
 async def test_a_websocket_outlives_the_answer_before_it() -> None:
     """The time in which the rest of that has to be taken does not end the WebSocket."""
     application = Application(size=LARGE)

@@ -221,6 +221,12 @@ class BoundedProtocol(HttpToolsProtocol):
                 # answered before its body was asked for, this may come or not: what follows may be either
                 self.cycle.keep_alive = False
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.expect_100_continue = (
+            False  # the connection ends with this answer, whether or not the body comes
+        )
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         super()._start_asgi_task(cycle, app)

@@ -119,15 +119,12 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
 
     @property
     def plugin_name(self) -> str:
-        """Empty for a tool of the client."""
-        if self.by_client:
-            return ""
         first, separator, _ = self.tool.partition(TOOL_SEPARATOR)
         return self.plugin or (first if separator else "")
 
     @property
     def function_name(self) -> str:
-        return self.tool.removeprefix(f"{plugin}{TOOL_SEPARATOR}" if (plugin := self.plugin_name) else "")
+        return self.tool.removeprefix(self.plugin_name + TOOL_SEPARATOR)
 
 
 class Deferred(Struct, frozen=True):

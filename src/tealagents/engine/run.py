@@ -77,6 +77,8 @@ class Run:
         self._scope: asyncio.Timeout | None = None
         #: the turn is over, and its end is being written: it ends as it is
         self._over = False
+        #: not another process, nor a call of `Tasks.end`
+        self._ends_here = True
         #: what the followers see
         self.stream = Publisher(conversations.tasks, writer)
         #: the record as it was left: ended, paused, or ended by another process; or why that is not stored
@@ -118,8 +120,7 @@ class Run:
                 await self._to_the_end(resumption)
                 fault = self.outcome.exception()
                 if fault is None:
-                    ended = self.outcome.result()
-                    watch.ended(ended, here=ended is self.request)
+                    watch.ended(self.outcome.result(), here=self._ends_here)
                 elif isinstance(fault, TealError):
                     watch.failed(fault)
         finally:  # an observer reports to what its host has set up, which may raise
@@ -378,6 +379,7 @@ class Run:
             )
             return
         self._conversations.forget(self.request.task_id)
+        self._ends_here = request.last_event == self.stream.last_id + 1  # which others do not know
         self._settle(request)
 
     async def _fail_last(self, error: BaseException) -> None:

@@ -86,21 +86,21 @@ def intent(request_id: str, calls: Sequence[ToolCall]) -> tuple[ToolIntent, Json
 
 
 def digest_of(calls: Iterable[ToolCall]) -> str:
-    """SHA-256 of calls as they are shown: what runs is bound to it."""
-    return hashlib.sha256(canonical({"calls": shown_calls(calls)})).hexdigest()
+    """SHA-256 of calls, with the names of their tools in two parts: what runs is bound to it."""
+    named = [_named(call, call.plugin_name, call.function_name) for call in calls]
+    return hashlib.sha256(canonical({"calls": named})).hexdigest()
 
 
 def shown_calls(calls: Iterable[ToolCall]) -> list[Json]:
-    """Calls as a pause shows them."""
+    """Calls as a pause shows them: a tool of the client is no plugin's."""
     return [
-        {
-            "id": call.id,
-            "plugin_name": call.plugin_name,
-            "function_name": call.function_name,
-            "arguments": call.arguments,
-        }
+        _named(call, "", call.tool) if call.by_client else _named(call, call.plugin_name, call.function_name)
         for call in calls
     ]
+
+
+def _named(call: ToolCall, plugin: str, function: str) -> Json:
+    return {"id": call.id, "plugin_name": plugin, "function_name": function, "arguments": call.arguments}
 
 
 def decide(
