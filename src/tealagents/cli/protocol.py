@@ -166,14 +166,14 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_answered", "_incomplete", "_overhead", "_too_large", "_untaken")
+    __slots__ = ("_answering", "_incomplete", "_overhead", "_too_large", "_untaken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
         #: the request that is being answered: `cycle` is the one that was received last
-        self._answered: RequestResponseCycle | None = None
+        self._answering: RequestResponseCycle | None = None
         #: a request has begun, and its body has not ended
         self._incomplete = False
         #: bytes of the head that is being received, or since the last content of a body, but for those that
@@ -190,9 +190,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if (answered := self._answered) is not None and not answered.response_complete:
-            answered.disconnected = True  # also where others were sent behind it
-            answered.message_event.set()
+        if (cycle := self._answering) is not None and not cycle.response_complete:
+            cycle.disconnected = True  # also where others were sent behind it
+            cycle.message_event.set()
         self._unset_keepalive_if_required()  # also of one that was reset: the timer would keep all of it
 
     def on_message_begin(self) -> None:
@@ -223,12 +223,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.expect_100_continue = (
-            False  # the connection ends with this answer, whether or not the body comes
-        )
+        # the connection ends with this answer, also where the body comes after all
+        self.expect_100_continue = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answered = cycle
+        self._answering = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:

@@ -218,7 +218,7 @@ class ModelFailed(RunFailure):
         self, detail: str, /, *, retry_after: float | None = None, http_status: int | None = None
     ) -> None:
         super().__init__(detail, retry_after=retry_after)
-        #: with which it refused
+        #: of the model service's refusal, where it answered with one
         self.http_status = http_status
 
 
