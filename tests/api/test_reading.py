@@ -16,6 +16,7 @@ from wire import Json, problem, store_of, text
 from tealagents.domain import ids
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.llm.offline import OfflineModel
+from tealagents.state import history
 from tealagents.state.records import SystemClock
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread, agent_config
@@ -244,6 +245,23 @@ def test_messages_and_steps_are_oldest_first(user: httpx.Client) -> None:
         audit = pages(user, f"/tasks/{task}/audit", limit)
         assert [entry["seq"] for entry in audit] == list(range(1, len(audit) + 1))
         assert [b["prev_hash"] for b in audit[1:]] == [a["hash"] for a in audit[:-1]]
+
+
+def test_a_page_of_large_messages_is_short(user: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process holds no more of them at once; the pages join to the whole, and no round is torn."""
+    task = say(user, 'call Shell-look {"path": "/x"}')["task_id"]
+    for n in range(3):
+        say(user, f"{n}" + 900 * "x", task_id=task)
+    whole = pages(user, f"/tasks/{task}/messages", 200)
+    steps = pages(user, f"/tasks/{task}/trace", 200)
+    monkeypatch.setattr(history, "PAGE_BYTES", 1000)
+    first = user.get(f"/tasks/{task}/messages", params={"limit": 200}).json()
+    assert 0 < len(first["items"]) < len(whole)
+    assert first["next_cursor"] is not None
+    for limit in (2, 200):
+        assert pages(user, f"/tasks/{task}/messages", limit) == whole
+    assert len(user.get(f"/tasks/{task}/trace").json()["items"]) < len(steps)
+    assert pages(user, f"/tasks/{task}/trace", 200) == steps
 
 
 def test_a_request_shows_its_outcome(user: httpx.Client) -> None:

@@ -1,14 +1,17 @@
 """What stands in the query of a request."""
 
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+import msgspec
 from starlette.requests import Request
 
 from tealagents.api.names import unknown
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json
+from tealagents.state.history import PAGE_BYTES
 
 _INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 
@@ -31,14 +34,17 @@ def flag(request: Request, name: str) -> bool:
 async def window(request: Request, newest_first: AsyncGenerator[Json]) -> tuple[list[Json], bool]:
     """The documents of a list that `limit`, `after` and `order` ask for; and whether more follow.
 
-    The newest come first, unless `order` says otherwise. Nothing is read beyond those. `NotFound` for an
-    `after` that is none of the ids.
+    The newest come first, unless `order` says otherwise. Nothing is read beyond those, and nothing held: with
+    large ones they are fewer than `limit`, `PAGE_BYTES` together. `NotFound` for an `after` that is none of
+    the ids.
     """
     limit = number(request, "limit", 20, lowest=1, highest=100)
     after, order = once(request, "after"), once(request, "order") or "desc"
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", "must be asc or desc")
-    oldest_first, met, found = order == "asc", after is None, list[Json]()
+    oldest_first, met, more = order == "asc", after is None, False
+    found, sizes = deque[Json](), deque[int]()
+    drop = deque.popleft if oldest_first else deque.pop
     async with aclosing(newest_first):
         async for each in newest_first:
             if each["id"] == after:
@@ -47,11 +53,16 @@ async def window(request: Request, newest_first: AsyncGenerator[Json]) -> tuple[
                     break
             elif oldest_first or met:
                 found.append(each)
-                if not oldest_first and len(found) > limit:
+                sizes.append(len(msgspec.json.encode(each)))
+                while len(found) > limit or (len(found) > 1 and sum(sizes) > PAGE_BYTES):
+                    more = True
+                    drop(found)
+                    drop(sizes)
+                if more and not oldest_first:
                     break
     if not met:
         raise unknown("item", after or "")
-    return (found[::-1] if oldest_first else found)[:limit], len(found) > limit
+    return list(reversed(found) if oldest_first else found), more
 
 
 async def newest(count: int, newest_first: AsyncGenerator[Json]) -> list[Json]:

@@ -80,7 +80,7 @@ async def placed(
     try:
         await exchange.locate(caller, keys.task, task_id)
     except NotFound:
-        if ids.tag_of(task_id) == ids.owner_tag(caller.user.key):
+        if ids.made_for(caller.user.key, task_id):
             raise
         return replace(message, new_task_id=task_id)
     return replace(message, task_id=task_id)

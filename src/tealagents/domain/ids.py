@@ -43,6 +43,11 @@ def tag_of(identifier: str) -> str:
     return identifier[:8] + identifier[9:13]
 
 
+def made_for(owner: str, identifier: str) -> bool:
+    """Whether an id carries the tag of this owner."""
+    return tag_of(identifier) == owner_tag(owner)
+
+
 def new_id(tag: str) -> str:
     """A fresh UUID (version 8) that carries an owner's tag."""
     return _tagged(tag, os.urandom(10).hex())

@@ -34,6 +34,8 @@ from tealagents.state.records import RecordStore
 
 #: batches read at a time
 PAGE = 50
+#: bytes of bodies on a page of messages or steps, but for those of its first
+PAGE_BYTES = 16_000_000
 #: characters of a call's arguments that a note on it repeats
 ARGUMENTS_SHOWN = 500
 
@@ -64,6 +66,8 @@ class Logged(Struct, frozen=True):
 
     entry: Entry
     body: Body
+    #: bytes of the body as it is stored
+    size: int
 
     @property
     def seq(self) -> int:
@@ -137,13 +141,16 @@ class History:
     ) -> tuple[list[Message], int | None]:
         """A page of the messages of a path, oldest first, and the number to continue after (None: no more).
 
-        A page may be short so that it ends before a round of tools, and not within it.
+        A page may be short: it ends before a round of tools, and not within it, and it holds no more than
+        `PAGE_BYTES`.
         """
         found: list[Message] = []
         seqs: list[int] = []
+        size = 0
         async for logged in self.forwards(partition, task_id, path, after):
             if isinstance(logged.body, MessageBody):
-                if len(found) == limit:
+                size += logged.size
+                if len(found) == limit or (found and size > PAGE_BYTES):
                     end = _page_end(found, logged.body.message)
                     return in_call_order(found[:end]), seqs[end - 1]
                 found.append(logged.body.message)
@@ -164,12 +171,13 @@ class History:
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
     ) -> tuple[list[Step], int | None]:
-        """A page of the whole task's steps, oldest first."""
+        """A page of the whole task's steps, oldest first; it may be short, as of messages."""
         found: list[Step] = []
-        last = 0
+        last = size = 0
         async for logged in self.forwards(partition, task_id, whole(tail), after):
             if isinstance(logged.body, StepBody):
-                if len(found) == limit:
+                size += logged.size
+                if len(found) == limit or (found and size > PAGE_BYTES):
                     return found, last
                 found.append(logged.body.step)
                 last = logged.seq
@@ -269,7 +277,7 @@ class _Reader:
             opened = await self._records.opened(self._partition, self._task_id, batch)
         except CorruptState as damage:
             raise await self._damaged(damage) from None
-        return [Logged(entry, body) for entry, body in opened]
+        return [Logged(entry, body, size) for entry, body, size in opened]
 
     async def _page(self, seq: int) -> list[Batch]:
         """The batches from that one on which can hold the entry."""

@@ -250,8 +250,8 @@ def _ids_of(document: ExportedTask) -> list[tuple[Kind, str]]:
 
 def _made_elsewhere(caller: Caller, document: ExportedTask) -> list[tuple[Kind, str]]:
     """Those that were not made here for the caller, and have to be claimed."""
-    tag = ids.owner_tag(caller.user.key)
-    return [(kind, identifier) for kind, identifier in _ids_of(document) if ids.tag_of(identifier) != tag]
+    owner = caller.user.key
+    return [(kind, each) for kind, each in _ids_of(document) if not ids.made_for(owner, each)]
 
 
 def _exists(task_id: str) -> AlreadyExists:

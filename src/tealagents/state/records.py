@@ -406,11 +406,11 @@ class RecordStore:
             found.append(data)
         return found
 
-    async def opened(self, partition: str, task_id: str, batch: Batch) -> list[tuple[Entry, Body]]:
-        """The entries of a batch with their bodies parsed."""
+    async def opened(self, partition: str, task_id: str, batch: Batch) -> list[tuple[Entry, Body, int]]:
+        """The entries of a batch, each with its body, parsed, and the body's bytes as they are stored."""
         bodies = await self.bodies(partition, task_id, batch)
         try:
-            return [(e, decode_body(b)) for e, b in zip(batch.entries, bodies, strict=True)]
+            return [(e, decode_body(b), len(b)) for e, b in zip(batch.entries, bodies, strict=True)]
         except (msgspec.DecodeError, ValueError) as error:
             key = keys.log(task_id, batch.entries[0].seq if batch.entries else 0)
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from talk import call
 from threads_setup import CountedStore
 
+from tealagents.api import query
 from tealagents.testing.service import ServiceThread
 
 ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
@@ -44,6 +45,23 @@ def test_a_conversation_is_filled_and_continued(ada: OpenAI) -> None:
         assert ada.conversations.items.retrieve(item.id, conversation_id=made.id) == item
     assert list(ada.conversations.items.list(made.id)) == items[::-1]
     assert again.output[0].id == items[-1].id
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_of_large_items_is_short(
+    ada: OpenAI, monkeypatch: pytest.MonkeyPatch, order: Literal["asc", "desc"]
+) -> None:
+    """A process holds no more of them at once; the pages join to the whole."""
+    said: Any = [{"role": "user", "content": f"{n}" + 900 * "x"} for n in range(5)]
+    made = ada.conversations.create(items=said)
+    whole = list(ada.conversations.items.list(made.id, order=order))
+    assert len(whole) == 5
+    monkeypatch.setattr(query, "PAGE_BYTES", 3000)
+    page = ada.conversations.items.list(made.id, order=order)
+    assert (len(page.data), page.has_more) == (2, True)
+    assert list(page) == whole
+    monkeypatch.setattr(query, "PAGE_BYTES", 10)
+    assert list(ada.conversations.items.list(made.id, order=order)) == whole
 
 
 def test_what_the_tools_did_is_in_the_items(ada: OpenAI, file: Path) -> None:
