@@ -209,6 +209,24 @@ def test_the_kind_can_change_under_a_task(tmp_path: Path) -> None:
                 assert output(answered) == f"You have sent {2 * n + 2} messages."
 
 
+def test_a_task_that_is_local_again_continues_no_response(tmp_path: Path) -> None:
+    """The client is the same, and what the service kept is gone: all of it is sent, and nothing continued.
+    covers: THREAD-1"""
+    task: str | None = None
+    for kind, words in [("remote", "My name is Ada."), ("local", "What is my name?")]:
+        with OfflineModel() as model:
+            env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "key", "TA_AUTH": "mock"}
+            config = agent_config(
+                agent={"client": "openai-responses"},
+                thread={"kind": kind},
+                persistence=f"sqlite:///{tmp_path}/state.db",
+            )
+            with ServiceThread(config, env) as service, service.client() as ada:
+                answer = say(ada, words, task)
+                task = answer["task_id"]
+    assert output(answer) == "Your name is Ada."
+
+
 def test_the_context_of_a_request_is_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
     """It is sent in the instructions: what is in the conversation, the service sends with every request."""
     given = {**text("hello"), "user_context": {"City": "Oslo"}}

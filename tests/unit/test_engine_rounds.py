@@ -119,7 +119,7 @@ async def test_whatever_a_model_client_raises_fails_its_request_alone(kind: type
 def test_of_very_many_calls_not_each_is_named() -> None:
     """The sentence stands with each of them over some protocols."""
     waiting = tuple(ToolCall(f"c{n}", f"Shell-{n}", "{}") for n in range(NAMES_LISTED + 1_000))
-    needed = loop.HumanNeeded(waiting, (), (), awaits_owner=False)
+    needed = loop.HumanNeeded(waiting, {}, awaits_owner=False)
     assert needed.message.startswith("Approval is needed before Shell-0, Shell-1, ")
     assert needed.message.endswith(f", Shell-{NAMES_LISTED - 1} and 1,000 more can run.")
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tealagents.api.bearer import WELL_KNOWN
-from tealagents.domain.current import current_ids
 from tealagents.domain.models import Failure, RequestRecord
+from tealagents.engine.observer import current_ids
 from tealagents.telemetry.logs import JsonLines, Readable
 from tealagents.telemetry.requests import LoggedRequests, route_of
 from tealagents.testing.forking import Nursery

@@ -7,13 +7,14 @@ import pytest
 from threads_setup import SYSTEM, CountedStore, Engine
 
 from tealagents.domain.models import Item, Json
+from tealagents.domain.paths import split
 from tealagents.state.changes import Changes
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import open_view
-from tealagents.threads.windows import between, continues
+from tealagents.threads.windows import continues
 
 
 @pytest.fixture
@@ -241,9 +242,9 @@ def test_a_path_continues_another(old: Any, new: Any, expected: bool) -> None:
     assert continues(old, new) is expected
 
 
-def test_a_path_is_cut_between_two_numbers() -> None:
-    """Both of which are left out."""
+def test_a_path_is_cut_behind_a_number() -> None:
+    """Each entry is in one of the two parts."""
     path = ((1, 4), (7, 9), (12, 20))
-    assert between(path, 2, 13) == ((3, 4), (7, 9), (12, 12))
-    assert between(path, 9, 12) == ()
-    assert between(path, 0, 99) == path
+    assert split(path, 2) == (((1, 2),), ((3, 4), (7, 9), (12, 20)))
+    assert split(path, 9) == (((1, 4), (7, 9)), ((12, 20),))
+    assert split(path, 0) == ((), path)

@@ -227,8 +227,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         which the user has to consent elsewhere."""
         approval = self._approval(needed)
         self.recorder.asked(approval)
-        authorizations = zip(needed.consents, needed.authorizations, strict=True)
-        urls = {call_id: str(each["url"]) for call_id, each in authorizations}
+        urls = {call_id: str(each["url"]) for call_id, each in needed.consents.items()}
         approved = [c for c in needed.calls if c.id not in urls and await self._approves(c)]
         now = self.recorder.clock.now()
         decisions = tuple(
@@ -265,7 +264,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             created_at=now,
             expires_at=now + timedelta(seconds=self.agent.limits.approval_expiry_seconds),
             calls=needed.calls,
-            authorizations=needed.authorizations,
+            authorizations=tuple(needed.consents.values()),
         )
 
 

@@ -51,6 +51,7 @@ from tealagents.state.history import History
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.owner_directory import Kind
+from tealagents.state.records import RecordStore
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class RequestView(Struct, frozen=True, kw_only=True):
     record: RequestRecord
     partition: str
     caller: Caller
-    #: the request is the caller's own; an approver sees ids and status, never content
+    #: the caller may read what was said: its owner, or an auditor; an approver sees ids and status alone
     own: bool
     #: the caller may end the request by leaving: it was sent on this connection
     sender: bool = False
@@ -139,6 +140,10 @@ class Exchange:
         return self.service.agent
 
     @property
+    def records(self) -> RecordStore:
+        return self.service.tasks.records
+
+    @property
     def prefix(self) -> str:
         return self.settings.prefix
 
@@ -161,6 +166,10 @@ class Exchange:
         self.agent.observer.named(**{f"{kind.__name__}_id": identifier})
         directory = self.tasks.directory
         return await directory.locate(caller, kind, identifier, reading=reading, deciding=deciding)
+
+    def partition(self, caller: Caller) -> str:
+        """The partition of what is the caller's own."""
+        return self.records.partition(caller.user)
 
     # --- limits ----------------------------------------------------------------------------------
 
@@ -223,7 +232,8 @@ class Exchange:
     async def add(self, caller: Caller, partition: str, head: Head, said: Sequence[Earlier]) -> Head:
         """Adds messages from elsewhere behind what a task holds; see `Changes.add` for what it raises."""
         self._check_earlier(said)
-        return await self.changes.add(partition, head.task_id, caller.user, said)
+        remote = self.agent.thread_kind == "remote"
+        return await self.changes.add(partition, head.task_id, caller.user, said, remote=remote)
 
     async def branch(
         self,
@@ -279,7 +289,7 @@ class Exchange:
 
     def _view(self, caller: Caller, sent: Submitted) -> RequestView:
         self.agent.observer.named(**sent.request.ids)
-        own = self._owns(caller, sent.partition)
+        own = sent.partition == self.partition(caller)
         return RequestView(
             record=sent.request,
             partition=sent.partition,
@@ -315,7 +325,7 @@ class Exchange:
     def follow(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
         """The events behind `view.after`, some at a time, to the one that ends the stream."""
         events = self.service.events(view.partition, view.record.request_id, view.after)
-        if self._owns(view.caller, view.partition):
+        if view.partition == self.partition(view.caller):
             return events
         return _seen(events, partial(_shown_to, view.caller.user) if view.own else redacted)
 
@@ -425,7 +435,7 @@ class Exchange:
         try:
             partition = await self.locate(caller, keys.request, request_id)
         except PersistenceUnavailable:  # the caller's own is stopped here without the store
-            partition = self.service.records.partition(caller.user)
+            partition = self.partition(caller)
         return await self.service.cancel(partition, request_id, caller.user.key)
 
     async def _cancel(self, view: RequestView) -> RequestRecord:
@@ -447,9 +457,6 @@ class Exchange:
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = None if isinstance(error, TealError) else error
             log.warning("work for a client that has left failed: %s", error, exc_info=fault)
-
-    def _owns(self, caller: Caller, partition: str) -> bool:
-        return partition == self.service.records.partition(caller.user)
 
 
 def key_of(given: str, value: Any) -> Key:

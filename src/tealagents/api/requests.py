@@ -57,7 +57,7 @@ async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
     except InvalidRequest as error:
         raise NotFound(error.detail) from None
     view = await exchange.request(caller, request_id)
-    if view.partition != exchange.service.records.partition(caller.user):
+    if view.partition != exchange.partition(caller):
         raise NotOwner(f"The request {request_id} belongs to another user.")
     return view
 
@@ -80,7 +80,7 @@ async def placed(
     try:
         await exchange.locate(caller, keys.task, task_id)
     except NotFound:
-        if ids.made_for(caller.user.key, task_id):
+        if ids.is_made_for(caller.user.key, task_id):
             raise
         return replace(message, new_task_id=task_id)
     return replace(message, task_id=task_id)
@@ -103,7 +103,7 @@ class Named(Struct, frozen=True):
         head = self.head
         if head is None or head.checkpoint_id is None or not head.idle or head.status != "Completed":
             return None
-        records, key = self.exchange.service.records, keys.request(head.checkpoint_id)
+        records, key = self.exchange.records, keys.request(head.checkpoint_id)
         found = await records.get(self.partition, key, RequestRecord)
         answer = found.value.output.rstrip() if found else ""  # some pages leave out spaces at the end
         return None if len(shown) < len(answer) and answer.startswith(shown) else head.tail_seq
@@ -180,7 +180,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
         task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
         task_id, shared = ids.named_id(caller.user.key, name), False
-    tasks, partition = exchange.tasks, exchange.service.records.partition(caller.user)
+    tasks, partition = exchange.tasks, exchange.partition(caller)
     found = Named(exchange, caller, task_id, partition)
     with suppress(NotFound):
         return replace(found, head=(await tasks.head(partition, task_id)).value)
@@ -217,7 +217,7 @@ async def added(
 
 async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Approval | None:
     """A pause of any request of the partition."""
-    found = await exchange.service.records.get(partition, keys.approval(approval_id), Approval)
+    found = await exchange.records.get(partition, keys.approval(approval_id), Approval)
     return found.value if found is not None else None
 
 
@@ -250,7 +250,7 @@ async def submitted(
 
 async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:
     """The request that began under an idempotency key; None where the key is unused."""
-    records, partition = exchange.service.records, exchange.service.records.partition(caller.user)
+    records, partition = exchange.records, exchange.partition(caller)
     used = await records.get(partition, keys.idempotency(key.name), IdempotencyRecord)
     return await exchange.request(caller, used.value.request_id) if used is not None else None
 
@@ -324,7 +324,7 @@ async def asked(exchange: Exchange, partition: str, record: RequestRecord) -> Me
     """The user's message that a request began with, or waits with; None where there is none."""
     if not record.first_seq and record.waiting is not None:
         return await waiting_message(exchange.tasks, partition, record)
-    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
+    path = record.entries(record.first_seq)
     async for logged in exchange.history.forwards(partition, record.task_id, path):
         if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
             return logged.body.message
@@ -340,7 +340,7 @@ async def page(
     `InvalidRequest` for a token that this did not give out.
     """
     behind = latest.Changed.parse(token, "pageToken") if token else None
-    partition = exchange.service.records.partition(caller.user)
+    partition = exchange.partition(caller)
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
     views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
     return views, str(found.last or ""), found.total

@@ -51,6 +51,7 @@ from tealagents.domain.models import (
     ToolIntent,
 )
 from tealagents.state import keys
+from tealagents.state.decisions import is_decision
 from tealagents.state.new_message import Key, NewMessage
 
 F = TypeVar("F", bound=EventFold)
@@ -109,7 +110,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
 async def _pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
     """A pause of a request. `CorruptState` where the request names one that is gone."""
-    records, key = exchange.service.records, keys.approval(approval_id)
+    records, key = exchange.records, keys.approval(approval_id)
     return (await records.named(view.partition, view.record.task_id, key, Approval)).value
 
 
@@ -320,14 +321,13 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
 
 async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     record, partition = stretch.record, stretch.view.partition
-    last = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
+    tail = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
     number, made = 1, set[str]()
     repeats = record.retries is not None  # what a request does again, it does not say again
-    path = ((record.first_seq, last),)
-    async for logged in exchange.history.forwards(partition, record.task_id, path):
+    async for logged in exchange.history.forwards(partition, record.task_id, record.entries(tail)):
         body = logged.body
         repeats = repeats and not _is_new(body)
-        if isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "decided":
+        if is_decision(body):
             number += bool(record.approvals)  # none: it was imported, and is one stretch
         elif number != stretch.number or repeats:
             continue

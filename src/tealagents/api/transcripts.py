@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tealagents.api import requests, stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
+from tealagents.domain import paths
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.models import (
     Approval,
@@ -20,9 +21,9 @@ from tealagents.domain.models import (
     MessageBody,
     Path,
     Role,
-    StepBody,
 )
 from tealagents.engine.resuming import answers
+from tealagents.state.decisions import is_decision
 from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest, and what else belongs to the request of the oldest of them
@@ -63,18 +64,18 @@ async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     if not record.first_seq:  # it waits its turn
         return await messages(exchange, partition, head)
     first, own, decided = record.first_seq, list[Message](), 1
-    tail = ((first, record.last_seq or head.tail_seq),)
-    async for logged in exchange.history.forwards(partition, record.task_id, tail):
+    entries = record.entries(head.tail_seq)
+    async for logged in exchange.history.forwards(partition, record.task_id, entries):
         body = logged.body
         if isinstance(body, MessageBody) and (stretch.number > 1 or body.message.role == "user"):
             own.append(body.message)
-        elif isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided"):
+        elif is_decision(body):
             decided += 1
         if decided == stretch.number and (stretch.number > 1 or own):
             break
     if stretch.before is not None:
         own += _outputs(stretch.before)
-    path = tuple((low, min(high, first - 1)) for low, high in record.path or head.path if low < first)
+    path, _ = paths.split(record.path or head.path, first - 1)
     earlier = await _newest(exchange, partition, record.task_id, path)
     return await _once(exchange, partition, [*earlier, *own])
 

@@ -6,7 +6,6 @@
 `paths`       a task's path through its log, and what tools did on it
 `events`      what happens while a request runs; JSON folds them, SSE encodes them
 `errors`      every error that can reach a user, as values
-`current`     the ids of the request that the running code works for
 `json_limits` what JSON from outside may hold, and how deep it may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on
 `images`      what an image of a message must be

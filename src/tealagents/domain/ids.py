@@ -43,14 +43,14 @@ def tag_of(identifier: str) -> str:
     return identifier[:8] + identifier[9:13]
 
 
-def made_for(owner: str, identifier: str) -> bool:
-    """Whether an id carries the tag of this owner."""
+def is_made_for(owner: str, identifier: str) -> bool:
+    """Whether an id carries the owner's tag."""
     return tag_of(identifier) == owner_tag(owner)
 
 
-def new_id(tag: str) -> str:
-    """A fresh UUID (version 8) that carries an owner's tag."""
-    return _tagged(tag, os.urandom(10).hex())
+def new_id(owner: str) -> str:
+    """A fresh UUID (version 8) that carries the owner's tag."""
+    return _tagged(owner_tag(owner), os.urandom(10).hex())
 
 
 def named_id(owner: str, name: str) -> str:

@@ -521,6 +521,10 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
         """The ids of the session, the task and the request, by name."""
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
 
+    def entries(self, tail: int) -> Path:
+        """Its entries in its task's log, whose end is `tail`; none while it waits its turn."""
+        return ((self.first_seq, self.last_seq or tail),) if self.first_seq else ()
+
     @property
     def changed_at(self) -> datetime:
         """When the request came into the status that it has."""

@@ -61,10 +61,7 @@ def _size(tool: ToolOutcome) -> int:
 def effects_on_path(head: Head) -> tuple[ToolOutcome, ...]:
     """What tools of requests without an answer did, as far as they are part of the current history."""
     return tuple(
-        tool
-        for effects in head.effects
-        if any(first <= effects.first_seq <= last for first, last in head.path)
-        for tool in effects.tools
+        tool for effects in head.effects if holds(head.path, effects.first_seq) for tool in effects.tools
     )
 
 
@@ -96,6 +93,11 @@ def extend(path: Path, first: int, last: int) -> Path:
     if path and path[-1][1] + 1 == first:
         return (*path[:-1], (path[-1][0], last))
     return (*path, (first, last))
+
+
+def holds(path: Path, seq: int) -> bool:
+    """Whether an entry is on a path."""
+    return any(first <= seq <= last for first, last in path)
 
 
 def split(path: Path, last: int) -> tuple[Path, Path]:

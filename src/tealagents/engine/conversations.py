@@ -25,8 +25,10 @@ class TaskConversation:
         self._writer = writer
         #: on what the view shows
         self._window: Window[Part] | None = None
-        #: continued by the request after its pause, else by the task
-        self.remote_id = writer.request.remote_id or writer.head.remote_id
+        #: continued by the request after its pause, else by the task; what a task has from when it was remote
+        #: is not continued once it is local
+        kept = writer.request.remote_id or writer.head.remote_id
+        self.remote_id = kept if conversations.agent.thread_kind == "remote" else None
 
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head

@@ -9,16 +9,19 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.engine.run import DELETED, Run
+from tealagents.engine.run import DELETED
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks
+
+if TYPE_CHECKING:
+    from tealagents.engine.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -26,32 +29,19 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 5.0
 
 
-class Runner(Protocol):
-    """This process, as followers see it."""
-
-    tasks: Tasks
-    tails: "Tails"
-    #: how many generators of `follow` have begun and not ended
-    followers: int
-    #: True once it has drained: what is not over by then continues elsewhere
-    closed: bool
-
-    def run_of(self, request_id: str) -> Run | None: ...
-
-
 async def follow(
-    runner: Runner, partition: str, request_id: str, after: int
+    service: "Service", partition: str, request_id: str, after: int
 ) -> AsyncGenerator[Sequence[Recorded]]:
     """The events behind `after`, some at a time, to the one that ends the stream.
 
     Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
     such an event only where the process does; the follower then continues in another.
     """
-    tasks = runner.tasks
-    runner.followers += 1
+    tasks = service.tasks
+    service.followers += 1
     try:
         while True:
-            run = runner.run_of(request_id)
+            run = service.run_of(request_id)
             lost: BaseException | None = None
             if run is not None and after >= run.stream.base:
                 async for batch in run.stream.follow(after):
@@ -77,16 +67,16 @@ async def follow(
             if run is not None and record.status != "Paused":
                 after = max(after, run.stream.base)  # the id of the decided pause, which is passed over
                 continue
-            if runner.closed:  # what was ended with the process has been seen above
+            if service.closed:  # what was ended with the process has been seen above
                 return
-            with runner.tails.open(partition, record, after) as tail:
+            with service.tails.open(partition, record, after) as tail:
                 async for batch in tail.follow(after):
                     yield batch
                     after = batch[-1].id
                     if isinstance(batch[-1].event, Terminal):
                         return
     finally:
-        runner.followers -= 1
+        service.followers -= 1
 
 
 def _last(record: RequestRecord, after: int) -> Recorded | None:

@@ -7,7 +7,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -82,10 +82,8 @@ class HumanNeeded(Struct, frozen=True):
     """These calls wait for a decision; the conversation continues when it is made."""
 
     calls: tuple[ToolCall, ...]
-    #: one for each call that waits for its owner's consent
-    authorizations: tuple[Json, ...]
-    #: ids of those calls
-    consents: tuple[str, ...]
+    #: by the id of each call that waits for its owner's consent: where to give it
+    consents: Mapping[str, Json]
     #: calls that were approved already and wait only for the owner's own token
     awaits_owner: bool
     #: tools that are others now than those that were approved
@@ -98,7 +96,7 @@ class HumanNeeded(Struct, frozen=True):
         """What the humans who may decide read."""
         approved = [call for call in self.calls if not call.by_client]
         names = _named(approved or self.calls)
-        if self.authorizations:
+        if self.consents:
             consents = _named([call for call in self.calls if call.id in self.consents])
             rest = _named([call for call in approved if call.id not in self.consents])
             also = f", and approval before {rest} can" if rest else ""
@@ -234,11 +232,9 @@ def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequen
     waiting = (
         item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
     )
-    consenting = [item for item in deferred if item.authorization is not None]
     return HumanNeeded(
         (*map(box.pinned, governed), *waiting),
-        tuple(item.authorization for item in consenting if item.authorization is not None),
-        tuple(item.call.id for item in consenting),
+        {item.call.id: item.authorization for item in deferred if item.authorization is not None},
         awaits_owner=not governed
         and all(item.authorization is None and not item.changed for item in deferred),
         changed=tuple(item.call.tool for item in deferred if item.changed),

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import Token
+from contextvars import ContextVar, Token
 from typing import Self
 
 from msgspec import Struct
 
-from tealagents.domain.current import current_ids
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import RequestRecord, ToolCall
+
+#: `session_id`, `task_id`, `request_id` of the request being worked on, as far as they are known; every log
+#: line and span carries them
+current_ids: ContextVar[Mapping[str, str]] = ContextVar("current_ids", default={})  # noqa: B039 - never changed
 
 
 class Load(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tealagents.domain import paths
 from tealagents.domain.errors import NotFound
 from tealagents.domain.models import (
     Approval,
@@ -31,6 +32,7 @@ from tealagents.domain.models import (
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import context_note, effects_note
 from tealagents.state import keys
+from tealagents.state.decisions import is_decision
 from tealagents.state.history import Logged, in_call_order
 from tealagents.state.tasks import Tasks
 from tealagents.threads.summaries import standing_text
@@ -213,7 +215,7 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
         elif isinstance(body, StepBody) and body.step.kind == "model":
             if step_id in (None, body.step.step_id):
                 found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps), pauses)
-        elif isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided"):
+        elif is_decision(body):
             steps, pauses = [], pauses + 1  # the prompt is made anew
         elif isinstance(body, StepBody):
             steps.append(body.step)
@@ -230,8 +232,8 @@ def _path_before(record: RequestRecord, head: Head) -> Path | None:
         return head.path
     begins = record.first_seq
     for path in (record.path, head.path):
-        if any(first <= begins <= last for first, last in path):
-            return tuple((first, min(last, begins - 1)) for first, last in path if first < begins)
+        if paths.holds(path, begins):
+            return paths.split(path, begins - 1)[0]
     return None
 
 

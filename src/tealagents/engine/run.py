@@ -252,7 +252,7 @@ class Run:
             calls=needed.calls,
             begun=needed.begun,
             message=needed.message,
-            authorizations=needed.authorizations,
+            authorizations=tuple(needed.consents.values()),
             digest=digest_of(needed.calls),
             event_id=self.stream.last_id + 1,
             awaits_owner=needed.awaits_owner,
@@ -437,7 +437,6 @@ class Run:
             recorder.usage,
             self._context.extra_data,
             recorder.finish_reason,
-            self._agent.source,
         )
 
 

@@ -308,7 +308,7 @@ class TurnLoop:
     @property
     def remote_id(self) -> str | None:
         """Where a remote conversation continues."""
-        return self._state.remote_id if self._agent.thread_kind == "remote" else None
+        return self._state.remote_id
 
     async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
         with self._agent.observer.tool_call(call) as watch:

@@ -52,8 +52,13 @@ class Changes:
         note = Note("changed", {"fields": fields})
         return await self._change(partition, task_id, actor, "task.patched", note, patched)
 
-    async def add(self, partition: str, task_id: str, actor: User, said: Sequence[Earlier]) -> Head:
-        """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`."""
+    async def add(
+        self, partition: str, task_id: str, actor: User, said: Sequence[Earlier], *, remote: bool = False
+    ) -> Head:
+        """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`.
+
+        `remote`: the model service keeps conversations, so that what it has of this one would lack them.
+        """
         check_earlier(said)
         tasks = self._tasks
         if not said:
@@ -61,7 +66,7 @@ class Changes:
 
         async def decide(found: Stored[Head]) -> Transition:
             head, now = _free(found.value), self._records.clock.now()
-            if head.remote_id is not None:
+            if remote and head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
             context = await self._records.context_of(partition, head)

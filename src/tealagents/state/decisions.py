@@ -13,6 +13,7 @@ from tealagents.domain.errors import AlreadyDecided, ApprovalExpired, RequestCan
 from tealagents.domain.models import (
     Action,
     Approval,
+    Body,
     Decision,
     Head,
     Json,
@@ -67,6 +68,11 @@ def decision_step(
             "reason": reason,
         },
     )
+
+
+def is_decision(body: Body) -> bool:
+    """Whether an entry says that a pause was decided: the step is that of `decision_step`."""
+    return isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided")
 
 
 def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:

@@ -37,7 +37,6 @@ from tealagents.domain.models import (
     Approval,
     Batch,
     Head,
-    IdempotencyRecord,
     RequestRecord,
     Session,
     User,
@@ -46,7 +45,7 @@ from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Found, Inventory, Progress
 from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore, named_in
-from tealagents.state.streams import KEPT_SECONDS
+from tealagents.state.transitions import kept_key
 
 T = TypeVar("T")
 
@@ -416,16 +415,13 @@ class Importer:
 
     def _note_key(self, partition: str, request: RequestRecord) -> None:
         """A request's idempotency key, as long as it counts. Of two requests the newer one keeps it."""
-        if request.idempotency is None:
+        if (kept := kept_key(request, self._key_seconds)) is None:
             return
-        seconds = self._key_seconds if request.ended_at is None else KEPT_SECONDS
+        key, record, seconds = kept
         # it was written with each change of the request's status
         seconds -= (self._records.clock.now() - request.changed_at).total_seconds()
         if seconds <= 0:
             return
-        name, digest = request.idempotency
-        record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
-        key = keys.idempotency(name)
         dated = (request.created_at, Put(codec.seal(partition, key, record), seconds))
         self._keys[key] = max(self._keys.get(key, dated), dated, key=itemgetter(0))
 

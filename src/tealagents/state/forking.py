@@ -84,7 +84,7 @@ async def fork(
 def _empty(source: Head, now: datetime) -> Head:
     """A task beside the source, with nothing in it yet."""
     return Head(
-        task_id=ids.new_id(ids.owner_tag(source.owner.key)),
+        task_id=ids.new_id(source.owner.key),
         session_id=source.session_id,
         owner=source.owner,
         status="Completed",
@@ -127,8 +127,8 @@ def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:
     known: all entries between count, so that no tool call is forgotten.
     """
     end = failed.last_seq
-    if any(first <= end <= last for first, last in source.path):
-        return tuple((first, min(last, end)) for first, last in source.path if first <= end)
+    if paths.holds(source.path, end):
+        return paths.split(source.path, end)[0]
     return ((path[-1][1] + 1 if path else 1, end),)
 
 
@@ -152,7 +152,7 @@ class _Fork(Struct, frozen=True):
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
         last, end, status = await self._copy_rounds()
         await copy.flush()
-        path: Path = tuple((first, min(to, end)) for first, to in self.path if first <= end)
+        path, _ = paths.split(self.path, end)
         effects = tuple(self._effects(replace(source, path=(*path, *self.tried))))
         copied: Path = ((1, copy.head.tail_seq),)
         done = replace(copy.head, status=status, checkpoint_id=last, path=copied, effects=effects)
@@ -232,7 +232,7 @@ class _Fork(Struct, frozen=True):
         """
         source, copy = self.source, self.copy
         found = await self.tasks.records.request(self.partition, source.task_id, of.request_id)
-        new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
+        new_id, first = ids.new_id(source.owner.key), copy.next_seq
         self.starts.append((of.end, first))
         for message in messages:
             copied = replace(

@@ -164,8 +164,7 @@ class History:
 
     async def entries_of(self, partition: str, record: RequestRecord, tail: int) -> list[Logged]:
         """All entries of one request, oldest first; none while it waits its turn."""
-        path = ((record.first_seq, record.last_seq or tail),) if record.first_seq else ()
-        entries = self.forwards(partition, record.task_id, path)
+        entries = self.forwards(partition, record.task_id, record.entries(tail))
         return [logged async for logged in entries if logged.entry.request_id == record.request_id]
 
     async def steps(

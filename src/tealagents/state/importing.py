@@ -251,7 +251,7 @@ def _ids_of(document: ExportedTask) -> list[tuple[Kind, str]]:
 def _made_elsewhere(caller: Caller, document: ExportedTask) -> list[tuple[Kind, str]]:
     """Those that were not made here for the caller, and have to be claimed."""
     owner = caller.user.key
-    return [(kind, each) for kind, each in _ids_of(document) if not ids.made_for(owner, each)]
+    return [(kind, name) for kind, name in _ids_of(document) if not ids.is_made_for(owner, name)]
 
 
 def _exists(task_id: str) -> AlreadyExists:

@@ -1,7 +1,8 @@
 """The names of partitions and records.
 
-A user's partition holds everything that user owns with one agent. The few records outside it are an
-index: written before the commit they serve, and believed only if the record they point at is there.
+A user's partition holds everything that user owns with one agent. Outside it are the index (`owners`,
+`locators`, `inbox`, `erasing`), which is written before the commit it serves and believed only if the record
+that it points at is there; leases and signals of processes; and the threads that programs keep.
 """
 
 import hashlib

@@ -59,7 +59,7 @@ async def _session(
     directory: Directory, wanted: str | None, owner: User, found: Stored[Session] | None, now: datetime
 ) -> tuple[str, dict[str, object], dict[str, str | None]]:
     """The session's id, and what it takes for it to be there."""
-    session_id = wanted or ids.new_id(ids.owner_tag(owner.key))
+    session_id = wanted or ids.new_id(owner.key)
     key = keys.session(session_id)
     if found is not None:
         if found.value.erased:
@@ -80,7 +80,7 @@ def new_session(session_id: str, owner: User, now: datetime) -> dict[str, object
 
 async def _task_id(directory: Directory, wanted: str | None, owner: User, taken: Stored[Head] | None) -> str:
     if wanted is None:
-        return ids.new_id(ids.owner_tag(owner.key))
+        return ids.new_id(owner.key)
     if taken is not None and not taken.value.making:
         if taken.value.erased:
             raise NotFound(f"There is no task {wanted}. It was deleted.", task_id=wanted)
@@ -96,7 +96,7 @@ def resent(
 
     `context` is what the conversation remembers as of its checkpoint so far.
     """
-    request_id = ids.new_id(ids.owner_tag(head.owner.key))
+    request_id = ids.new_id(head.owner.key)
     first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
     entries = [
         draft(
@@ -129,7 +129,7 @@ def resent(
         resent=True,
     )
     return Transition(
-        head=replace(head, checkpoint_id=request_id, path=path, updated_at=now),
+        head=replace(head, checkpoint_id=request_id, path=path, remote_id=None, updated_at=now),
         entries=entries,
         put={keys.request(request_id): record},
     )

@@ -79,7 +79,7 @@ class Directory:
 
     async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
-        if ids.made_for(user.key, identifier):  # which says so itself
+        if ids.is_made_for(user.key, identifier):  # which says so itself
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         while True:
@@ -105,11 +105,11 @@ class Directory:
 
         One of a user's own tag is that user's, whatever others have made and although its record may be gone.
         """
-        if ids.made_for(user.key, identifier):
+        if ids.is_made_for(user.key, identifier):
             return
         key = kind(identifier)
         for other in await self.candidates(identifier):
-            if other != user and (ids.made_for(other.key, identifier) or await self._has(other, key)):
+            if other != user and (ids.is_made_for(other.key, identifier) or await self._has(other, key)):
                 raise anothers(kind, identifier)
         await self.claim(kind, identifier, user)
 
@@ -120,7 +120,7 @@ class Directory:
         A damaged locator goes as well: it was the user's, who had something under the id, and no one else can
         claim the id while it is there.
         """
-        if ids.made_for(user.key, identifier):
+        if ids.is_made_for(user.key, identifier):
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         try:

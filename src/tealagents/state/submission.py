@@ -145,7 +145,6 @@ class _Attempt:
         self._key = key
         self._announced = announced
         self._partition = tasks.records.partition(caller.user)
-        self._tag = ids.owner_tag(caller.user.key)
         self._found = _Found()
         #: the user's message as it is stored
         self._stored: Message | None = None
@@ -353,7 +352,7 @@ class _Attempt:
     def _request(self, head: Head, now: datetime, *, status: Literal["Running", "Queued"]) -> RequestRecord:
         message, key, waits = self._message, self._key, status == "Queued"
         return RequestRecord(
-            request_id=ids.new_id(self._tag),
+            request_id=ids.new_id(self._caller.user.key),
             task_id=head.task_id,
             session_id=head.session_id,
             status=status,

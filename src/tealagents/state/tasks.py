@@ -1,10 +1,10 @@
 """A task's life: found as it stands, changed by one transition at a time, ended from outside.
 
 Every change of a task is read, decide, commit: `Tasks.transact` reads the head, asks a decider, and writes
-what it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place where a head is
-committed). Only the process that the head's `running` names may write for that request, as its `TaskWriter`.
-A patch or a queued message may change the head meanwhile; the writer then continues from the new head
-(`TaskWriter.rebase`).
+what it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place where the head of
+a living task is changed). Only the process that the head's `running` names may write for that request, as its
+`TaskWriter`. A patch or a queued message may change the head meanwhile; the writer then continues from the
+new head (`TaskWriter.rebase`).
 """
 
 import asyncio
@@ -410,7 +410,7 @@ class Tasks:
         failure = Failure(ending.code, ending.detail)
         occupant = head.occupant
         if occupant is None or occupant.request_id != request_id:
-            nothing = Outcome(unfinished.output, request.usage, request.extra_data, source=self.source)
+            nothing = Outcome(unfinished.output, request.usage, request.extra_data)
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
@@ -422,7 +422,7 @@ class Tasks:
             [unreturned(request_id, call, now) for call in produced.running],
             ending.status,
             failure,
-            Outcome(unfinished.output, produced.usage, request.extra_data, source=self.source),
+            Outcome(unfinished.output, produced.usage, request.extra_data),
             tools=produced.tools,
             actor=actor,
             last_event=last_event,

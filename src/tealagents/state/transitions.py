@@ -307,7 +307,6 @@ def _ended(
         usage=outcome.usage,
         extra_data=outcome.extra_data or None,
         finish_reason=outcome.finish_reason,
-        source=request.source or outcome.source,
         pause=None,
         error=error,
         waiting=None,
@@ -390,10 +389,17 @@ def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> T
 def with_key(transition: Transition, running_seconds: float) -> Transition:
     """The transition together with its request's key, whose day counts from the request's end."""
     request = transition.request
-    if request is None or request.idempotency is None:
+    if request is None or (kept := kept_key(request, running_seconds)) is None:
         return transition
+    key, record, seconds = kept
+    return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})
+
+
+def kept_key(request: RequestRecord, running_seconds: float) -> tuple[str, IdempotencyRecord, float] | None:
+    """A request's idempotency key: where it is kept, what is, and for how long; None where it has none."""
+    if request.idempotency is None:
+        return None
     name, digest = request.idempotency
-    key = keys.idempotency(name)
     record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
     seconds = running_seconds if request.ended_at is None else KEPT_SECONDS
-    return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})
+    return keys.idempotency(name), record, seconds

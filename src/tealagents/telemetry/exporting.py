@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
-from tealagents.domain.current import current_ids
+from tealagents.engine.observer import current_ids
 from tealagents.telemetry.logs import named_ids, said
 from tealagents.telemetry.scraping import offered
 

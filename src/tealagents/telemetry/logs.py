@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tealagents.domain.current import current_ids
+from tealagents.engine.observer import current_ids
 
 _encoded = msgspec.json.Encoder(enc_hook=str).encode
 #: facts of a request that its message names

@@ -14,11 +14,10 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from tealagents.domain.current import current_ids
 from tealagents.domain.errors import ModelFailed, TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
-from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch
+from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch, current_ids
 from tealagents.telemetry.http import TRACE_CONTEXT
 from tealagents.telemetry.logs import named_ids
 from tealagents.telemetry.requests import LoggedRequests

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from tealagents.domain.models import Head, Json, Message, Path
 from tealagents.domain.paths import extend as extended
+from tealagents.domain.paths import split
 from tealagents.domain.ports import Model
 from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore
@@ -161,7 +162,7 @@ class Windows(Generic[T]):
         """Rounds older than the window, each added to it as it is read."""
         if window.complete:
             return
-        path = between(window.path, 0, window.below)
+        path, _ = split(window.path, window.below - 1)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
                 known = self._known(completed)
@@ -175,7 +176,7 @@ class Windows(Generic[T]):
     ) -> None:
         """Takes over the rounds known up to number `floor`, if few were added after them."""
         newer: list[KnownRound[T]] = []
-        path = between(window.path, floor, window.path[-1][1] + 1)
+        _, path = split(window.path, floor)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
                 newer.append(self._known(completed))
@@ -267,12 +268,6 @@ def _size(message: Message) -> int:
         + len(message.native)
         + sum(2 * len(call.arguments) for call in message.tool_calls)
     )
-
-
-def between(path: Path, above: int, below: int) -> Path:
-    """The entries of a path with numbers above the one and below the other."""
-    cut = ((max(first, above + 1), min(last, below - 1)) for first, last in path)
-    return tuple((first, last) for first, last in cut if first <= last)
 
 
 def _rechecked(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:

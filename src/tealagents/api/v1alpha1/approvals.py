@@ -37,7 +37,7 @@ async def list_approvals(
     if caller.approver:
         page = await exchange.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
     else:
-        partition = exchange.service.records.partition(caller.user)
+        partition = exchange.partition(caller)
         page = await exchange.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
     items = [
         documents.approval(item, exchange.prefix, caller.user)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ async def list_sessions(request: Request, limit: Limit = 50, cursor: Cursor = No
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
     page = await exchange.catalog.sessions(
-        exchange.service.records.partition(caller.user), cursor=index_cursor(cursor), limit=limit
+        exchange.partition(caller), cursor=index_cursor(cursor), limit=limit
     )
     items = [documents.session(item) for item in page.items]  # type: ignore[arg-type]
     return json_response(documents.page(items, page.cursor))

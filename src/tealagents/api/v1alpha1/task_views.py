@@ -113,7 +113,7 @@ async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id:
     if checkpoint_id is None:
         return paths.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")
-    found = await exchange.service.records.get(partition, keys.request(name), RequestRecord)
+    found = await exchange.records.get(partition, keys.request(name), RequestRecord)
     if found is None or found.value.task_id != task_id or found.value.status != "Completed":
         raise NotFound(f"The task {task_id} has no checkpoint {name}.", task_id=task_id)
     return found.value.path

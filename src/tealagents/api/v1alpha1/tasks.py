@@ -42,7 +42,7 @@ async def list_tasks(
 ) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
-    partition = exchange.service.records.partition(caller.user)
+    partition = exchange.partition(caller)
     if session_id is not None:
         session_id = ids.canonical(session_id, "session_id")
         partition = await exchange.locate(caller, keys.session, session_id, reading=True)

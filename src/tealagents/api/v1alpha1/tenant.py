@@ -73,7 +73,7 @@ async def list_tenant_tasks(
             required=exchange.settings.auditor_role,
         )
     which = TaskFilter(oid=oid, status=status, metadata=_pair(metadata))
-    listed = TenantTasks(exchange.service.records, exchange.catalog)
+    listed = TenantTasks(exchange.records, exchange.catalog)
     page = await listed.page(caller.user.tid, which, cursor=cursor, limit=limit)
     return json_response(documents.page([_listed(item) for item in page.items], page.cursor))
 
