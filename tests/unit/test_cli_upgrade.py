@@ -1,5 +1,6 @@
 """`tealagents upgrade`: earlier files become ours, with their comments."""
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -36,7 +37,7 @@ spec:
     - name: add
       task_no: 1
       instructions: >
-        Add {{ number.one }} and {{ two|int }}.
+        Add {{ number.one }} and {{ two }}.
       agent: default
 # the end
 """
@@ -69,7 +70,7 @@ spec:
 #     - name: add
 #       task_no: 1
 #       instructions: >
-#         Add {{ number.one }} and {{ two|int }}.
+#         Add {{ number.one }} and {{ two }}.
 #       agent: default
 # the end
 """
@@ -152,6 +153,59 @@ def test_what_cannot_be_put_into_words_is_quoted(tmp_path: Path) -> None:
     commented = ADDER.replace("Tell {{ _add }}.", '"Tell {{ _add }}{# {{ two }},\\n once #}."')
     assert upgrade(write(tmp_path, commented))[0] == 0
     assert "2. tell: Tell (the result of add).\n" in (tmp_path / "config.v1alpha1.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "filled",
+    ["topic | default('English')", "topic|truncate(3)", "topic | upper", "two|int", "topic|default('}')"],
+)
+def test_filters_are_not_dropped(tmp_path: Path, filled: str) -> None:
+    """What a template does besides naming a field is left to the user, who is shown it."""
+    file = write(tmp_path, ADDER.replace("Tell {{ _add }}.", json.dumps(f"In {{{{ {filled} }}}}.")))
+    code, said = upgrade(file)
+    assert code == 2, said
+    assert f"the instructions of tell do more than name fields, in {{{{ {filled}" in said.replace("\n", " ")
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+STATE = """\
+  persistence: sqlite:///state.db
+  thread: {kind: local}
+  concurrency: enqueue
+  on_disconnect: cancel
+  protocols: [a2a]
+  console: {enabled: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "before"), [(CHAT, "  agent:\n"), (AGENT, "  agent:\n"), (ADDER, "  agents:\n")]
+)
+def test_keys_that_need_state_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, before: str
+) -> None:
+    """They, and A2A, are why `check` refuses the earlier file and names this command."""
+    monkeypatch.setenv("TA_A2A_ENABLED", "true")
+    file = write(tmp_path, text.replace(before, STATE + before))
+    checked = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)])
+    assert "migrate the agent: tealagents upgrade" in checked.output.replace("\n", " ")
+    assert "TA_A2A_ENABLED: skagents/" in checked.output
+    code, said = upgrade(file)
+    assert code == 0, said
+    made = tmp_path / "config.v1alpha1.yaml"
+    assert STATE in made.read_text()
+    config = load(made, env={"NAME": "Ada", "TA_API_KEY": "x"}, dotenv=None)
+    assert config.persistence == f"sqlite:///{tmp_path}/state.db"
+    assert (config.protocols, config.on_disconnect) == (("a2a",), "cancel")
+
+
+def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `check` names it."""
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "..", "/", "nothing.yaml"):
+        checked = CliRunner().invoke(command_line("check", "schema"), ["check", path])
+        assert f"{path}: cannot be read: " in checked.output
+        assert upgrade(path) == (2, checked.output)
 
 
 def test_a_file_that_cannot_be_written_anew_stays_as_it_is(nursery: Nursery, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ What changes for clients:
   events     request, partial-response, tool-call, tool-result, final-response or error, each with an id
   callers    Authorization: Bearer … on every call, as TA_AUTH wants it; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
-_PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*(?:\|[^}]*)?-?\}\}")
+_PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")
 _BY_HAND = "write that part in another way first, or upgrade the file by hand"
 _CODE = re.compile(r"\{[{%#](?s:.*?)(?:[}%#]\}|$)")
 
@@ -50,18 +50,19 @@ def upgrade_command(
     Comments are kept, and keys without a counterpart become comments. Shows the difference, and what changes
     for clients. The file itself is changed only if --output names it.
     """
+    try:
+        config = load(file, env=os.environ, unset=[], upgrading=True)
+    except ConfigError as error:
+        raise fail(*map(str, error.problems)) from None
+    if not isinstance(config, EarlierConfig):
+        raise fail(f"{file} is of {config.api_version} already")
     target = output or file.with_suffix(f".v1alpha1{file.suffix}")
     try:
         if target.exists() and target.resolve() != file.resolve():
             raise fail(f"{target} exists; name another with --output")
-        config = load(file, env=os.environ, unset=[])
-        if not isinstance(config, EarlierConfig):
-            raise fail(f"{file} is of {config.api_version} already")
         before = file.read_text(encoding="utf-8-sig")
         after = upgraded(before, config)
         _write(target, after)
-    except ConfigError as error:
-        raise fail(*map(str, error.problems)) from None
     except NotUpgraded as error:
         raise fail(f"{file}: {error}") from None
     except OSError as error:

@@ -131,19 +131,21 @@ def load(
     env: Mapping[str, str] | None = None,
     dotenv: Path | None = Path(".env"),
     unset: list[ConfigProblem] | None = None,
+    upgrading: bool = False,
 ) -> ServiceConfig:
     """Reads the config file at `path`, by default the one that TA_SERVICE_CONFIG names.
 
     Variables come from `env`, by default the process's environment, and below it from the file `dotenv`.
     Raises ConfigError with everything that is wrong, in the file and in the environment. A `${NAME}` of the
-    file that is not set is wrong, too, unless `unset` is given, a list that takes such problems.
+    file that is not set is wrong, too, unless `unset` is given, a list that takes such problems. What a file
+    of the earlier platform may say only once it has been upgraded is not wrong where it is `upgrading`.
     """
     loading = _read(path, os.environ if env is None else env, dotenv)
     document, problems, warnings = loading.document, loading.problems, loading.warnings
     if str(document.data.get("apiVersion")).startswith(EARLIER):
         from tealagents.config import skagents
 
-        return skagents.load(loading, unset)
+        return skagents.load(loading, unset, upgrading=upgrading)
     loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings)
     loading.put_over(unset)
     if not _is_of_this_version(document, problems):

@@ -175,12 +175,13 @@ class EarlierConfig(ServiceConfig):
     gateway_secret: SecretStr | None
 
 
-def load(loading: Loading, unset: list[ConfigProblem] | None) -> EarlierConfig:
+def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool) -> EarlierConfig:
     """A config of the earlier platform. Raises ConfigError with everything that is wrong."""
     document, problems, warnings = loading.document, loading.problems, loading.warnings
     v2 = document.get(("apiVersion",)) == V2
     _refuse_orchestrators(loading)
-    problems += _refusals(loading, V2 if v2 else V1)
+    if not upgrading:
+        problems += _refusals(loading, V2 if v2 else V1)
     warnings += without_state(loading.environment)
     loading.put_over(unset)
     for name, key in overrides(loading.environment).items():
