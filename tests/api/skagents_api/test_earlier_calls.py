@@ -116,6 +116,12 @@ def test_answer_of_a_conversation(chat: tuple[ServiceThread, OfflineModel]) -> N
     ]
 
 
+def test_a_session_id_of_a_thousand_characters_is_taken(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """And repeated as it came."""
+    body = {"chat_history": HISTORY, "session_id": "ß" * 1000}
+    assert post(chat[0], body).raise_for_status().json()["session_id"] == body["session_id"]
+
+
 def test_body_without_content_type_is_json(chat: tuple[ServiceThread, OfflineModel]) -> None:
     """Orchestrators that name no type are understood, and other types are refused."""
     service, _ = chat
@@ -274,6 +280,7 @@ def test_document_of_an_output_type_of_any_name(tmp_path: Path) -> None:
         ({"chat_history": [{"role": "user"}]}, "chat_history.0.content"),
         ({"chat_history": HISTORY, "user_context": {"a": 1}}, "user_context.a"),
         ({"chat_history": HISTORY, "session_id": 7}, "session_id"),
+        ({"chat_history": HISTORY, "session_id": "s" * 1001}, "session_id: may have at most 1,000"),
         ([], "body: must be a JSON object"),
         ({"chat_history": [{"role": "user", "content": "a\u0000b"}]}, "chat_history.0.content"),
     ],

@@ -17,6 +17,8 @@ from tealagents.engine.prompt import context_note
 log = logging.getLogger(__name__)
 
 _HISTORY = "chat_history"
+#: characters of a session_id, which each event of a stream, line of the log and span repeats
+_LONGEST_ID = 1000
 
 
 class Said(Struct, frozen=True):
@@ -44,6 +46,8 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     session_id = plain.get("session_id", body.get("session_id"))
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
+    if session_id is not None and len(session_id) > _LONGEST_ID:
+        raise InvalidRequest("session_id", f"may have at most {_LONGEST_ID:,} characters")
     context = plain.get("user_context")
     return Input(
         session_id=session_id or None,
