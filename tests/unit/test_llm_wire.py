@@ -441,14 +441,15 @@ def test_a_proxy_that_speaks_no_http_is_an_error_at_the_start(monkeypatch: pytes
 
 
 async def test_certificates_that_cannot_be_read_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To each caller; and the client can be closed."""
+    """To each caller, and once in the log; and the client can be closed."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
     async with client("https://api.example.com/v1") as model:
         for _ in range(2):
             with pytest.raises(ModelFailed, match="Check SSL_CERT_FILE"):
                 await events(model, stream=False)
+    assert len([line for line in caplog.messages if "certificates" in line]) == 1
 
 
 async def test_an_answer_ends_with_exactly_one_end(service: OfflineModel) -> None:

@@ -259,6 +259,7 @@ class ModelService:
                 self._options, self._proxy, self._deployment
             )
         except OSError as error:
+            _log.warning("The certificates for the model service cannot be read: %s.", error)
             raise ModelFailed(
                 f"The certificates for the model service cannot be read ({error}). Check SSL_CERT_FILE."
             ) from error

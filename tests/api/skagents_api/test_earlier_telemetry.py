@@ -120,6 +120,71 @@ def test_what_a_call_that_failed_has_used_is_logged(watched: Watched) -> None:
     assert line["completion_tokens"] == 1700
 
 
+TYPED = """
+apiVersion: skagents/v1
+kind: Chat
+service_name: Typed
+version: 1.0
+input_type: BaseInput
+output_type: Title
+spec:
+  agent: {name: default, model: gpt-4o, system_prompt: You answer.}
+"""
+TITLE = """
+from pydantic import BaseModel, field_validator
+
+
+class Title(BaseModel):
+    title: str
+
+    @field_validator("title")
+    def check(cls, value):
+        raise ValueError(f"{value} is no title")
+"""
+QUOTING = {
+    "rules": [
+        {"when": {"text": "echo"}, "reply": {"error": {"status": 400, "message": "Bad prompt: canary"}}},
+        {"reply": '{"title": "canary"}'},
+    ]
+}
+
+
+def test_what_a_failed_call_quotes_is_in_no_log(nursery: Nursery, tmp_path: Path) -> None:
+    """Neither what the model service repeats of a message nor what a type says of an answer: its client is
+    sent that. Operators read with the ids what failed."""
+    with ExitStack() as stack:
+        model, collector = stack.enter_context(OfflineModel(QUOTING)), stack.enter_context(Collector())
+        env = {
+            "TA_AUTH": "gateway",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_LOG_LEVEL": "DEBUG",
+            "TA_OTEL_ENDPOINT": collector.url,
+        }
+        file = write(tmp_path, TYPED, custom_types=TITLE)
+        service = stack.enter_context(nursery.service(file, env))
+        for text in ("echo canary", "title"):
+            for path in ("", "/sse"):
+                assert "canary" in httpx.post(service.url + path, json=said(text), timeout=60).text
+            with connect(service.url.replace("http", "ws") + "/stream") as socket:
+                socket.send(json.dumps(said(text)))
+                with pytest.raises(ConnectionClosedError, match="canary"):
+                    for _ in socket:
+                        pass
+        service.process.terminate()
+        assert service.process.wait(60) == 0
+        log = service.log()
+    assert "canary" not in log
+    assert b"canary" not in b"".join(collector.taken)
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    for cause in ("HTTP status 400, code invalid_request_error", "is not of the type Title: value_error"):
+        found = [line for line in lines if cause in line["message"]]
+        assert len(found) == 3, cause
+        assert all(line["level"] == "WARNING" and line["request_id"] for line in found)
+    ended = [line for line in lines if line.get("status") == "Failed"]
+    assert [line["code"] for line in ended] == ["model_error"] * 6
+
+
 def test_calls_under_way_are_reported(watched: Watched) -> None:
     """Calls in flight and open streams, as for agents with state; and when they are over."""
 

@@ -33,6 +33,7 @@ from tealagents.domain.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    Refusal,
     TealError,
     TooLarge,
 )
@@ -259,7 +260,11 @@ class StatelessApp:
     # --- errors ----------------------------------------------------------------------------------
 
     def _note(self, error: TealError) -> None:
-        if status_of(error) >= 500:
+        """Counts an error, and logs a refusal for which the operator is responsible.
+
+        A call that failed is logged where it ends, with its ids: the detail of its error may quote a message.
+        """
+        if isinstance(error, Refusal) and status_of(error) >= 500:
             log.warning("%s: %s", error.code, error.detail)
         self._front.observer.refused(error)
 

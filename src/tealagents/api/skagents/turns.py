@@ -373,8 +373,11 @@ def _typed(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) 
     try:
         return kind.model_validate_json(text).model_dump(mode="json", by_alias=True)
     except ValidationError as error:
-        reason = bodies.refusal(error.errors(include_url=False, include_input=False)).detail
-        reason = _ENDED_EARLY.get(ended or "", reason.removeprefix("body: "))
+        mistakes = error.errors(include_url=False, include_input=False)
+        early = _ENDED_EARLY.get(ended or "")
+        reason = early or bodies.refusal(mistakes).detail.removeprefix("body: ")
+        cause = early or mistakes[0]["type"]  # the reason may quote the answer
+        log.warning("The model's answer is not of the type %s: %s.", kind.__name__, cause)
     except Exception as error:  # whatever the code of a config's own type raises
         log.exception("the type %s raised", kind.__name__)
         reason = f"the type raised {type(error).__name__}"
