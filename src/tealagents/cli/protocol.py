@@ -18,7 +18,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 
 from tealagents.api.bodies import DISCARD_SECONDS, FREE, MESSAGE_COUNTER
-from tealagents.domain.errors import Overloaded
+from tealagents.domain.errors import Draining, Overloaded
 from tealagents.limits import Limits
 
 __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
@@ -392,6 +392,18 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.close_timer = self.loop.call_later(DISCARD_SECONDS, self.transport.close)
+
+    def shutdown(self) -> None:
+        """Closes it as every other that is to be tried again; uvicorn has another code, and no reason."""
+        if not self.handshake_complete or self.close_sent:
+            super().shutdown()
+        elif not self.transport.is_closing():
+            self.stop_keepalive()
+            code, reason = CloseCode.TRY_AGAIN_LATER, Draining().detail
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+            self.conn.send_close(code, reason)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
 
     async def send(self, message: Any) -> None:
         await super().send(message)

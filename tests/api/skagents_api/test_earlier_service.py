@@ -337,6 +337,29 @@ def test_sigterm_drains(nursery: Nursery, tmp_path: Path) -> None:
             assert service.process.wait(60) == 0
 
 
+def test_a_websocket_is_closed_to_be_tried_again_by_a_process_that_ends(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Whether its call is interrupted or it has sent nothing yet: another process takes it."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 600_000}}]}
+    config = write(tmp_path, CHAT + "  limits: {drain_seconds: 0}\n")
+    with OfflineModel(slow) as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
+        with nursery.service(config, env) as service:
+            address = service.url.replace("http", "ws") + "/stream"
+            with connect(address) as calling, connect(address) as idle:
+                calling.send(json.dumps(HELLO))
+                until(lambda: model.requests)
+                service.process.terminate()
+                for each in (calling, idle):
+                    with pytest.raises(ConnectionClosed) as closed:
+                        each.recv(timeout=60)
+                    assert closed.value.rcvd is not None
+                    assert closed.value.rcvd.code == 1013
+                    assert "process is shutting down. Send the message again" in closed.value.rcvd.reason
+            assert service.process.wait(60) == 0
+
+
 def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
     """A call that takes longer than it may ends so, over each of the ways."""
     config = CHAT + "  limits: {request_timeout_seconds: 0.2}\n"

@@ -30,6 +30,7 @@ from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import (
     Draining,
     InternalError,
+    Interrupted,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -187,7 +188,7 @@ class StatelessApp:
             await self._talk(socket, caller, await self._received(socket, body))
         except TealError as error:
             self._note(error)
-            code = _LATER if isinstance(error, Overloaded | Draining) else _FAILED
+            code = _LATER if isinstance(error, Overloaded | Draining | Interrupted) else _FAILED
             await socket.close(code, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
         except WebSocketDisconnect:
             pass
