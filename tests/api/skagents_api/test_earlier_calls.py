@@ -338,6 +338,31 @@ def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
         model.script(ANSWERS)
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "advised"),
+    [
+        (400, "'text.format' of type 'json_schema' is not supported.", True),
+        (422, "json_schema: extra inputs are not permitted", True),
+        (400, "Invalid information in the message; the schema of the tool is wrong.", False),
+        (401, "For more information on response_format, read the docs.", False),
+        (429, "You exceeded your quota. For more information, read the docs.", False),
+    ],
+)
+def test_only_a_refusal_of_the_format_is_explained_by_it(
+    reporter: tuple[ServiceThread, OfflineModel], status: int, message: str, advised: bool
+) -> None:
+    """Of any other the reader would look for the cause in the type."""
+    service, model = reporter
+    error = {"status": status, "message": message}
+    model.script({"rules": [*ANSWERS["rules"][:3], {"reply": {"error": error}}]})
+    try:
+        detail = post(service, REPORT).json()["detail"]
+    finally:
+        model.script(ANSWERS)
+    assert message in detail
+    assert ("asked for structured output" in detail) == advised
+
+
 HOSTILE = """
 from pydantic import BaseModel, Field, field_serializer, field_validator
 

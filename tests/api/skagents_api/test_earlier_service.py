@@ -151,6 +151,16 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
         assert httpx.get(service.url + "/openapi.json").status_code == 200
 
 
+def test_blanks_around_the_gateways_secret_are_no_part_of_it(tmp_path: Path) -> None:
+    """Neither of the header's value (RFC 9110, 5.5) nor of the variable's."""
+    with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": " s3cret\n"}) as (service, _):
+        for sent in ("s3cret", " s3cret", "s3cret \t"):
+            client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+            client.request("POST", service.prefix, json.dumps(HELLO), {"taAgwKey": sent})
+            assert client.getresponse().status == 200
+            client.close()
+
+
 def test_a_refused_websocket_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A caller without credentials, or a page of another origin, cannot fill the error log."""
     with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, _):

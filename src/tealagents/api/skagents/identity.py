@@ -30,7 +30,8 @@ class Gateway:
     async def caller(self, connection: HTTPConnection) -> Caller:
         """The one caller there is, or `Unauthenticated`."""
         if self._secret is not None:
-            given = connection.headers.getlist(GATEWAY_KEY)
+            # a server may leave on a value the blanks that are no part of it (RFC 9110, 5.5)
+            given = [each.strip(" \t") for each in connection.headers.getlist(GATEWAY_KEY)]
             if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret.encode()):
                 raise Unauthenticated(
                     f"Call this agent through its gateway: it sends the secret in {GATEWAY_KEY}.",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -51,6 +52,8 @@ _ENDED_EARLY = {
     "content_filter": "it was stopped by the model service's content filter",
     "refusal": "the model refused",
 }
+#: what a model service's refusal to answer by type names, and its HTTP statuses
+_FORMAT, _FORMAT_REFUSED = re.compile(r"response_format|json_schema|text\.format"), (400, 422)
 
 
 class TaskStep(Struct, frozen=True, kw_only=True):
@@ -387,10 +390,12 @@ def _typed(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) 
 def _explained(error: ModelFailed, agent: AgentSpec) -> ModelFailed:
     """Says that a type was asked for, where the model service may have refused just that."""
     wanted = agent.response_format
-    if wanted is None or not any(word in error.detail for word in ("response_format", "schema", "format")):
+    refused = error.http_status in _FORMAT_REFUSED and _FORMAT.search(error.detail)
+    if wanted is None or not refused:
         return error
     return ModelFailed(
         f"{error.detail} The model was asked for structured output (response_format) of the type "
         f"{wanted.name}: use a model that supports it, or leave out output_type.",
         retry_after=error.retry_after,
+        http_status=error.http_status,
     )
