@@ -61,6 +61,12 @@ class World:
         self.outcomes: dict[str, int] = defaultdict(int)
 
     @property
+    def done(self) -> bool:
+        """Enough was sent, and on a slow store, where most is refused, enough of it has succeeded."""
+        often = self.outcomes["send 200"] > 20 and self.outcomes["rollback 200"] > 5
+        return self.sent >= MESSAGES and often
+
+    @property
     def anywhere(self) -> httpx.AsyncClient:
         return self.rng.choice(self.replicas)
 
@@ -102,11 +108,11 @@ async def test_every_answer_knows_its_own_past_and_no_other(replicas: list[httpx
     await asyncio.gather(*(world.send() for _ in range(3)))
 
     async def sender() -> None:
-        while world.sent < MESSAGES:
+        while not world.done:
             await world.send(world.rng.choice(world.tasks))
 
     async def traveller() -> None:
-        while world.sent < MESSAGES:
+        while not world.done:
             await (world.roll_back() if world.rng.random() < 0.7 or len(world.tasks) > 12 else world.fork())
 
     async with asyncio.TaskGroup() as group:

@@ -35,7 +35,7 @@ from tealagents.state.records import RecordStore
 #: batches read at a time
 PAGE = 50
 #: bytes of bodies on a page of messages or steps, but for those of its first
-PAGE_BYTES = 16_000_000
+PAGE_BYTES = 32_000_000
 #: characters of a call's arguments that a note on it repeats
 ARGUMENTS_SHOWN = 500
 
