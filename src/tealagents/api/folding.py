@@ -42,17 +42,22 @@ class EventFold:
     viewer may not see is passed over.
     """
 
-    def __init__(self, *opening: bytes) -> None:
-        """`opening` comes before the frames of the first event."""
+    def __init__(self, *opening: bytes, after: int = 0) -> None:
+        """`opening` comes before the frames of the first event, which is the one behind number `after`."""
         #: what is sent of the event under way
         self.frames = list(opening)
         #: whether there was text since the last call of a tool
         self.said = False
         #: it was last seen to wait its turn
         self._queued = False
+        #: the number of the last event
+        self._last = after
 
     def __call__(self, recorded: Recorded) -> bytes:
         """The frames of one event."""
+        if recorded.id > self._last + 1:
+            self.missed(recorded.id - self._last - 1)
+        self._last = recorded.id
         self.take(recorded.event)
         frames, self.frames = b"".join(self.frames), []
         return frames
@@ -108,6 +113,9 @@ class EventFold:
 
     def started(self, status: str) -> None:
         """It has begun, or waits its turn (`Queued`)."""
+
+    def missed(self, events: int) -> None:
+        """So many events, or fewer, were shown, and lost before they were stored: their process died."""
 
     def begun(self) -> None:
         """It has waited its turn, and something has happened since: no event says when it began."""

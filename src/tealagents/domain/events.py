@@ -96,7 +96,11 @@ Terminal = Paused | Completed | Failed | Canceled
 
 
 class Recorded(Struct, frozen=True, array_like=True):
-    """One event of a request as it is stored and followed: numbered from 1, rising by one."""
+    """One event of a request as it is stored and followed: numbered from 1, rising by one.
+
+    The end of a request whose process died has a number behind all that were shown and not stored
+    (`state.streams.JUMP`).
+    """
 
     id: int
     event: Event

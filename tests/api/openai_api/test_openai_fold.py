@@ -38,6 +38,7 @@ from tealagents.domain.models import (
     ToolCall,
     User,
 )
+from tealagents.state.streams import JUMP
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 RECORD = RequestRecord(request_id="r", task_id="t", session_id="s", status="Running", created_at=NOW)
@@ -112,6 +113,21 @@ def test_any_tail_is_what_was_sent_before(run: list[Event], n: int) -> None:
     whole = parsed(frames(run))
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
     assert parsed(frames(run, after=n)) == whole[n + 1 :]
+
+
+@given(runs(), st.integers(1, 60))
+def test_the_end_of_a_dead_process_is_behind_all_that_it_showed(run: list[Event], stored: int) -> None:
+    """However much of it was not stored: a client that continues behind what it saw gets all of the end."""
+    shown = run[:-1]
+    fold = ResponseFold(STRETCH, "Tester")
+    seen = b"".join(fold(Recorded(n, event)) for n, event in enumerate(shown, 1))
+    last = parsed(seen + DONE)[-1]["sequence_number"]
+    resumed = ResponseFold(STRETCH, "Tester", after=last)
+    kept = b"".join(resumed(Recorded(n, event)) for n, event in enumerate(shown[:stored], 1))
+    ended = resumed(Recorded(min(stored, len(shown)) + JUMP, Failed(Failure("interrupted", "It died."))))
+    assert kept == b""
+    assert [event["type"] for event in parsed(ended)][:1] == ["error"]
+    assert parsed(ended)[-1]["type"] == "response.failed"
 
 
 @given(runs())

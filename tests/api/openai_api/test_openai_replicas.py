@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import APIError, OpenAI
 from openai_talk import SPEC, WEATHER, sdk
 from replicas import replicas
 from talk import PLUGINS, call
@@ -88,6 +88,23 @@ def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> 
         assert error is not None
         assert error.to_dict()["type"] == "interrupted"
         assert "Ada" in asked(client, "What is my name?", previous_response_id=first.id).output_text
+
+
+def test_a_client_that_has_seen_more_than_was_stored_gets_the_end(nursery: Nursery, tmp_path: Path) -> None:
+    """The process dies between two writes of its stream: the replay ends behind all that was seen."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}
+    with replicas(nursery, tmp_path, 1, env=env, **SPEC) as alone:
+        client = sdk(alone.first, max_retries=3)
+        with asked(client, "pieces-100000@1ms", stream=True) as stream:
+            response_id = next(stream).response.id
+            while (last := next(stream).sequence_number) < 300:
+                pass
+            alone.first.kill()
+        alone.first.start()
+        until(lambda: client.responses.retrieve(response_id).status == "failed")
+        with pytest.raises(APIError) as raised:
+            list(client.responses.retrieve(response_id, stream=True, starting_after=last))
+        assert raised.value.code == "interrupted"
 
 
 def test_an_output_is_known_after_a_kill(nursery: Nursery, tmp_path: Path) -> None:

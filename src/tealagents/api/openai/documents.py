@@ -107,9 +107,8 @@ def answer(approval: Approval, n: int, decision: Decision) -> Json:
 
 def said(of: Message) -> Json:
     """A message of the history, as an item of its own."""
-    if of.role == "assistant":
-        content = [text_part(of.text)]
-    else:
+    content = [text_part(of.text)]
+    if of.role != "assistant":
         content = [
             {"type": "input_image", "image_url": each.content, "detail": "auto", "file_id": None}
             if each.content_type == "image"

@@ -1,7 +1,7 @@
 """The events of one response, made of what was recorded of it: pure, so that any tail can be made again.
 
-The events are numbered from 0 without a gap. A follower who has seen some of them is sent the others of the
-same fold: `ResponseFold(…, after=n)` gives exactly what `ResponseFold(…)` gives behind number n.
+The events are numbered from 0 on. A follower who has seen some of them is sent the others of the same fold:
+`ResponseFold(…, after=n)` gives exactly what `ResponseFold(…)` gives behind number n.
 """
 
 from datetime import datetime
@@ -27,7 +27,7 @@ class ResponseFold(EventFold):
     """The fold of one response."""
 
     def __init__(self, stretch: Stretch, agent: str, *, after: int = -1) -> None:
-        super().__init__()
+        super().__init__(after=stretch.after)
         self._stretch = stretch
         self._agent = agent
         self._after = after
@@ -55,6 +55,9 @@ class ResponseFold(EventFold):
             self._show("created", "queued" if event == Started("Queued") else "in_progress")
             self._show(self._status, self._status)
         super().take(event)
+
+    def missed(self, events: int) -> None:
+        self._next += 10 * events  # each made fewer: what comes now is behind all that a follower has seen
 
     def begun(self) -> None:
         self._show("in_progress", "in_progress")
@@ -168,10 +171,9 @@ class ResponseFold(EventFold):
     def completed(self, outcome: Outcome) -> None:
         if not self.said:  # clients take an answer without a message for none, and ask again
             self.text("")
-        reason = _CUT_SHORT.get(outcome.finish_reason or "")
-        status = "incomplete" if reason else "completed"
-        details = reason and {"reason": reason}
-        self._finish(status, outcome.usage, outcome.ended_at, incomplete_details=details)
+        cause = _CUT_SHORT.get(outcome.finish_reason or "")
+        status = "incomplete" if cause else "completed"
+        self._finish(status, outcome.usage, outcome.ended_at, incomplete_details=cause and {"reason": cause})
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         error = {"code": "server_error", "message": failure.detail, "type": failure.code}

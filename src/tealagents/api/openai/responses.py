@@ -21,7 +21,6 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.new_message import MOST_EARLIER, NewMessage
 
-#: the names of calls that clients answer
 _CALLS = ("mcpr", "fc", "call")
 
 
