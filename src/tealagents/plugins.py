@@ -32,8 +32,8 @@ TOOL_MARK = "__tealagents_tool__"
 class Plugin:
     """Base of a plugin. The name of the class is the plugin's name towards the model.
 
-    One instance is made at start, without arguments, and serves every call: do not store per-user state on
-    it. An instance that is an async context manager is entered at start and left at shutdown.
+    One instance is created at startup, without arguments, and serves every call: do not store per-user state
+    on it. An instance that is an async context manager is entered at startup and exited at shutdown.
     """
 
     #: where set, a call begins only once the owner has consented to these scopes, and

@@ -111,7 +111,7 @@ async def passed_on_headers(folder: Path) -> Case:
 
 
 async def earlier_plugin(folder: Path) -> Case:
-    """The header that plugins of the earlier framework are made with."""
+    """The header that plugins of the earlier platform are made with."""
     plugins = load_plugins(FIXTURES / "earlier" / "custom_plugins.py", ["HeaderPlugin"])
     yield by_name(plugins)["HeaderPlugin-authorization_header"], "Bearer passed-alice"
 

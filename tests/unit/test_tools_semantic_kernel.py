@@ -1,4 +1,4 @@
-"""Plugins written for the earlier framework, with stand-ins for the packages they import."""
+"""Plugins written for the earlier platform, with stand-ins for the packages they import."""
 
 import sys
 from importlib import import_module

@@ -93,7 +93,7 @@ def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Comm
 def fields(pause: Approval) -> Json:
     """JSON Schema of the decision as a flat form: of all calls, and of each where several wait.
 
-    What may be left out has a default: types that clients derive from the form would send null.
+    What may be omitted has a default: types that clients derive from the form would send null.
     """
     names: list[str] = list(get_args(Action))
     asked: Json = {"action": {"type": "string", "title": "Decision", "enum": names}}

@@ -3,7 +3,7 @@
 =============  =====================================================================================
 `entra`        access tokens of Microsoft Entra ID, really checked
 `mock`         for development: the bearer token is the user's id
-`options`      the settings of both, and what is refused at start
+`options`      the settings of both, and what is refused at startup
 `compact`      takes a token apart, before anything in it is believed
 `jwks`         the authority's signing keys, kept fresh, through its outages too
 `delegation`   tokens to act for a user downstream (on-behalf-of)
@@ -11,9 +11,9 @@
 =============  =====================================================================================
 
 Imports `domain`, `outbound`, `options` and `registry` only. Bootstrap opens one provider per process.
-A provider is a class that is called with its options and a `Clock` and then fills `Authenticator`. Where it
-has an attribute `Options`, a pydantic model, that checks its options; else they come as a dictionary. Those
-of third parties come by the entry-point group `tealagents.auth`, or as ``module:Class``.
+A provider is a class that is called with its options and a `Clock` and then implements `Authenticator`.
+Where it has an attribute `Options`, a pydantic model, that checks its options; else they come as a
+dictionary. Those of third parties come by the entry-point group `tealagents.auth`, or as ``module:Class``.
 """
 
 from collections.abc import Mapping

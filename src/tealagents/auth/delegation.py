@@ -43,7 +43,7 @@ _CONSENT_NUMBERS = frozenset({65001, 65004})
 
 
 class NoDelegation:
-    """Fills the port `Delegation` where this service has no credential of its own."""
+    """Implements the port `Delegation` where this service has no credential of its own."""
 
     async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
         raise ToolFailed(
@@ -67,7 +67,7 @@ _Key = tuple[bytes, str, tuple[str, ...]]
 
 
 class EntraDelegation:
-    """Fills the port `Delegation` for Entra ID. Opened by entering its async context."""
+    """Implements the port `Delegation` for Entra ID. Opened by entering its async context."""
 
     def __init__(self, options: EntraOptions, clock: Clock) -> None:
         self._options = options

@@ -3,7 +3,7 @@
 - `load` reads both and gives a `ServiceConfig`, or raises a `ConfigError` with everything that is wrong
 - `summary` says what would be served; `json_schema` (in `schema`) describes the file for editors
 - within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
-  may stand in the file), `models` and `auth` (the file's keys), `settings` (the variables), `urls` (of
+  may be in the file), `models` and `auth` (the file's keys), `settings` (the variables), `urls` (of
   stores), `problems` (errors with their places; their words come from `tealagents.mistakes`),
   `documentation` (what each key means), `service` (file and environment put together), `skagents` and
   `earlier` (files and variables of the earlier platform)

@@ -33,7 +33,7 @@ from tealagents.options import Concurrency, OnDisconnect, Options
 if TYPE_CHECKING:
     from tealagents.tools.options import MCPServerOptions
 
-#: what the versions of the earlier framework begin with
+#: what the versions of the earlier platform begin with
 EARLIER = "skagents/"
 #: the provider that is for these versions alone: a gateway has checked the caller
 GATEWAY = "gateway"
@@ -57,7 +57,7 @@ class TelemetryOptions(Options):
     metrics_port: int | None = None
     """Port at which Prometheus reads `/metrics`; None: nowhere."""
     log_level: str = "INFO"
-    """Least severity that is logged."""
+    """Lowest severity that is logged."""
     log_content: bool = False
     """Whether logs and spans may hold the content of messages."""
 

@@ -9,7 +9,7 @@
 `json_limits` what JSON from outside may hold, and how deep it may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on
 `images`      what an image of a message must be
-`ports`       the Protocols that adapters fill: Store, Model, Tool, Authenticator, Clock, …
+`ports`       the Protocols that adapters implement: Store, Model, Tool, Authenticator, Clock, …
 ============  ==========================================================================
 
 Everything may import this package; it imports nothing of the project.

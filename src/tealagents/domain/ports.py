@@ -1,4 +1,4 @@
-"""What we need from the world: the Protocols that adapters fill.
+"""What we need from the world: the Protocols that adapters implement.
 
 A port can be implemented from its docstrings alone. Adapters live in `stores`, `llm`, `auth`, `tools`,
 or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, `.tools`, …).
@@ -64,8 +64,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     expect: Mapping[str, str | None] = {}
     put: Mapping[str, Put] = {}
     delete: Collection[str] = ()
-    #: True where nothing is acknowledged before a later commit: it must outlive the process as any other, and
-    #: can be read at once, but a store may leave it to that later commit to make both outlive a power cut
+    #: True where nothing is acknowledged before a later commit: it must outlive the process like any other,
+    #: and can be read at once, but a store may leave it to that later commit to make both outlive a power cut
     unsynced: bool = False
     #: at most 8 topics of the partition whose watches are woken once the commit is applied (`Store.watch`);
     #: a topic is named like a key and needs no record
@@ -145,22 +145,22 @@ class Store(Protocol):
     ) -> list[tuple[str, Record]]:
         """Up to `limit` records whose keys begin with `prefix`, in key order (or its reverse).
 
-        `after` is a key (present or not): only keys strictly behind it in the direction of the scan
+        `after` is a key (present or not): only keys strictly after it in the direction of the scan
         are returned. Expired records are left out. Fewer than `limit` are returned only when there
         are no more. Strongly consistent.
 
         A record that cannot be parsed, and that `read` refuses with `CorruptState`, comes here with its
-        stored bytes as the value (and no version, where it has none): who checks values will find it,
-        and one damaged record does not fail a list.
+        stored bytes as the value (and no version, where it has none): a caller that checks values
+        will find it, and one damaged record does not fail a list.
         """
         ...
 
     async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
-        """Up to `limit` keys of records that have expired and of which something is stored yet, in no order.
+        """Up to `limit` keys of expired records that are still stored, at least in part, in no order.
 
-        A commit that deletes such a key erases what is left of the record; it is named no more then. None is
-        returned only when there are no more. For erasing a user: nothing else waits for a store that erases
-        later what has expired.
+        A commit that deletes such a key erases what is left of the record; it is then no longer returned.
+        An empty list is returned only when there are no more. Used for erasing a user; nothing else needs a
+        store to have erased what has expired.
         """
         ...
 
@@ -264,7 +264,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     #: seconds that a call may take besides, before anything is sent: for a session, or the user's token
     waits: float = 0
-    #: what `name` begins with, before a hyphen; empty: what stands before the first one
+    #: what `name` begins with, before a hyphen; empty: the part before the first hyphen
     plugin: str = ""
 
 
@@ -302,7 +302,7 @@ class Model(Protocol):
 
     #: the model's name, for telemetry and the result
     name: str
-    #: how the service is called in telemetry (`gen_ai.provider.name`)
+    #: the service's name in telemetry (`gen_ai.provider.name`)
     provider: str
     #: True where the service keeps conversations (`kind: remote`)
     supports_remote_threads: bool
@@ -321,7 +321,7 @@ class Model(Protocol):
         ...
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        """The events as they come, all that there are at a time: each `TextDelta`, and last one `ModelDone`.
+        """The events as they arrive, in batches of what is available: `TextDelta`s, and a final `ModelDone`.
 
         Never ends without it: a service that refuses, breaks off or ends without a finish reason raises
         `ModelFailed` (with what the service said), one that is too slow `ModelTimeout`, one that has
@@ -404,7 +404,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A tool that can check before a call whether its arguments fit, those too that an approver edited."""
+    """A tool that can check before a call whether its arguments fit, including those an approver edited."""
 
     def check(self, arguments: Json) -> None:
         """`ToolFailed` where a call with these arguments would be refused before it does anything."""

@@ -10,7 +10,7 @@
 `loop`           model call, tool round, model call, … as one generator that persists nothing
 `toolbox`        the tools one agent has, and how one call is made safely
 `prompt`         what the model is sent
-`reconstruction` what a call of the model was sent, put together again from what is stored
+`reconstruction` what a model call was sent, reconstructed from what is stored
 `approvals`      human decisions on pauses
 `resuming`       what a request continues from: a decision, or the rounds of one that failed
 `following`      the events of a request, from memory (`event_buffer`) or from the log

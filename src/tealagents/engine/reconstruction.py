@@ -1,4 +1,4 @@
-"""What the model was sent in a call that was made, put together again.
+"""What the model was sent in a call that was made, reconstructed.
 
 A prompt is not stored: it is made of what is. From the log come the history on the path of that time, the
 request's own messages, and of the trace what context providers added and what reducers left out; from the

@@ -21,7 +21,7 @@
 ===================  =======================================================================================
 
 `bootstrap` opens a client by its name. Imports `domain`, `outbound`, `options`, `mistakes` and `registry`
-only. A client of one's own is a class with an `Options` (a `ModelOptions`) that keeps the port's promises:
+only. A client of your own is a class with an `Options` (a `ModelOptions`) that keeps the port's promises:
 named `module:Class`, or by an entry point of the group `tealagents.llm`.
 """
 

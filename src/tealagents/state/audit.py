@@ -1,6 +1,6 @@
 """Verifying the audit: whether a task's log is, entry by entry, what was written.
 
-It finds the first entry that was changed, dropped (also from the end), moved or forged. Without an
+It finds the first entry that was changed, dropped (even from the end), moved or forged. Without an
 audit key a party who can write the store can also make a new chain that verifies: then only accidental damage
 is found.
 """

@@ -6,7 +6,7 @@
     (new) ──► Running ──► Completed ──────────┤
       │          │ ├────► Failed ─────────────┤      a task takes the status of its latest request
       ▼          │ └────► Canceled ───────────┘      that has started; each of the three ended ones
-    Queued ──►   ▼           ▲                       accepts a follow-on
+    Queued ──►   ▼           ▲                       accepts a follow-up
                Paused ───────┘
                  └──► Running (resumed)
 

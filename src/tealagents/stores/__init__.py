@@ -2,7 +2,7 @@
 
 =============  =====================================================================================
 `memory`       in this process; lost at exit                                  ``memory://``
-`files`        JSON documents in folders, for a person to read                ``file:///dir``
+`files`        JSON documents in folders, readable by humans                  ``file:///dir``
                (`file_folder`: a partition; `file_documents`: a record)
 `sqlite`       one file, one machine                                          ``sqlite:///state.db``
                (`sqlite_threads`: the threads that own a connection)

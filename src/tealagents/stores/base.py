@@ -1,6 +1,6 @@
 """What every store shares: its URL and options, the port's limits, watches, the commit's shield.
 
-`BaseStore` fills everything of the port `tealagents.domain.ports.Store` but its three primitives, `read`,
+`BaseStore` implements all of the port `tealagents.domain.ports.Store` but its three primitives, `read`,
 `scan` and `commit`. `docs/how-to-write-a-store.md` builds a store on it, line by line.
 """
 
@@ -236,7 +236,7 @@ def in_a_line(error: BaseException, text: object = None) -> str:
 
 
 class BaseStore(ABC):
-    """A store in terms of `read`, `scan` and `commit`. Fills `tealagents.domain.ports.Store`."""
+    """A store in terms of `read`, `scan` and `commit`. Implements `tealagents.domain.ports.Store`."""
 
     name: str
     shared: bool
@@ -292,7 +292,7 @@ class BaseStore(ABC):
         return []
 
     async def now(self) -> float:
-        """This machine's clock: right for a store of one machine, or of machines with synchronised clocks."""
+        """This machine's clock: right for a store of one machine, or of machines with synchronized clocks."""
         return self.clock()
 
     def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:

@@ -1,6 +1,6 @@
 """State in Redis, alone or in a cluster, for any number of processes on any number of machines.
 
-``redis://user:password@host:6379/0?prefix=tealagents:`` or ``rediss://…`` for TLS; a cluster is recognised by
+``redis://user:password@host:6379/0?prefix=tealagents:`` or ``rediss://…`` for TLS; a cluster is recognized by
 itself, and any of its nodes will do as the host.
 
 The scripts, and what a partition looks like, are in `redis.lua`; `redis_nodes` sends them.

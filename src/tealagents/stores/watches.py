@@ -68,7 +68,7 @@ class Watches:
 
 
 class _OpenWatch:
-    """One watch. Fills `tealagents.domain.ports.Watch`."""
+    """One watch. Implements `tealagents.domain.ports.Watch`."""
 
     __slots__ = ("_pause", "_waiter", "_watches", "_woken")
 

@@ -9,7 +9,7 @@
 `faults`           a proxy that delays, drops, resets and cuts connections; a full disk
 `stores`           the suite that every store passes, with `store_watches`, `store_histories`, `store_steps`;
                    `store_links`: the one for links to a server
-`history`          what clients were answered, held against what a service remembers
+`history`          the answers that clients got, compared with what a service remembers
 `counting`         a store that counts what is asked of another, and one that forgets
 `digest_model`     a model whose answer is a digest of what it was sent
 `plan_model`       a model that calls the tools that the message says

@@ -17,7 +17,7 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Fills the port `Clock`. `advance` moves both clocks, and wakes who has slept long enough.
+    """Implements the port `Clock`. `advance` moves both clocks, and wakes who has slept long enough.
 
     A woken sleeper runs when the event loop next turns: ``clock.advance(60); await clock.sleep(0)``. Who
     has yet to fall asleep is not woken: wait until `sleepers` says that they have.

@@ -34,7 +34,7 @@ def recount(said: Sequence[str]) -> str:
 
 
 class DigestModel(ScriptedModel):
-    """Fills `tealagents.domain.ports.Model`."""
+    """Implements `tealagents.domain.ports.Model`."""
 
     provider = "tealagents.testing"
 

@@ -1,11 +1,11 @@
-"""A history checker: what clients were answered, held against what the service remembers in the end.
+"""A history checker: the answers that clients got, compared with what the service remembers in the end.
 
 Every message is a word of its own, and the model is `digest_model.DigestModel`, whose answer says which
 words it was sent. While processes are killed and connections are cut, correspondents send, look, and note
 what they were answered. Afterwards every task is read over REST, whole, and not one of these may be found:
 
 ========  ====================================================================================
-lost      a message whose answer was received, and that is not there, or answered otherwise
+lost      a message whose answer was received, and that is not there, or was answered differently
 doubled   a message that is there twice, or that was answered twice
 phantom   a message that was never sent, or that was refused, or sent to another task
 stale     an answer, or a look, that left out what had been reported before, or knew what was not so

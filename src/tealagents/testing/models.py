@@ -32,7 +32,7 @@ class Sent(Struct, frozen=True):
 
 
 class ScriptedModel:
-    """Fills the port `Model`. It says what `say` makes of the messages it is sent.
+    """Implements the port `Model`. It says what `say` makes of the messages it is sent.
 
     Messages come as `{"role", "content"}`, with `tool_calls` (`{"id", "tool", "arguments"}`) or
     `tool_call_id` where there are any. One word is one token.

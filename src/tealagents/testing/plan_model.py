@@ -41,7 +41,7 @@ def plan(word: str, file: str, rounds: list[list[str]]) -> str:
 
 
 class PlanModel(ScriptedModel):
-    """Fills `tealagents.domain.ports.Model`."""
+    """Implements `tealagents.domain.ports.Model`."""
 
     class Options(ModelOptions):
         pass

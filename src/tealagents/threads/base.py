@@ -25,7 +25,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class ThreadMismatch(Refusal):
-    """The thread was used by an agent of another configuration."""
+    """The thread was used by an agent with a different configuration."""
 
     code = "thread_mismatch"
 

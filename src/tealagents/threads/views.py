@@ -157,7 +157,7 @@ class View:
     async def show(self, earlier: AsyncIterator[Part], upcoming: Upcoming) -> Shown:
         """What is shown of the earlier parts, which are asked for one by one, newest first.
 
-        Reducers that work as messages are added come first, also where the messages were added elsewhere.
+        Reducers that work as messages are added come first, even if the messages were added elsewhere.
         """
         reducers = self._adding if upcoming.moment == "after_message_added" else self._adding + self._reading
         source = _Counted(earlier)

@@ -1,4 +1,4 @@
-"""The types of the earlier framework: what its agents are sent, and what files of types and plugins import.
+"""The types of the earlier platform: what its agents are sent, and what files of types and plugins import.
 
 The names and fields are theirs. Used where the framework itself is not installed; and the types of input that
 need no file are these in any case.

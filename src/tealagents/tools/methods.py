@@ -1,4 +1,4 @@
-"""Python methods as tools: what code plugins and those of the earlier framework have in common."""
+"""Python methods as tools: what code plugins and those of the earlier platform have in common."""
 
 import asyncio
 import inspect

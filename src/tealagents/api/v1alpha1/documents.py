@@ -181,7 +181,7 @@ def checkpoint(end: RequestEnd, current: str | None) -> Json:
 
 
 def sent(prompt: ReconstructedPrompt, items: list[Json], cursor: int | None) -> Json:
-    """A page of what a call of the model was sent."""
+    """A page of what a model call was sent."""
     step = prompt.step
     return {
         "request_id": step.request_id,

@@ -1,4 +1,4 @@
-"""Scripts: what the model shall do, in YAML. The keys are explained, with examples, in docs/offline-model.md.
+"""Scripts: what the model does, in YAML. The keys are explained, with examples, in docs/offline-model.md.
 
 A script is an ordered list of rules. The first rule whose `when` holds and which is not used up gives the
 reply; where none does, `otherwise` does, or the built-in answer.

@@ -147,7 +147,8 @@ class OfflineModel:
 
     def release(self) -> None:
         """Ends the pauses in the answers that are being given, and leaves out those in later ones, until a
-        script is put in place. A test that gives an answer a pause of an hour decides so when it goes on."""
+        script is put in place. A test that gives an answer a pause of an hour thus decides when it
+        continues."""
         if self._listener is None:
             raise RuntimeError(_NOT_STARTED)
         self._listener.call(self._app.pauses.end)
