@@ -133,7 +133,7 @@ def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -
     model = open_model(name, **options)
     if config.thread.kind == "remote" and not model.supports_remote_threads:
         raise ModelConfigError(
-            f"The model client {name!r} keeps no conversations, which thread.kind: remote asks for. Use "
+            f"The model client {name!r} keeps no conversations, which thread.kind: remote requires. Use "
             "openai-responses, or set thread.kind to local."
         )
     return model
@@ -282,7 +282,7 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # it failed while it was ended
                 raise
-            log.exception("work of the service in the background failed, and begins again")
+            log.exception("background work failed and is restarted")
         await asyncio.sleep(AGAIN_SECONDS)
 
 
@@ -407,7 +407,10 @@ class ServiceWiring:
                 "state is kept in memory and lost at exit; set TA_PERSISTENCE=sqlite:///state.db to keep it"
             )
         if config.auth.provider == "mock" and config.auth.chosen:
-            log.warning("authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real")
+            log.warning(
+                "authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real "
+                "authentication"
+            )
         service = model_service(config)
         where = f"at {service}" if service else f"by {config.agent.client}"
         model, store = config.agent.model, self.store.name + (f" at {place}" if place else "")

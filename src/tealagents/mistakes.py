@@ -113,7 +113,7 @@ def _misspelt(key: str, model: type[BaseModel] | None, around: Mapping[str, Any]
     known = keys_of(model) if model else []
     others = [name for name in around or () if name not in known]
     match = closest(key, others)
-    return f"; is '{match}' meant to be it?" if match else ""
+    return f"; is '{match}' a misspelling of it?" if match else ""
 
 
 def _not_one_of(given: Any, expected: str) -> str:

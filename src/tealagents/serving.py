@@ -48,7 +48,7 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
         try:
             await service.drain(seconds)
         except Exception:
-            log.exception("draining failed; stopping all the same")
+            log.exception("draining failed; stopping anyway")
         hand_over(number)
 
     def signaled(number: signal.Signals) -> None:

@@ -56,9 +56,9 @@ def service() -> Iterator[ServiceThread]:
         ("number", "the user's oid must be text"),
         ("empty", "the user's oid must not be empty"),
         ("half", "the user's oid must be text without NUL and lone surrogates"),
-        ("none", "no Caller"),
-        ("user", "no Caller"),
-        ("text", "no Caller with a User"),
+        ("none", "did not return a Caller"),
+        ("user", "did not return a Caller"),
+        ("text", "did not return a Caller with a User"),
         ("sync", "is not async"),
     ],
 )

@@ -208,7 +208,7 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
     before = agent.exported("before", **there)
     result = agent.run("state", "import", str(agent.folder / "wrong"), **there)
     assert result.exit_code == 2
-    assert ("line " if wrong != "another state" else "exists already") in result.output
+    assert ("line " if wrong != "another state" else "already exists") in result.output
     assert agent.exported("after", **there) == before
 
 

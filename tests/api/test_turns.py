@@ -1,4 +1,4 @@
-"""A message and its answer; follow-ons; the model is sent what was said."""
+"""A message and its answer; follow-ups; the model is sent what was said."""
 
 import uuid
 
@@ -22,7 +22,7 @@ def test_a_new_message_is_answered_with_three_ids(ada: httpx.Client) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
 
 
-def test_a_follow_on_message_is_answered_from_the_stored_history(ada: httpx.Client) -> None:
+def test_a_follow_up_message_is_answered_from_the_stored_history(ada: httpx.Client) -> None:
     """The second message needs only the task's id. covers: FLOW-2, TASK-4"""
     first = ada.post("", json=text("My name is Ada.")).json()
     second = ada.post("", json=text("What is my name?", task_id=first["task_id"])).json()
@@ -45,7 +45,7 @@ def test_the_model_is_sent_system_prompt_history_and_message_each_once(
 
 
 def test_null_is_as_left_out(ada: httpx.Client) -> None:
-    """For every field that may be left out."""
+    """For every field that may be omitted."""
     fields = dict.fromkeys(("session_id", "task_id", "user_context", "metadata", "supersede"))
     answer = ada.post("", json=text("hello", **fields)).raise_for_status().json()
     assert answer["status"] == "Completed"

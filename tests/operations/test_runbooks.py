@@ -116,7 +116,7 @@ def test_the_store_is_away(site: Site, kind: type[RedisServer | PostgresServer])
             assert "the store cannot be reached" in operator.does(1, status=1)
             server.restart()
             operator.does(2)
-            assert "nothing is wrong" in operator.does(1)
+            assert "no problems found" in operator.does(1)
             first = say(ada, "What is my name?", key="again", task_id=task).raise_for_status().json()
             assert "Ada" in first["content"]["output"]
             again = say(ada, "What is my name?", key="again", task_id=task).raise_for_status().json()
@@ -289,7 +289,7 @@ def test_a_backup_of_sqlite_is_restored(site: Site) -> None:
             database.execute("DELETE FROM records")
     operator.does(3)
     checked = operator.does(5)
-    assert "nothing is wrong" in checked
+    assert "no problems found" in checked
     assert "0 tasks with a bad one" in checked
     with site.service() as service, service.client() as ada:
         assert "Ada" in said(ada, "What is my name?", task_id=task)["content"]["output"]

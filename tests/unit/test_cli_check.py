@@ -31,8 +31,8 @@ def test_the_tools_are_named_and_those_that_ask(folder: Path) -> None:
     """The plugin file is loaded, and the catalogue says which calls need approval."""
     checked = check(folder, TA_PLUGIN_CATALOG_FILE=str(folder / "catalogue.json"))
     assert checked.exit_code == 0, checked.output
-    assert "Files-list, Files-delete (asks first)" in checked.output
-    assert "(asks first)" not in check(folder).output
+    assert "Files-list, Files-delete (needs approval)" in checked.output
+    assert "(needs approval)" not in check(folder).output
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_a_sound_service_has_nothing(patient: Patient) -> None:
     """Neither its config, nor what it depends on, nor the service that runs."""
     with ServiceThread(patient.config, patient.env) as service:
         code, said = patient.examined(service.url, "--port", str(free_port()))
-    assert (code, said) == (0, "✓ nothing is wrong\n")
+    assert (code, said) == (0, "✓ no problems found\n")
 
 
 def wrong_key_of_the_model(patient: Patient) -> None:
@@ -263,7 +263,7 @@ NOWHERE = "127.0.0.1:1"
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
-        (editing("model:", "modle:"), "spec.agent.model: is missing; is 'modle' meant to be it?"),
+        (editing("model:", "modle:"), "spec.agent.model: is missing; is 'modle' a misspelling of it?"),
         (editing("[Clock]", "[Calendar]"), "Calendar"),
         (
             lambda patient: (patient.folder / "custom_plugins.py").write_text("import nothing_like_it"),
@@ -273,7 +273,7 @@ NOWHERE = "127.0.0.1:1"
         (setting(TA_API_KEY="", TA_BASE_URL=""), "set TA_API_KEY"),
         (wrong_key_of_the_model, "set TA_API_KEY to one that is valid"),
         (unknown_model, "Correct spec.agent.model (offline)"),
-        (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "See that TA_BASE_URL is right"),
+        (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "Check that TA_BASE_URL is right"),
         (setting(TA_PERSISTENCE=f"redis://{NOWHERE}"), "the store cannot be reached"),
         (
             lambda patient: patient.database.write_text("garbage"),
@@ -281,7 +281,7 @@ NOWHERE = "127.0.0.1:1"
         ),
         (database_that_cannot_be_opened, "let it write to the store and its folder"),
         (file_in_place_of_a_store, "the store cannot be opened"),
-        (store_whose_tables_are_locked, "or end what locks its tables"),
+        (store_whose_tables_are_locked, "or stop the process that locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),
         (setting(TA_ENCRYPTION_KEY=OTHER_KEY), "TA_ENCRYPTION_OLD_KEYS"),
@@ -375,7 +375,7 @@ def test_of_an_agent_without_state_no_store_and_no_lease_is_examined(patient: Pa
     names = ("TA_BASE_URL", "TA_API_KEY")
     patient.env = {name: patient.env[name] for name in names}
     patient.env |= {"TA_AUTH": "gateway", "TA_GATEWAY_SECRET": "s3cret", "TA_LIMITS__LEASE_SECONDS": "1"}
-    assert patient.examined() == (0, "✓ nothing is wrong\n")
+    assert patient.examined() == (0, "✓ no problems found\n")
 
 
 def test_a_used_port_is_found(patient: Patient) -> None:
@@ -424,7 +424,7 @@ def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:
     assert f"There is no store at {mistyped}/state.db" in found
     assert not mistyped.exists()
     patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/before-the-first-start.db"
-    assert patient.examined() == (0, "✓ nothing is wrong\n")
+    assert patient.examined() == (0, "✓ no problems found\n")
     assert not (patient.folder / "before-the-first-start.db").exists()
 
 

@@ -93,7 +93,7 @@ def test_sequence_of_one_agent(tmp_path: Path) -> None:
     assert file.read_text() == ADDER
     assert "-apiVersion: skagents/v1" in said
     assert "content.output in place of output_raw" in said
-    assert "input_type Numbers: clients say in words" in said
+    assert "input_type Numbers: clients write what its fields held as text" in said
     config = load(made, env={"NAME": "Ada", "TA_API_KEY": "x"}, dotenv=None)
     assert (config.prefix, config.agent.plugins) == ("/Adder/0.10", ("Sums",))
 
@@ -138,7 +138,7 @@ def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     more = "the instructions of tell do more than name fields, in"
     assert f"{more} {{% for x in _add %}}: write" in upgrade(looping)[1].replace("\n", " ")
     ours = write(tmp_path, UPGRADED)
-    assert "is of tealagents/v1alpha1 already" in upgrade(ours)[1]
+    assert "is already tealagents/v1alpha1" in upgrade(ours)[1]
     (tmp_path / "config.v1alpha1.yaml").write_text("mine")
     assert "exists; name another" in upgrade(write(tmp_path, CHAT))[1]
     assert (tmp_path / "config.v1alpha1.yaml").read_text() == "mine"
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_written_anew_stays_as_it_is(nursery: Nursery, tmp
             (ADDER[ADDER.index("spec:") :], "spec: {agents: [" + FLOW + "], tasks: [{" + TASK + "}]}"),
             "spec.agents is",
         ),
-        (("Tell {{ _add }}.", r'"Ring \x07"'), "the character U+0007 cannot stand in the result"),
+        (("Tell {{ _add }}.", r'"Ring \x07"'), "the character U+0007 cannot appear in the result"),
         (
             ("Tell {{ _add }}.", r'"One\u2028            Two"'),
             "the result would say something else under spec.agent.system_prompt",

@@ -70,7 +70,7 @@ def test_every_shape_is_read(tmp_path: Path, text: str, version: str, prefix: st
             CHAT.replace("  agent:\n", "").replace("    ", "  "),
             "spec.agent: is missing; write 'agent:' and indent",
         ),
-        (CHAT.replace("input_type", "input_tpye"), "input_type: is missing; is 'input_tpye' meant"),
+        (CHAT.replace("input_type", "input_tpye"), "input_type: is missing; is 'input_tpye' a misspelling"),
         (CHAT.replace("kind: Chat", "kind: Chats"), "kind: must be 'Sequential' or 'Chat'"),
         (SEQUENTIAL.replace("agent: writer", "agent: writre"), "spec.tasks[0].agent: there is no such agent"),
         (SEQUENTIAL.replace("task_no: 2", "task_no: two"), "spec.tasks[0].task_no: must be a number"),
@@ -258,4 +258,4 @@ def test_check_shows_what_would_be_served(tmp_path: Path) -> None:
     ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
     assert ended.exit_code == 0, ended.output
     assert "/Reporter/1.0 (Sequential, skagents/v1)" in ended.output
-    assert "none: each call is answered by itself" in ended.output
+    assert "none: each call is independent" in ended.output

@@ -40,7 +40,7 @@ spec:
 
 
 def test_defaults_are_the_contracts(tmp_path: Path) -> None:
-    """What is left out has the documented default."""
+    """What is omitted has the documented default."""
     config = read(tmp_path)
     assert config.persistence == "memory://"
     assert (config.concurrency, config.on_disconnect, config.cors_origins) == ("reject", "continue", ())
@@ -90,7 +90,7 @@ spec:
 """
     assert complaints(tmp_path, text) == [
         "2: kind: must be 'Agent' or 'Chat'; did you mean 'Agent'?",
-        "6: spec.agent.model: is missing; is 'modle' meant to be it?",
+        "6: spec.agent.model: is missing; is 'modle' a misspelling of it?",
         "8: spec.agent.system_prompt: must be text, not a list",
         "9: spec.concurrency: must be 'reject', 'enqueue', 'interrupt' or 'rollback'; did you mean 'reject'?",
         "11: spec.limits.max_tool_round: unknown key; did you mean 'max_tool_rounds'?",
@@ -154,7 +154,7 @@ def test_keys_of_a_missing_section_are_to_be_indented(tmp_path: Path) -> None:
     assert complaints(tmp_path, text)[0] == "1: spec: is missing; write 'spec:' and indent below it: agent"
 
 
-def test_misspelt_api_version_is_recognised(tmp_path: Path) -> None:
+def test_misspelt_api_version_is_recognized(tmp_path: Path) -> None:
     """A slip in the version gets a suggestion."""
     [complaint] = complaints(tmp_path, SMALLEST.replace("v1alpha1", "v1alhpa1"))
     assert complaint.endswith("did you mean 'tealagents/v1alpha1'?")

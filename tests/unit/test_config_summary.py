@@ -19,7 +19,7 @@ def test_summary_says_what_would_be_served(tmp_path: Path) -> None:
     assert lines["model"] == "gpt-4o-mini, by openai-chat"
     assert lines["store"] == "memory://"
     assert lines["tools"] == "none"
-    assert lines["limits"] == "as by default"
+    assert lines["limits"] == "defaults"
     assert lines["auth"] == "mock (not chosen, so on loopback addresses only)"
 
 
@@ -56,7 +56,7 @@ def test_summary_says_what_differs(tmp_path: Path) -> None:
         "time: uvx (untrusted)",
         "issues: https://issues.example/mcp (untrusted)",
     ]
-    assert lines["limits"] == "max_tool_rounds 3, keepalive_seconds 0.5; the others as by default"
+    assert lines["limits"] == "max_tool_rounds 3, keepalive_seconds 0.5; all others at their defaults"
     assert lines["auth"] == "entra, tenant contoso.example.com, audience api://app"
     assert "canary" not in str(shown)
 

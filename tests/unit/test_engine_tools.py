@@ -226,7 +226,7 @@ async def test_a_tool_that_raises_because_its_time_is_up_is_in_doubt(raised: Exc
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ('"",' + "1e308," * 1000, "numbers with exponents of three digits"),
+        ('"",' + "1e308," * 1000, "numbers with three-digit exponents"),
         ("[]," * 60_000, "holds more than 100,000 JSON values"),
         ('{"":0},' * 60_000, "holds more than 100,000 JSON values"),
     ],

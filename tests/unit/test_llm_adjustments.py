@@ -86,7 +86,7 @@ async def test_a_service_without_stream_options_streams(
         (True, False),
     ]
     assert [record.message for record in caplog.records if "refuses" in record.message] == [
-        "The model service refuses `stream_options`, and is asked without from now on."
+        "The model service refuses `stream_options`; later calls leave it out."
     ]
 
 

@@ -256,7 +256,7 @@ async def test_an_authority_that_is_not_there_is_an_error(tmp_path: Path) -> Non
     ("key", "cipher", "why"),
     [
         (rsa.generate_private_key(65537, 2048), BestAvailableEncryption(b"secret"), "key is encrypted"),
-        (ec.generate_private_key(ec.SECP256R1()), NoEncryption(), "is no RSA key"),
+        (ec.generate_private_key(ec.SECP256R1()), NoEncryption(), "is not an RSA key"),
     ],
 )
 async def test_a_key_that_cannot_sign_is_an_error(

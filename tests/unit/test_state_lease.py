@@ -117,7 +117,7 @@ async def test_a_process_that_ends_does_not_wait_for_a_store_that_hangs(
     store.mute = True
     await asyncio.wait_for(lease.stop(), 30)
     assert store.asked.is_set()
-    assert "the lease could not be given back" in caplog.text
+    assert "the lease could not be returned" in caplog.text
 
 
 async def test_a_long_lease_survives_any_number_of_beats_that_fail() -> None:

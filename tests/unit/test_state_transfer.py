@@ -753,7 +753,7 @@ async def test_a_document_brings_no_request_that_its_log_does_not_name() -> None
         _, document, _ = await exported_and_deleted(here)
         stray = {**document["requests"][0], "request_id": str(uuid4())}
         document["requests"] = [*document["requests"], stray]
-        with pytest.raises(InvalidRequest, match=r"requests\.1: is named by no entry"):
+        with pytest.raises(InvalidRequest, match=r"requests\.1: is not named by any entry"):
             await here.importer.import_(ADA, document)
 
 

@@ -1140,7 +1140,7 @@ async def test_another_configuration_is_detected(make: MakeAgent) -> None:
     other = make(agent={"system_prompt": "You are somebody else."})
     assert one.fingerprint != other.fingerprint
     assert make().fingerprint == one.fingerprint
-    with pytest.raises(ThreadMismatch, match="another configuration"):
+    with pytest.raises(ThreadMismatch, match="a different configuration"):
         other.open_thread(text)
     unbound = LocalThread.from_json(text)
     with pytest.raises(ThreadMismatch):
@@ -1179,7 +1179,7 @@ async def test_another_configuration_is_detected_in_a_workflow(make: MakeAgent) 
     text = workflow.to_json()
     one.open_thread(text)
     for gone in ("main", "writer", "inner"):
-        with pytest.raises(ThreadMismatch, match="another configuration"):
+        with pytest.raises(ThreadMismatch, match="a different configuration"):
             other.open_thread(workflow.to_json())
         await workflow.delete_sub_thread(gone)
     other.open_thread(workflow.to_json())

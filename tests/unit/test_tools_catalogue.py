@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_reported() -> None:
     sentences = report(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
     assert sentences == [
         "The catalogue names 'Shell-lists', which is not a tool of this agent. Did you mean 'Shell-list'?",
-        "The catalogue does not name 'Shell-list': each call of it needs approval.",
+        "The catalogue does not name 'Shell-list': each call to it needs approval.",
         "The catalogue does not name 'S-b', but its server's entry in the config clears it.",
     ]
     assert report(tools, None) == []
@@ -308,7 +308,7 @@ async def test_all_tools_are_opened_governed_and_closed(
             assert await tools["odd-echo"].call(Context(), {"a": 1}) == '{"a": 1}'
     assert other.open == 0
     assert "The catalogue names 'Nobody-home', which is not a tool of this agent." in caplog.text
-    assert "The catalogue does not name 'Base-dropped': each call of it needs approval." in caplog.text
+    assert "The catalogue does not name 'Base-dropped': each call to it needs approval." in caplog.text
 
 
 async def test_nothing_configured_is_nothing_opened() -> None:

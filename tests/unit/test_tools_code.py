@@ -377,7 +377,7 @@ async def test_what_a_tool_needs_its_user_for_says_that_it_had_begun(
 
 
 async def test_plugin_is_opened_and_closed() -> None:
-    """A plugin that is an async context manager is entered at start and left at shutdown."""
+    """A plugin that is an async context manager is entered at startup and exited at shutdown."""
     toolset = load_plugins(FILE, ["Opened"])
     tools = by_name(toolset)
     async with toolset:
@@ -565,7 +565,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         ("x = 1/0\n", "custom_plugins.py, line 2: .* ZeroDivisionError"),
         ("def broken(:\n", "custom_plugins.py, line 2: .* SyntaxError"),
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("import semantic_kernel.memory\n", "imports semantic_kernel.memory of the earlier framework"),
+        ("import semantic_kernel.memory\n", "imports semantic_kernel.memory of the earlier platform"),
         ("class P(Plugin):\n    pass\n", "P: the plugin has no tool: mark a method with @tool"),
         (
             "class P(Plugin):\n    def __init__(self, x): pass\n    @tool\n    def f(self): 'x'\n",

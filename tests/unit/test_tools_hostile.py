@@ -128,7 +128,7 @@ async def test_a_path_that_leaves_its_server_is_refused_at_start(tmp_path: Path,
     with seeing() as here, seeing() as elsewhere:
         there = elsewhere.url.removeprefix("http://")
         path = path.replace("ELSEWHERE", there).replace("PORT", there.rpartition(":")[2])
-        with pytest.raises(ToolsetError, match="a path begins with /"):
+        with pytest.raises(ToolsetError, match="a path must begin with /"):
             await call(tmp_path, document(path), f"{here.url}/base", {})
         assert (here.paths, elsewhere.paths) == ([], [])
 

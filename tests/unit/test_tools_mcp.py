@@ -699,8 +699,8 @@ async def test_a_server_has_the_usual_signals() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"command": "no-such-program"}, "the command 'no-such-program' is not there. Install it"),
-        ({"command": "./no-such-program"}, "the command './no-such-program' is not there"),
+        ({"command": "no-such-program"}, "the command 'no-such-program' was not found. Install it"),
+        ({"command": "./no-such-program"}, "the command './no-such-program' was not found"),
         ({"url": "http://127.0.0.1:1/mcp"}, r"http://127\.0\.0\.1:1/mcp\) cannot be used: ConnectError"),
         ({"url": "http://127.0.0.1:1/mcp", "protocol_version": "1999-01-01"}, "'1999-01-01' is not known"),
     ],
@@ -725,7 +725,7 @@ async def test_server_that_chooses_another_protocol_version_is_refused(tmp_path:
 
 async def test_last_words_of_a_server_are_reported(tmp_path: Path) -> None:
     """A process that ends at start is reported with what it said on standard error."""
-    with pytest.raises(ToolsetError, match="Its last words:\nthe odd server starts\nit lacks a setting"):
+    with pytest.raises(ToolsetError, match="Its last output:\nthe odd server starts\nit lacks a setting"):
         async with opened(**odd(tmp_path, "broken")):
             pass
 

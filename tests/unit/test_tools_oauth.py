@@ -226,7 +226,9 @@ async def test_answer_of_another_server_is_refused() -> None:
     with protected(provider) as url:
         async with opened(url, consents) as server:
             brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
-            with pytest.raises(InvalidRequest, match="another authorization server than was asked"):
+            with pytest.raises(
+                InvalidRequest, match="a different authorization server than the one that was asked"
+            ):
                 await consents.complete(brought["state"], brought["code"], iss="https://evil.example")
 
 
@@ -847,7 +849,7 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
 @pytest.mark.parametrize(
     ("metadata", "error"),
     [
-        ({"issuer": "https://other.example"}, "names another issuer"),
+        ({"issuer": "https://other.example"}, "names a different issuer"),
         ({"token_endpoint": "http://evil.example/token"}, "cannot be used for authorization"),
         ({"authorization_endpoint": "javascript:alert(1)"}, "cannot be used for authorization"),
         ({"token_endpoint": "https://user:pw@x.example/"}, "cannot be used for authorization"),

@@ -955,7 +955,7 @@ async def test_servers_that_no_path_can_be_appended_to_are_refused_at_start(
     [
         (b"swagger: '2.0'\n", r"OpenAPI 2\.0 \(Swagger\). Convert it"),
         (b"openapi: 4.0.0\n", "does not say 'openapi: 3"),
-        (b"[1, 2]", "is no OpenAPI document"),
+        (b"[1, 2]", "is not an OpenAPI document"),
         (b"a: [", "is neither JSON nor YAML"),
         (b"\xff\xfe\x00", "is neither JSON nor YAML"),
         (b'{"openapi": "3.0.0", "a": ', "is neither JSON nor YAML"),

@@ -12,7 +12,7 @@
 `opening`     what an agent works with while it is open
 ============  ====================================================================================
 
-The same loop, views, context providers and tools as in the service. What is kept is the thread's to keep;
+The same loop, views, context providers and tools as in the service. The thread keeps the conversation;
 what only a service does (authentication, leases, audit) is not done here.
 """
 
@@ -52,8 +52,8 @@ __all__ = ["Agent", "AgentAnswer", "AnswerStream", "Update"]
 class Agent:
     """One agent, for one user.
 
-    Open it with `async with`, and its connections and tool servers are kept until its end, or that of the
-    last where several are in it at once; otherwise each call opens and closes what it needs.
+    Within `async with`, its connections and tool servers stay open until the block ends (the last one, if
+    several overlap); otherwise each call opens and closes what it needs.
     """
 
     def __init__(
@@ -254,8 +254,8 @@ class Agent:
         """Makes the thread this agent's. `ThreadMismatch` where it is another's."""
         if thread.fingerprint not in (None, self.fingerprint):
             raise ThreadMismatch(
-                f"The thread {thread.thread_id} was used by an agent of another configuration than "
-                f"{self.name} has now. Open it with that one, or adopt it: agent.adopt(thread)."
+                f"The thread {thread.thread_id} was used by an agent with a different configuration from the "
+                f"one that {self.name} has now. Open it with that one, or adopt it: agent.adopt(thread)."
             )
         thread.fingerprint = self.fingerprint
         if isinstance(thread, RemoteThread) and thread.service is None:

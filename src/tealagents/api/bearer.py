@@ -55,7 +55,7 @@ class Bearer:
             raise self._names_no_one("its authenticate is not async")
         caller = await answer
         if not (isinstance(caller, Caller) and isinstance(caller.user, User)):
-            raise self._names_no_one("what its authenticate returned is no Caller with a User")
+            raise self._names_no_one("its authenticate did not return a Caller with a User")
         try:
             check_user_id(caller.user.tid, "tid", empty=True)  # where there are no tenants
             check_user_id(caller.user.oid, "oid")

@@ -200,7 +200,7 @@ async def _read(request: Request, limit: int, resize: Callable[[int], None]) -> 
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise InvalidRequest("body", "ended before it was whole", malformed=True)
+            raise InvalidRequest("body", "ended before it was complete", malformed=True)
         chunk = message.get("body", b"")
         size += len(chunk)
         more = message.get("more_body", False)

@@ -205,7 +205,7 @@ class Exchange:
     def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:
         most = self.settings.max_items
         if len(items) > most:
-            raise InvalidRequest(field, f"has {where}{len(items)} items; at most {most} are taken")
+            raise InvalidRequest(field, f"has {where}{len(items)} items; at most {most} are accepted")
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -408,7 +408,7 @@ class Exchange:
             self.refused(error)
             yield sse.data_of(refuse(reported(error), {}))
         except Exception as error:  # nothing above could still answer it
-            log.exception("a response failed inside the service")
+            log.exception("internal error in a response")
             yield sse.data_of(refuse(reported(error), {}))
 
     async def _frames(
@@ -456,7 +456,7 @@ class Exchange:
         self._leaving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = None if isinstance(error, TealError) else error
-            log.warning("work for a client that has left failed: %s", error, exc_info=fault)
+            log.warning("work for a disconnected client failed: %s", error, exc_info=fault)
 
 
 def key_of(given: str, value: Any) -> Key:

@@ -194,7 +194,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
 
 
 def _expired(task_id: str) -> NotFound:
-    return NotFound("The thread has expired. Begin another.", task_id=task_id)
+    return NotFound("The thread has expired. Start a new one.", task_id=task_id)
 
 
 async def added(
@@ -205,13 +205,13 @@ async def added(
     Also, naming `field`, where the task was not to be stored: its expiry would take what is added.
     """
     if message.earlier:
-        raise InvalidRequest("input", "brings messages of the assistant; the conversation has its own")
+        raise InvalidRequest("input", "contains assistant messages; the conversation has its own")
     # without an expiry its owner has decided to keep it
     if head.expires_at is not None:
         async with aclosing(of_task(exchange, partition, head)) as newest_first:
             async for record in newest_first:
                 if is_unstored(record):
-                    raise InvalidRequest(field, "was not stored: send what was said before instead")
+                    raise InvalidRequest(field, "was not stored: send the earlier messages instead")
     return replace(message, task_id=head.task_id)
 
 

@@ -81,7 +81,7 @@ def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
     if AnsweredCall in kinds and Earlier in kinds[kinds.index(AnsweredCall) :]:
         raise InvalidRequest(field, ADDS_A_MESSAGE)
     if not found.answers and not found.items:
-        raise InvalidRequest(field, "needs a message of the user at its end, with a text or an image")
+        raise InvalidRequest(field, "must end with a user message that has text or an image")
     return found
 
 

@@ -117,7 +117,7 @@ def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer
     for each in reversed(given.answers):
         if each.call_id in made and names.parsed(each.call_id, *kinds)[0] is None:
             raise InvalidRequest(
-                each.answer.field, "answers a call that was made elsewhere: a message of the user must follow"
+                each.answer.field, "answers a call that was made elsewhere: a user message must follow"
             )
         approval_id, place = names.read("call", each.call_id, *kinds)
         check_reason(each.answer)

@@ -131,7 +131,7 @@ def check(setup: RequestSetup, toolbox: Toolbox) -> None:
         raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
     tools = setup.client_tools
     if len(tools) > MOST_CLIENT_TOOLS:
-        raise InvalidRequest("tools", f"has {len(tools)} tools; at most {MOST_CLIENT_TOOLS} are taken")
+        raise InvalidRequest("tools", f"has {len(tools)} tools; at most {MOST_CLIENT_TOOLS} are accepted")
     taken = {tool.spec.name for tool in toolbox.tools} if tools else set()
     for n, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 KEEPALIVE = b": keepalive\n"
 #: characters at which some libraries of clients end a line, and the format does not; and their JSON escapes
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
-#: seconds after which a client that takes nothing is given up
+#: seconds after which a client that reads nothing is disconnected
 SEND_TIMEOUT = 60.0
 #: seconds between two looks whether the end of a response was taken
 FLUSH_LOOK = 0.25
@@ -376,7 +376,7 @@ class _Sending:
         if self._ping is not None and not self._ping.done():
             self._ping.cancel()
         if self._gave_up:
-            log.info("a client that takes nothing is given up")
+            log.info("a client that reads nothing is disconnected")
 
     async def write(self, message: Message) -> None:
         if not self._waiting:

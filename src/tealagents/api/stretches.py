@@ -146,7 +146,7 @@ async def decided(
 ) -> Stretch:
     """Carries out what was decided of a pause, once; the stretch that begins with it.
 
-    `answers` are by the places of its calls: `ApprovalPending` where one is left out. `setup`, if given,
+    `answers` are by the places of its calls: `ApprovalPending` where one is omitted. `setup`, if given,
     holds for the request from here on. `InvalidRequest` names the fields of the answers as they were sent.
     """
     if pause.status == "pending" and len(answers) < len(pause.calls):
@@ -266,7 +266,7 @@ def check_kept(exchange: Exchange, stretch: Stretch, field: str) -> None:
     try:
         exchange.replay(stretch.view, after=0)
     except NotFound:
-        kept = "is possible for 24 hours after the end; what came of it can still be read"
+        kept = "is possible for 24 hours after the end; the outcome can still be read"
         raise InvalidRequest(field, kept) from None
 
 

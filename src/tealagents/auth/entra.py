@@ -67,7 +67,7 @@ class _Remembered(NamedTuple):
 
 
 class EntraAuthenticator:
-    """Fills the port `Authenticator` for Entra ID."""
+    """Implements the port `Authenticator` for Entra ID."""
 
     Options: ClassVar[type[EntraOptions]] = EntraOptions
 
@@ -151,7 +151,7 @@ class EntraAuthenticator:
         if now >= times.expires + self._options.leeway:
             raise Unauthenticated("The bearer token has expired. Get a new one and send it instead.")
         if now < times.not_before - self._options.leeway:
-            raise Unauthenticated("The bearer token is not valid yet. Are the clocks right?")
+            raise Unauthenticated("The bearer token is not valid yet. Check that the clocks are right.")
 
     def _check_audience(self, claims: Json) -> None:
         audience = claims.get("aud")
@@ -184,7 +184,7 @@ class EntraAuthenticator:
         # the id in the issuer's path whose it is.
         vouched = self._home_is_id or _TENANT_PLACEHOLDER in key_set.issuer or tid in issuer.split("/")
         if claims.get("iss") != issuer or not vouched:
-            raise Unauthenticated("The bearer token is from another issuer than this service's authority.")
+            raise Unauthenticated("The bearer token was not issued by this service's authority.")
 
     def _check_signature(self, parts: CompactToken, kid: str, key_set: KeySet) -> None:
         tid, issuer = parts.claims["tid"], parts.claims["iss"]
@@ -262,7 +262,9 @@ def _key_id(header: Mapping[str, Any]) -> str:
     if header.get("alg") != "RS256":
         raise Unauthenticated("The bearer token is not signed with RS256.")
     if not _REFUSED_HEADERS.isdisjoint(header):
-        raise Unauthenticated("The bearer token's header asks for what this service does not do.")
+        raise Unauthenticated(
+            "The bearer token's header asks for features that this service does not support."
+        )
     kind = header.get("typ", "JWT")
     if not isinstance(kind, str) or kind.lower() not in _TOKEN_TYPES:
         raise Unauthenticated("The bearer token's type is not that of an access token.")

@@ -49,7 +49,7 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
 
 
 def _named(tool: ToolSpec) -> str:
-    return f"{tool.name} (asks first)" if tool.governance.requires_hitl else tool.name
+    return f"{tool.name} (needs approval)" if tool.governance.requires_hitl else tool.name
 
 
 def schema_command() -> None:

@@ -87,7 +87,7 @@ def doctor_command(
             out.print(f"  → {escape(ailment.remedy)}")
     if found:
         raise typer.Exit(1)
-    out.print("[green]✓[/] nothing is wrong")
+    out.print("[green]✓[/] no problems found")
 
 
 async def _examined(url: str | None, path: Path | None, port: int | None) -> list[Ailment]:
@@ -170,12 +170,12 @@ def _unopened(store: "BaseStore", error: Exception) -> Ailment:
         return Ailment(
             f"the store cannot be opened: {error}",
             "Run this as the service's user, let it write to the store and its folder, free space on its "
-            "disk, or end what locks it.",
+            "disk, or stop the process that locks it.",
         )
     return Ailment(
         f"the store cannot be reached: {error}",
-        "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it, and that its user has "
-        "the rights in docs/stores.md.",
+        "Start it, or correct TA_PERSISTENCE; check that this machine can connect to it, and that its user "
+        "has the rights in docs/stores.md.",
     )
 
 
@@ -185,7 +185,7 @@ def _unmade(store: "BaseStore") -> Iterator[Ailment]:
     if store.name not in _OF_FILES:
         return
     if not folder.is_dir():
-        yield Ailment(absent(store), "The first start of the service makes a new store, and its folder.")
+        yield Ailment(absent(store), "The service creates a new store and its folder when it first starts.")
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield Ailment(
             f"the store cannot be made: {folder} cannot be written",
@@ -200,8 +200,8 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written: {error}",
-            "Free space on its disk or memory, let this user write to it (docs/stores.md), or end what locks "
-            "its tables.",
+            "Free space on its disk or memory, let this user write to it (docs/stores.md), or stop the "
+            "process that locks its tables.",
         )
     if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):
         yield Ailment(
@@ -316,9 +316,9 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
     if status and status[1] == "404":
         key, model = key_text((*place, "model")), config.agent.model
         return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
-    return (
-        _remedy_of_connection(said)
-        or "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
+    return _remedy_of_connection(said) or (
+        "Check that TA_BASE_URL is right, that the service is running, and that this machine can connect to "
+        "it."
     )
 
 
@@ -339,7 +339,7 @@ async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
         why = described(error)
     else:
         return []
-    remedy = "Correct it, or start what it names; see that this machine may connect to it."
+    remedy = "Correct it, or start what it names; check that this machine can connect to it."
     return [Ailment(f"the tools cannot be opened: {why}", remedy)]
 
 

@@ -61,7 +61,7 @@ def host_name(host: str) -> str:
     try:
         host.encode("idna")
     except UnicodeError:
-        raise typer.BadParameter(f"{host!r} can be no name of a host") from None
+        raise typer.BadParameter(f"{host!r} is not a valid host name") from None
     return host
 
 

@@ -207,11 +207,11 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
-            raise ValueError("a request has one Host")
+            raise ValueError("a request must have exactly one Host header")
         upgrade = self.parser.should_upgrade()
         if upgrade and not self.becomes_websocket():
             if self.parser.get_method() == b"CONNECT":
-                raise ValueError("this is no proxy")
+                raise ValueError("this is not a proxy")
             return  # the head comes again, without its Upgrade
         super().on_headers_complete()
         if not upgrade:  # to a WebSocket

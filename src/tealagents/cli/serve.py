@@ -172,8 +172,8 @@ def _unknown_address(config: ServiceConfig, host: str) -> str | None:
     if config.auth.entra is None or config.stateless or config.public_url or is_loopback_host(host):
         return None
     return (
-        "TA_PUBLIC_URL is not set: cards and challenges name the address that is called, with http:// behind "
-        "a proxy that terminates TLS. Set it to the https address that clients see"
+        "TA_PUBLIC_URL is not set: cards and challenges name the address that was called, with http:// "
+        "behind a proxy that terminates TLS. Set it to the https address that clients see"
     )
 
 
@@ -429,7 +429,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
             if started.is_set():
                 raise
             _end_soon()
-            log.info("a signal ended the start")
+            log.info("startup was ended by a signal")
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
             await send({"type": "lifespan.startup.failed"})
         except START_ERRORS as error:

@@ -203,7 +203,7 @@ def export_command(
     file: Annotated[Path, typer.Argument(help="Where to write; it must not exist. `-` is standard output.")],
     config: Config = None,
 ) -> None:
-    """Write all state as lines of JSON.
+    """Export all state as JSON Lines.
 
     The same state gives the same bytes, from every store. Exit status 1 if something was damaged or kept
     changing; everything else is exported all the same.
@@ -262,7 +262,7 @@ def import_command(
     config: Config = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write an export into the config's store.
+    """Import an export into the config's store.
 
     The store may hold other state, but no different version of the same records. Nothing is overwritten, and
     a store is written with its own TA_ENCRYPTION_KEY only. Every line is checked before the first is written.
@@ -324,7 +324,8 @@ def prune_command(
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="Also tasks that have not changed for so long, and old sessions without tasks: 30d, 12h, 4w."
+            help="Also tasks that have not changed for this long, and old sessions without tasks: 30d, 12h, "
+            "4w."
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -351,7 +352,7 @@ def prune_command(
         print(f"due, but kept while in use: {_counted(pruning.spared, 'task')}")
     if resumed:
         print(f"finished: {_counted(resumed, 'interrupted deletion')}")
-    _show_problems(pruning.damaged, "damaged records, left alone")
+    _show_problems(pruning.damaged, "damaged records, left as they were")
 
 
 def _ago(duration: str) -> datetime:
@@ -372,15 +373,15 @@ def _ago(duration: str) -> datetime:
 
 @state.command("delete-user")
 def delete_user_command(
-    user: Annotated[str, typer.Argument(metavar="TID.OID", help="Tenant and object id, with a dot between.")],
+    user: Annotated[str, typer.Argument(metavar="TID.OID", help="Tenant and object id, joined by a dot.")],
     config: Config = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Erase everything of one user: sessions, tasks, memories, secrets, and the user's own record.
 
-    Not what Mem0 keeps, where it is a context provider: the command warns of that. Revoke the user's access
-    first: a message sent meanwhile creates the user again. Can be repeated.
+    What Mem0 keeps is not erased: if Mem0 is a context provider, the command warns about that. Revoke the
+    user's access first: a message sent in the meantime creates the user again. Can be repeated.
     """
     try:
         whom = User.of(user)

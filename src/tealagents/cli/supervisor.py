@@ -97,7 +97,7 @@ class Supervisor(Multiprocess):
                 other.kill()
                 other.join()
                 if not self._must_stop():
-                    log.error("worker %s stays: no other was in service in time", worker.pid)
+                    log.error("worker %s is kept: its replacement was not ready in time", worker.pid)
                 return
             self.processes[index] = other
             self._retire(worker)

@@ -27,7 +27,7 @@ What changes for clients:
   follow-up  the service keeps the conversation: send the answer's task_id with the next message
   answer     content.output in place of output_raw; extra_data is an object, without items; ids are UUIDs
   events     request, partial-response, tool-call, tool-result, final-response or error, each with an id
-  callers    Authorization: Bearer … on every call, as TA_AUTH wants it; gateway is for earlier files
+  callers    Authorization: Bearer … on every call, as TA_AUTH requires; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
 _PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")
 _BY_HAND = "write that part in another way first, or upgrade the file by hand"
@@ -45,7 +45,7 @@ def upgrade_command(
         typer.Option("--output", "-o", help="Where to write; by default NAME.v1alpha1.yaml beside the file."),
     ] = None,
 ) -> None:
-    """Write the tealagents/v1alpha1 file of an earlier one.
+    """Convert an earlier file to tealagents/v1alpha1.
 
     Comments are kept, and keys without a counterpart become comments. Shows the difference, and what changes
     for clients. The file itself is changed only if --output names it.
@@ -55,7 +55,7 @@ def upgrade_command(
     except ConfigError as error:
         raise fail(*map(str, error.problems)) from None
     if not isinstance(config, EarlierConfig):
-        raise fail(f"{file} is of {config.api_version} already")
+        raise fail(f"{file} is already {config.api_version}")
     target = output or file.with_suffix(f".v1alpha1{file.suffix}")
     try:
         if target.exists() and target.resolve() != file.resolve():
@@ -99,11 +99,13 @@ def _show(difference: Iterator[str]) -> None:
 def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
     """What a person has to look at."""
     if config.output_type is not None:
-        yield f"output_type {config.output_type}: answers are text; say in system_prompt of what kind"
+        yield f"output_type {config.output_type}: answers are text; describe their form in system_prompt"
     if config.input_type not in INPUTS:
-        yield f"input_type {config.input_type}: clients say in words what its fields said"
+        yield f"input_type {config.input_type}: clients write what its fields held as text"
     if config.tasks:
-        yield "the tasks have become part of system_prompt: one agent does them in one turn; read it once"
+        yield (
+            "the tasks have become part of system_prompt: one agent does them in one turn; review the prompt"
+        )
     has_plugins = any(agent.plugins for agent in config.agents)
     if has_plugins and "authorization" not in config.forward_headers:
         yield (
@@ -155,7 +157,7 @@ def _compare(text: str, meant: Json) -> None:
         said = _values(text)
     except yaml.reader.ReaderError as error:
         raise NotUpgraded(
-            f"the character U+{error.character:04X} cannot stand in the result: {_BY_HAND}"
+            f"the character U+{error.character:04X} cannot appear in the result: {_BY_HAND}"
         ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

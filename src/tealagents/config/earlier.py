@@ -15,7 +15,7 @@ _TTL = "TA_REDIS_TTL"
 
 #: the beginning of a variable's name → what to say where one is set
 _INSTEAD = {
-    "TA_A2A_": "has no effect: this agent is not served over A2A by it; serve it as tealagents/v1alpha1 with "
+    "TA_A2A_": "has no effect: it does not serve this agent over A2A; serve it as tealagents/v1alpha1 with "
     "spec.protocols: [a2a]",
     "TA_AGENT_BASE_URL": "has no effect; set TA_PUBLIC_URL",
     "TA_CUSTOM_CHAT_COMPLETION_FACTORY_": "has no effect: the model is called at TA_BASE_URL with "
@@ -57,7 +57,7 @@ def translated(environment: Environment, persistence: Any, warnings: list[str]) 
         )
         return environment
     if kind not in ("redis", "in-memory"):
-        message = f"has no effect: known are redis and in-memory; set {_PERSISTENCE}"
+        message = f"has no effect: known values are redis and in-memory; set {_PERSISTENCE}"
         warnings.append(str(environment.problem(_STATE, message)))
         return environment
     url = _redis(environment) if kind == "redis" else "memory://"

@@ -236,9 +236,7 @@ class _Values:
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         text: str = node.value
         if not usable(text):
-            self.problem(
-                node, path, "contains a character that is no character (NUL or half a surrogate pair)"
-            )
+            self.problem(node, path, "contains an invalid character (NUL or half a surrogate pair)")
             return None
         if path == _VERSION and node.tag != _TAG + "null":
             return text

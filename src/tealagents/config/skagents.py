@@ -70,7 +70,7 @@ class _Served(Older):
     """How a file without state is served."""
 
     auth: Any = None
-    """Who may call. A plain text names the provider alone."""
+    """Who may call. A plain text is the provider's name."""
     cors_origins: Origins = ()
     """Origins whose web pages may call, or `*` for all."""
     limits: Limits = Limits()
@@ -121,7 +121,7 @@ class _V1(Older):
     input_type: Text
     """What it is sent: one of the standard types, or a class of the types' file."""
     output_type: Text | None = None
-    """A class of the types' file that the answer is to be; left out, the answer is text."""
+    """A class of the types' file that the answer is to be; if omitted, the answer is text."""
 
 
 class ChatFile(_V1):
@@ -234,8 +234,9 @@ def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:
     secret = loading.settings.gateway_secret
     if auth.provider == GATEWAY and secret is None:
         yield (
-            "TA_AUTH=gateway: every caller is taken to have been checked by a gateway, and none is; set "
-            "TA_GATEWAY_SECRET to what the gateway sends in taAgwKey, and let no one else connect"
+            "TA_AUTH=gateway: every caller is assumed to have been checked by a gateway, and the service "
+            "checks none; set TA_GATEWAY_SECRET to what the gateway sends in taAgwKey, and let no one else "
+            "connect"
         )
     elif auth.provider == GATEWAY:
         yield "TA_AUTH=gateway: a gateway checks the callers; it proves itself by the secret in taAgwKey"

@@ -39,7 +39,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         yield "catalogue", str(config.plugin_catalog_file)
     yield "auth", _auth(config.auth)
     if config.stateless:
-        yield "store", "none: each call is answered by itself"
+        yield "store", "none: each call is independent"
     else:
         yield from _state(config)
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
@@ -58,7 +58,7 @@ def _state(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         "thread",
         ", ".join([thread.kind, *(part.name for part in thread.reducers + thread.context_providers)]),
     )
-    yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
+    yield "concurrency", f"{config.concurrency}; when a client disconnects: {config.on_disconnect}"
     yield "protocols", ", ".join((config.api_version, *config.protocols))
 
 
@@ -103,4 +103,4 @@ def _auth(auth: AuthConfig) -> str:
 def _limits(config: ServiceConfig) -> str:
     defaults = type(config.limits)()
     changed = [f"{name} {value:g}" for name, value in config.limits if value != getattr(defaults, name)]
-    return f"{', '.join(changed)}; the others as by default" if changed else "as by default"
+    return f"{', '.join(changed)}; all others at their defaults" if changed else "defaults"

@@ -17,5 +17,5 @@ def image_problem(content: str) -> str | None:
     try:
         base64.b64decode(content[head.end() :], validate=True)
     except (binascii.Error, ValueError):
-        return "is not valid base64 behind the comma"
+        return "is not valid base64 after the comma"
     return None

@@ -20,7 +20,7 @@ MOST_EXTREMES: Final = 100
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _EXTREME = re.compile(rb"\d[eE][+-]?0*[1-9]\d\d")
 #: why JSON is not read
-TOO_SLOW: Final = "holds too many numbers with exponents of three digits, such as 1e300"
+TOO_SLOW: Final = "holds too many numbers with three-digit exponents, such as 1e300"
 #: quotes up to which JSON is cut at all of them at once: faster than the pattern, and into more memory
 _QUOTES = 20_000
 

@@ -49,7 +49,7 @@ class User(Struct, frozen=True):
         """The user of a `key`. `ValueError` where it is none."""
         tenant, _, oid = key.partition(".")
         if not tenant or not oid:
-            raise ValueError(f"{key!r} is not a tenant and an object id with a dot between")
+            raise ValueError(f"{key!r} is not a tenant and an object id joined by a dot")
         return cls(tenant.replace("~1", ".").replace("~0", "~"), oid)
 
 

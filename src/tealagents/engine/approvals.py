@@ -132,9 +132,11 @@ class Approvals:
             if record.status == "Canceled":
                 raise RequestCanceled("The request was canceled.").with_ids(**_ids(record))
             if record.imported_pauses:
-                decided = "The request is a copy; its pauses were decided before it was made."
+                decided = "The request is a copy; its pauses were decided before the copy was made."
                 raise AlreadyDecided(decided).with_ids(**_ids(record))
-            raise NotFound(f"The request {record.request_id} waits for no decision.").with_ids(**_ids(record))
+            raise NotFound(f"The request {record.request_id} is not waiting for a decision.").with_ids(
+                **_ids(record)
+            )
         if command.approval_id is not None:
             if command.approval_id not in record.approvals:
                 raise NotFound(

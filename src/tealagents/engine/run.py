@@ -139,7 +139,7 @@ class Run:
         except BaseException as error:
             if ends_task(error):
                 raise
-            log.exception("request %s failed inside the service", self.request.request_id)
+            log.exception("request %s failed with an internal error", self.request.request_id)
             await self._fail_last(error)
 
     async def _take_turn(self, resumption: Resumption | None) -> None:

@@ -131,7 +131,8 @@ class Service:
         await asyncio.wait([run.outcome])
         if isinstance(run.outcome.exception(), PersistenceUnavailable):
             raise PersistenceUnavailable(
-                "The running request could not be ended, because the store is away. Send the message again.",
+                "The running request could not be ended, because the store is unavailable. Send the message "
+                "again.",
                 task_id=run.request.task_id,
                 session_id=run.request.session_id,
             )

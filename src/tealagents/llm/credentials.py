@@ -293,7 +293,7 @@ def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> st
     pem = options.certificate_path.read_bytes()
     key = load_pem_private_key(pem, password=None)
     if not isinstance(key, RSAPrivateKey):
-        raise ValueError("its private key is no RSA key, and Entra ID takes no others")
+        raise ValueError("its private key is not an RSA key, and Entra ID accepts no others")
     certificate = x509.load_pem_x509_certificate(pem)
     digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
     now = int(time.time())

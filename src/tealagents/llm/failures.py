@@ -48,7 +48,7 @@ class AttemptFailed(Exception):
         passing: bool = False,
         retry_after: float | None = None,
         complaint: "Complaint | None" = None,
-        reason: str = "it sent what is no answer",
+        reason: str = "it sent something that is not an answer",
     ) -> None:
         super().__init__(error.detail)
         self.error = error
@@ -203,7 +203,7 @@ def cut(what: str) -> AttemptFailed:
 
 def too_much(what: str) -> AttemptFailed:
     """The answer is longer than any model's, and is given up."""
-    detail = f"The model service's answer was given up: {what}."
+    detail = f"The model service's answer was abandoned: {what}."
     return AttemptFailed(ModelFailed(detail), reason="its answer was too long")
 
 

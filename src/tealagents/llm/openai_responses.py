@@ -344,7 +344,7 @@ def _without_reasoning(piece: bytes) -> bytes:
 
 def _unanswered(call_id: str) -> Json:
     """For a call of a request that ended before it was answered: the service would wait for it for ever."""
-    said = "No result: the request ended before this call was answered. It may have been run or not."
+    said = "No result: the request ended before this call was answered. It may or may not have run."
     return {"type": "function_call_output", "call_id": call_id, "output": said}
 
 

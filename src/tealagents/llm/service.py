@@ -171,7 +171,7 @@ class ModelService:
         """The service has answered what was put otherwise: later calls are put so from the first."""
         known = self._adjusted | question.adjusted
         if known != self._adjusted:
-            _log.info("The model service refuses %s, and is asked without from now on.", known.named)
+            _log.info("The model service refuses %s; later calls leave it out.", known.named)
             self._adjusted = known
         question.adjusted = self._adjusted
 
@@ -226,7 +226,7 @@ class ModelService:
             pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
         cause = failed.cause(self._secrets)
         if pause is None:
-            _log.warning("A call of the model service failed: %s.", cause)
+            _log.warning("A model call failed: %s.", cause)
             return failed.error
         _log.info("Trying the model service again in %.2f s (%s).", pause, cause)
         return pause

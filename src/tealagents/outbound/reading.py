@@ -136,7 +136,7 @@ class BoundedClient(httpx2.AsyncClient):
             raise _too_slow(self._seconds) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, which may be a key
             raise Unsendable(
-                "a header of the request holds what cannot be sent, such as a line break"
+                "a header of the request contains a character that cannot be sent, such as a line break"
             ) from None
         try:
             _check(response)

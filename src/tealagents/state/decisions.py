@@ -138,7 +138,9 @@ def check_same_decision(approval: Approval, wanted: Approval) -> None:
     elif approval.status == "canceled":
         refusal = RequestCanceled("The request was canceled before it was decided.")
     elif _without_reasons(approval) != _without_reasons(wanted):
-        refusal = AlreadyDecided("This pause was decided otherwise. Read the request to see what came of it.")
+        refusal = AlreadyDecided(
+            "This pause was already decided differently. Read the request to see its outcome."
+        )
     if refusal is not None:
         raise refusal.with_ids(
             request_id=approval.request_id,

@@ -265,12 +265,12 @@ class Importer:
         for number, line in numbered:
             try:
                 if whole:
-                    raise ValueError("it stands behind the last line")
+                    raise ValueError("it comes after the last line")
                 whole = line.startswith(_LAST)
                 if not whole:
                     yield self._mine(_parsed(line))
                 elif msgspec.json.decode(line, type=_End).records != number - 2:
-                    raise ValueError("the number of records is another: some are missing")
+                    raise ValueError("the number of records does not match: some are missing")
             except (ValueError, CorruptState) as error:
                 raise Refused(f"line {number}: {error}") from None
         if not whole:
@@ -333,8 +333,8 @@ class Importer:
             return False
         if found[0][1].value not in (row.stored, row.stored.removeprefix(KEPT_SEALED)):
             raise Refused(
-                f"the record {row.key!r} of {row.partition} exists already, and is another. Nothing is "
-                "overwritten: import into an empty store."
+                f"the record {row.key!r} of {row.partition} already exists with a different value. Nothing "
+                "is overwritten: import into an empty store."
             )
         self.same += 1
         return True

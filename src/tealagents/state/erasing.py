@@ -59,7 +59,7 @@ class Eraser:
             stored = await self.tasks.head(partition, task_id)
             if stored.value.running is not None:
                 raise TaskBusy(
-                    "The task runs and cannot be deleted meanwhile.",
+                    "The task is running. It can be deleted once its request has ended.",
                     task_id=task_id,
                     session_id=stored.value.session_id,
                     request_id=stored.value.running.request_id,
@@ -342,7 +342,8 @@ def _is_deleted(session: Session) -> bool:
 
 def _busy(session_id: str, task_id: str, request_id: str) -> TaskBusy:
     return TaskBusy(
-        "A task of the session runs, so the session cannot be deleted meanwhile.",
+        "A task of the session is running. The session can be deleted once the request of that task has "
+        "ended.",
         task_id=task_id,
         session_id=session_id,
         request_id=request_id,

@@ -123,7 +123,9 @@ class TaskImporter:
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # another process has continued it, or will, once this worker is gone
-            log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
+            log.info(
+                "the interrupted import of task %s could not be removed: %s", document.task.task_id, error
+            )
 
     async def _clear(self, partition: str, task_id: str) -> None:
         """Removes what is there of a task that no one can see; `Conflict` where another does."""

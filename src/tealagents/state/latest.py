@@ -35,7 +35,7 @@ class Changed(Struct, frozen=True, order=True):
         try:
             return cls(datetime.fromisoformat(at).astimezone(UTC), ids.canonical(request_id, field))
         except (ValueError, OverflowError):
-            raise InvalidRequest(field, "is not one that this list gave out") from None
+            raise InvalidRequest(field, "must be a page token that this list returned") from None
 
 
 class LatestPage(Struct, frozen=True):

@@ -56,4 +56,4 @@ def message_of(request_id: str, role: Role, items: tuple[Item, ...], at: datetim
 
 def check_earlier(said: Sequence[Earlier]) -> None:
     if len(said) > MOST_EARLIER:
-        raise InvalidRequest("earlier", f"has {len(said)} messages; {MOST_EARLIER} are taken")
+        raise InvalidRequest("earlier", f"has {len(said)} messages; at most {MOST_EARLIER} are accepted")

@@ -222,7 +222,7 @@ class _Attempt:
             return await _replay(self._tasks, self._partition, self._key, self._found.key.value)
         if self._message.task_id is None:
             return await self._new_task()
-        return await self._follow_on(self._message.task_id, found)
+        return await self._follow_up(self._message.task_id, found)
 
     async def _opened(self, found: Stored[Head] | None) -> Transition:
         task = await self._planned()
@@ -254,7 +254,7 @@ class _Attempt:
             return task
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
-    async def _follow_on(self, task_id: str, found: Stored[Head] | None) -> Transition | GivesWay:
+    async def _follow_up(self, task_id: str, found: Stored[Head] | None) -> Transition | GivesWay:
         """How a message to an existing task begins."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:

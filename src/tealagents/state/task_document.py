@@ -115,7 +115,7 @@ def _check(document: ExportedTask) -> None:
     known: set[str] = set()
     for n, request in enumerate(document.requests):
         if request.request_id in known:
-            raise InvalidRequest(f"requests.{n}.request_id", "stands there twice")
+            raise InvalidRequest(f"requests.{n}.request_id", "is listed twice")
         _check_request(f"requests.{n}", request, document.task)
         known.add(request.request_id)
     if document.task.checkpoint_id is not None and document.task.checkpoint_id not in known:
@@ -125,7 +125,7 @@ def _check(document: ExportedTask) -> None:
     logged = {entry.request_id for entry in document.entries}
     for n, request in enumerate(document.requests):
         if request.request_id not in logged:  # erasing a task finds its requests by its log
-            raise InvalidRequest(f"requests.{n}", "is named by no entry")
+            raise InvalidRequest(f"requests.{n}", "is not named by any entry")
     parts = {"task": document.task, **{f"requests.{n}": each for n, each in enumerate(document.requests)}}
     for field, part in parts.items():
         if too_slow(encode_json(part)):
@@ -198,7 +198,9 @@ def _check_outcome(where: str, request: RequestRecord) -> None:
         raise InvalidRequest(where, "must have neither `pause` nor `waiting`: it has ended")
     if (request.error is None) != (request.status == "Completed"):
         needed = (
-            "is not of a completed request" if request.error else "is required of a request without answer"
+            "does not belong to a completed request"
+            if request.error
+            else "is required for a request without an answer"
         )
         raise InvalidRequest(f"{where}.error", needed)
     if request.error is not None and request.error.code not in set(_codes(TealError)):

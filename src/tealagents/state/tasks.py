@@ -93,14 +93,14 @@ SUPERSEDED = Ending("Canceled", "request_canceled", "The request was canceled by
 EXPIRED = Ending(
     "Canceled",
     "approval_expired",
-    "No one decided in time, so the request was canceled. Send the message again to ask anew, under a new "
+    "No one decided in time, so the request was canceled. Send the message again to ask again, under a new "
     "idempotency key or id if you use one.",
 )
 WAITED_TOO_LONG = Ending(
     "Failed",
     "request_timeout",
-    "The request waited its turn past the request timeout. Send it again when the task is idle, under a new "
-    "idempotency key or id if you use one.",
+    "The request waited for its turn longer than the request timeout. Send it again when the task is idle, "
+    "under a new idempotency key or id if you use one.",
 )
 
 
@@ -446,7 +446,7 @@ class Tasks:
         try:
             used = await self.records.get(partition, name, IdempotencyRecord)
         except CorruptState:
-            log.error("the record %r is damaged; it is written anew", name)
+            log.error("the record %r is damaged; it is rewritten", name)
             return transition
         if used is not None and used.value.request_id != request.request_id:
             return replace(transition, request=replace(request, idempotency=None))

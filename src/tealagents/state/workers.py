@@ -127,7 +127,7 @@ class Lease:
                 async with asyncio.timeout(LAST_BEAT_SECONDS):
                     await self._write(dead=True)
             except (Conflict, TealError, TimeoutError):
-                log.warning("the lease could not be given back; it lapses in %s seconds", self.seconds)
+                log.warning("the lease could not be returned; it expires in %s seconds", self.seconds)
         self._version = None
         self._beaten_at = float("-inf")
 

@@ -1,7 +1,7 @@
 """State in DynamoDB, for any number of processes on any number of machines.
 
 ``dynamodb://table?region=eu-west-1`` with the credentials that AWS's own tools find; ``&endpoint=http://…``
-for another service that speaks its protocol. The table is made where it is missing: on demand, with expiry.
+for another service that speaks its protocol. The table is created if it is missing: on demand, with expiry.
 
 An item of the table is a record, or a chunk of one whose value exceeds what an item may hold:
 
@@ -266,7 +266,7 @@ class DynamoStore(BaseStore):
             # a reply may leave keys out because it was large (they come next), or because of throttling
             idle = idle + 1 if left and not items else 0
             if idle == ATTEMPTS:
-                raise self.unavailable(f"it left out all that it was asked for {ATTEMPTS} times")
+                raise self.unavailable(f"it returned none of the requested keys {ATTEMPTS} times")
             if idle:
                 await pause(idle)
         return found
@@ -286,7 +286,7 @@ class DynamoStore(BaseStore):
             if outcome != "busy":
                 in_chunks = await self._what_is_there(partition, commit, outcome)
             await pause(attempt)
-        raise self.unavailable(f"others were in a commit's way {ATTEMPTS} times")
+        raise self.unavailable(f"other transactions conflicted with a commit {ATTEMPTS} times")
 
     def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunked]) -> "list[_Action]":
         """What a commit does, each with its condition. A record not known to be in chunks must not be."""

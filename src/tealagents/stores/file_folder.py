@@ -176,7 +176,7 @@ class PartitionFolder:
             self._make(changes)
             os.ftruncate(redo, 0)
         except OSError as error:
-            raise Unknown(f"committed, and will be made when the disk allows it: {error}") from error
+            raise Unknown(f"committed; it will be applied once the disk allows it: {error}") from error
 
     def _promise(self, redo: int, changes: Redo) -> None:
         """Writes the redo. When it is on the disk the commit has happened; before that it has not."""
@@ -192,7 +192,7 @@ class PartitionFolder:
             os.ftruncate(redo, 0)
             os.fsync(redo)
         except OSError as error:
-            raise Unknown(f"may be made when the disk allows it: {error}") from error
+            raise Unknown(f"it may be applied once the disk allows it: {error}") from error
         for key in changes.put:
             with suppress(OSError):  # was not made
                 os.unlink(self._file(key) + _BESIDE)

@@ -91,7 +91,7 @@ class PostgresOptions(StoreOptions):
         readable = all(_HOST.fullmatch(host) and is_address(host) for host in hosts.split(","))
         if "@" in url.path or url.netloc.count("@") > 1 or not readable:
             raise StoreConfigError(
-                f"{url.scheme}://…: what stands between the slashes is not a host and a port. In a user name "
+                f"{url.scheme}://…: the part between the slashes is not a host and a port. In a user name "
                 "or password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
             )
         return {"dsn": SecretStr(f"postgresql://{url.netloc}{quote(url.path)}")}
@@ -390,10 +390,12 @@ def _session_ended(error: BaseException) -> bool:
     return isinstance(error, LOST)
 
 
-_THROUGH_PGBOUNCER: Final = "a pgbouncer before it keeps no prepared statements; set ?statement_cache_size=0"
+_THROUGH_PGBOUNCER: Final = (
+    "a pgbouncer in front of it keeps no prepared statements; set ?statement_cache_size=0"
+)
 #: failures whose own words do not say what to do
 _KNOWN: Final[Mapping[type[BaseException], str]] = {
-    TargetServerAttributeNotMatched: "it only reads, as a standby or default_transaction_read_only does",
+    TargetServerAttributeNotMatched: "it is read-only: a standby, or default_transaction_read_only is on",
     DuplicatePreparedStatementError: _THROUGH_PGBOUNCER,
     InvalidSQLStatementNameError: _THROUGH_PGBOUNCER,
 }

@@ -106,7 +106,7 @@ class Nodes:
                     await asyncio.sleep(self._command_timeout / REDIRECTIONS)
                 else:
                     raise self._unavailable(reason(error)) from None
-        raise self._unavailable("its slot is on the move")
+        raise self._unavailable("its slot is being moved")
 
     async def survey(self) -> dict[Address, dict[str, str]]:
         """The INFO of the server, or of each node of a cluster that serves slots, by its address."""

@@ -38,7 +38,7 @@ class HttpRequests:
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._active = meter.create_up_down_counter(
-            "http.server.active_requests", "{request}", "HTTP requests under way."
+            "http.server.active_requests", "{request}", "HTTP requests in progress."
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -44,7 +44,7 @@ _GAUGES = (
         "tealagents.lease.used_ratio",
         "lease_used",
         "1",
-        "Part of the lease gone since the last beat; 1: it is lost.",
+        "Fraction of the lease used since the last heartbeat; 1: it is lost.",
     ),
 )
 
@@ -66,19 +66,19 @@ class OpenTelemetryObserver(LoggedRequests):
         self._duration = meter.create_histogram(
             "gen_ai.client.operation.duration",
             "s",
-            "Calls of the model, to their end.",
+            "Model calls, until they end.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._first = meter.create_histogram(
             "gen_ai.client.operation.time_to_first_chunk",
             "s",
-            "From a call of the model to the first piece of its answer.",
+            "From a model call to the first piece of its answer.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             "{token}",
-            "Tokens of a call of the model.",
+            "Tokens of a model call.",
             explicit_bucket_boundaries_advisory=_TOKENS,
         )
         self._requests = meter.create_counter(
@@ -91,7 +91,7 @@ class OpenTelemetryObserver(LoggedRequests):
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._tools = meter.create_histogram(
-            "tealagents.tool.duration", "s", "Calls of tools.", explicit_bucket_boundaries_advisory=_BUCKETS
+            "tealagents.tool.duration", "s", "Tool calls.", explicit_bucket_boundaries_advisory=_BUCKETS
         )
         self._refusals = meter.create_counter(
             "tealagents.refusals", "{request}", "HTTP requests that were answered with a problem."

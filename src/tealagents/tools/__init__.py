@@ -5,7 +5,7 @@
 `open_toolsets`       opens all of them; what bootstrap calls
 `tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
-`semantic_kernel`     plugins written for the earlier framework (`input_types`: its types)
+`semantic_kernel`     plugins written for the earlier platform (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
                       document; `openapi_request`: calling an operation; `schema_check`: whether edited
                       arguments fit)
@@ -152,7 +152,8 @@ class Sources:
         except ImportError as error:
             raise ToolsetError(
                 f"MCP servers need mcp 2, and {version('mcp')} is installed, which another package may have "
-                "brought along (semantic-kernel does): pip install 'tealagents[mcp]' where that is not."
+                "installed (semantic-kernel does): pip install 'tealagents[mcp]' in an environment without "
+                "it."
             ) from error
         return [MCPServer(one, consents, changed) for one in self.servers]
 

@@ -348,7 +348,7 @@ def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: 
         if name not in there and not more_to_come
     ]
     asking = [
-        f"The catalogue does not name {spec.name!r}: each call of it needs approval."
+        f"The catalogue does not name {spec.name!r}: each call to it needs approval."
         for spec in unnamed
         if spec.governance.requires_hitl
     ]

@@ -124,7 +124,7 @@ def imported(file: Path) -> ModuleType:
     name = "tealagents_plugins_" + sha256(str(file).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ToolsetError(f"The file {file} is no Python file: its name has to end in .py.")
+        raise ToolsetError(f"The file {file} is not a Python file: its name must end in .py.")
     import_from(file.parent)
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run

@@ -286,7 +286,7 @@ class MCPConnection:
         """What a child process said last, which is why it did not start, most of the time."""
         if isinstance(error, ToolsetError) or not self._last_words:
             return error
-        return Unreachable(described(error) + ". Its last words:\n" + "\n".join(self._last_words))
+        return Unreachable(described(error) + ". Its last output:\n" + "\n".join(self._last_words))
 
 
 @asynccontextmanager

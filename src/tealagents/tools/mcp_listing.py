@@ -142,7 +142,7 @@ class Lister:
         for tool in tools:
             if tool.spec.name in governed and not tool.spec.governance.requires_hitl:
                 logger.warning(
-                    "MCP server %s now lists %s as read-only: its calls need no approval any more.",
+                    "MCP server %s now lists %s as read-only: its calls no longer need approval.",
                     self._options.name,
                     tool.spec.name,
                 )

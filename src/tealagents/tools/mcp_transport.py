@@ -321,7 +321,7 @@ def _found(options: MCPServerOptions) -> list[str]:
     located = Path(options.cwd or ".", command) if os.sep in command else None
     if not (os.access(located, os.X_OK) if located else shutil.which(command, path=path)):
         raise ToolsetError(
-            f"MCP server {options.name}: the command {command!r} is not there. "
+            f"MCP server {options.name}: the command {command!r} was not found. "
             "Install it, or give its full path."
         )
     if os.name != "posix" or not sys.executable:

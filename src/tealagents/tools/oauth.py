@@ -377,7 +377,9 @@ class Consents:
                 "iss", f"{pending.at.issuer} has to name itself in this callback and did not"
             )
         if iss is not None and iss != pending.at.issuer:
-            raise InvalidRequest("iss", "this answer comes from another authorization server than was asked")
+            raise InvalidRequest(
+                "iss", "this answer comes from a different authorization server than the one that was asked"
+            )
         form = {
             "grant_type": "authorization_code",
             "code": code,

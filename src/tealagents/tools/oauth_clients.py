@@ -78,5 +78,7 @@ class Registrations:
         secret = answer.get("client_secret")
         method = answer.get("token_endpoint_auth_method") or ("client_secret_basic" if secret else "none")
         if method not in ("none", "client_secret_basic", "client_secret_post"):
-            raise ToolFailed(f"{endpoint} wants clients to identify by {method}, which is not supported.")
+            raise ToolFailed(
+                f"{endpoint} requires clients to authenticate with {method}, which is not supported."
+            )
         return OAuthClient(answer["client_id"], secret, method)

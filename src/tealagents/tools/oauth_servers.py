@@ -196,7 +196,7 @@ async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
         if status != 200 or not document:
             continue
         if not same_issuer(str(document.get("issuer")), issuer.url):
-            raise ToolFailed(f"{place} names another issuer than {issuer.url}: it is not believed.")
+            raise ToolFailed(f"{place} names a different issuer than {issuer.url}, so it is not trusted.")
         for endpoint in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
             if endpoint in document or endpoint != "registration_endpoint":
                 issuer.check(str(document.get(endpoint, "")))

@@ -256,7 +256,9 @@ def _checked(part: type[_Part], document: Any, where: str) -> _Part:
 def _check_path(path: str, where: str) -> None:
     """A path is appended to the server's URL: it must not change whose URL that is, nor leave its base."""
     if not path.startswith("/") or not path.isprintable() or leaves_base(path):
-        raise ToolsetError(f"{where}: a path begins with / and has no step that leaves the server's URL.")
+        raise ToolsetError(
+            f"{where}: a path must begin with / and have no segment that leaves the server's URL."
+        )
 
 
 def leaves_base(path: str) -> bool:

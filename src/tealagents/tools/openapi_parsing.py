@@ -30,7 +30,7 @@ def parsed(content: bytes, where: str) -> Json:
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ToolsetError(f"{where} is neither JSON nor YAML: {fault(error)}") from error
     if not isinstance(document, dict):
-        raise ToolsetError(f"{where} is no OpenAPI document.")
+        raise ToolsetError(f"{where} is not an OpenAPI document.")
     if "swagger" in document:
         raise ToolsetError(f"{where} is written for OpenAPI 2.0 (Swagger). Convert it to OpenAPI 3.")
     if not str(document.get("openapi", "")).startswith("3."):

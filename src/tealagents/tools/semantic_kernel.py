@@ -1,7 +1,7 @@
-"""Plugins written for the earlier framework: `BasePlugin` classes with `@kernel_function` methods.
+"""Plugins written for the earlier platform: `BasePlugin` classes with `@kernel_function` methods.
 
 What the decorator of the package `semantic_kernel` leaves on a method (`__kernel_function__` and its
-siblings) is all that is used of it. Where that package, or the earlier framework itself (`sk_agents`), is not
+siblings) is all that is used of it. Where that package, or the earlier platform itself (`sk_agents`), is not
 installed, what plugins import of it is stood in for.
 
 As there, an instance is made for each use, with the caller's authorization and a collector of extra
@@ -92,7 +92,7 @@ class KernelFunctionTool:
 
 
 class ExtraDataCollector:
-    """What plugins of the earlier framework add extra data with; it knows what was added in this call."""
+    """What plugins of the earlier platform add extra data with; it knows what was added in this call."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
@@ -119,7 +119,7 @@ class ExtraDataCollector:
 
 
 class BasePlugin:
-    """The base of the earlier framework's plugins."""
+    """The base of the earlier platform's plugins."""
 
     def __init__(
         self, authorization: str | None = None, extra_data_collector: ExtraDataCollector | None = None
@@ -198,7 +198,7 @@ _FINDER = _StandIns()
 
 
 def stand_in() -> None:
-    """From now on, imports of the earlier framework find what plugins need of it, inside functions as well.
+    """From now on, imports of the earlier platform find what plugins need of it, inside functions as well.
 
     Each of its two packages is stood in for only where the real one is not installed.
     """
@@ -211,9 +211,9 @@ def missing_package(module: str) -> str | None:
     if module.partition(".")[0] not in ("semantic_kernel", "sk_agents"):
         return None
     return (
-        f"it imports {module} of the earlier framework, of which only what marks plugins is here. Derive its "
-        "plugins from tealagents.plugins.Plugin, or install the package semantic-kernel in an environment of "
-        "its own without MCP servers: it needs an older version of the package mcp."
+        f"it imports {module} of the earlier platform, of which only what plugins are made with is available "
+        "here. Derive its plugins from tealagents.plugins.Plugin, or install the package semantic-kernel in "
+        "an environment of its own without MCP servers: it needs an older version of the package mcp."
     )
 
 

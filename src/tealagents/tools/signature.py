@@ -137,7 +137,7 @@ class Signature:
         if _has_generator(model.__pydantic_core_schema__):
             raise ToolsetError(
                 f"{self._where}: what its parameters hold would be checked only while the tool reads it: use "
-                "list in the place of Generator, and of Iterable within other types."
+                "list instead of Generator, and instead of Iterable within other types."
             )
         return model
 

@@ -133,7 +133,7 @@ def test_methods_of_the_version_before_are_refused_in_another_version(service: S
                 body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
                 error = client.post("/a2a", json=body).json()["error"]
                 assert (error["code"], error["data"][0]["reason"]) == (-32009, "VERSION_NOT_SUPPORTED")
-                assert error["message"] == f"A2A-Version: must be 0.3, or left out, for {method}"
+                assert error["message"] == f"A2A-Version: must be 0.3, or omitted, for {method}"
         client.headers.update({"a2a-version": "0.3"})
         assert streamed(client, "message/stream", legacy("hello"))[-1]["result"]["final"]
 

@@ -431,5 +431,5 @@ async def test_a_request_that_does_not_wait_is_not_said_to_be_unknown(
         refused = structured_result(await client.call_tool("decide", given))
     assert error(refused) == "not_found"
     assert refused["request_id"] == known["request_id"]
-    assert ("has no pause" if pause else "waits for no decision") in refused["error"]["message"]
+    assert ("has no pause" if pause else "is not waiting for a decision") in refused["error"]["message"]
     assert lines(file) == []

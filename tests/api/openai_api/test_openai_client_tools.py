@@ -140,7 +140,7 @@ def test_a_message_must_follow_calls_that_were_made_elsewhere(wire: httpx.Client
     for options in ({}, {"previous_response_id": first["id"]}):
         status, param, words = refused("call_1", **options)
         assert (status, param) == (400, "input.2")
-        assert "a message of the user must follow" in words
+        assert "a user message must follow" in words
     assert refused("call_01890000-0000-7000-8000-000000000000_0")[0] == 404
     made = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     history: Any = [
@@ -215,7 +215,7 @@ def test_some_answers_to_calls_that_were_decided_come_too_late(
         ada.post(f"/requests/{request}/resume", json={"action": "reject"}).raise_for_status()
     late = wire.post("/responses", json=answer)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
-    assert "add a message of the user" in late.json()["error"]["message"]
+    assert "add a user message" in late.json()["error"]["message"]
 
 
 def test_the_items_say_that_a_call_was_rejected_elsewhere(service: ServiceThread, wire: httpx.Client) -> None:

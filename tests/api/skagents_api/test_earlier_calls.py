@@ -423,7 +423,10 @@ def test_typed_answers_have_the_names_of_their_schema(typed: tuple[ServiceThread
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ({"text": '{"firstName": "A', "finish_reason": "length"}, "it was cut off at the most tokens"),
+        (
+            {"text": '{"firstName": "A', "finish_reason": "length"},
+            "it was cut off at the model's token limit",
+        ),
         ({"text": "Wha", "finish_reason": "content_filter"}, "it was stopped by the model service's content"),
         ({"refusal": "I would rather not."}, "the model refused"),
         ({"text": "Sure!"}, "invalid JSON"),

@@ -37,7 +37,7 @@ class _Contexts(ServerCallContextBuilder):
         headers = {"a2a-version": request.query_params.get("A2A-Version", ""), **request.headers}
         # 0.3 knows no error for this, so the SDK would call it an internal one; and not in a stream
         if call.is_rpc and "/" in call.rpc_method and headers["a2a-version"].split(".")[0] not in ("", "0"):
-            call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or left out, for {call.rpc_method}"))
+            call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or omitted, for {call.rpc_method}"))
         return ServerCallContext(state={"call": call, "headers": headers})
 
 

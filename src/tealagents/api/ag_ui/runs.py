@@ -86,7 +86,7 @@ async def _send(
     exchange, message = thread.exchange, given.message
     items = tuple(item for mark in fresh for item in given.last[mark])
     if not items:
-        raise InvalidRequest("messages", "must end in a text or an image of the user")
+        raise InvalidRequest("messages", "must end with a text or an image from the user")
     place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
     all_new = len(fresh) == len(given.last)  # else not all was answered
     behind = await thread.answered_to(given.answer) if all_new else None
@@ -116,7 +116,7 @@ async def _join(thread: Named, given: Given) -> Response:
     """What there is, for a page that has nothing to say: all messages, and the run under way."""
     exchange, head, caller = thread.exchange, thread.head, thread.caller
     if head is None and given.shown:
-        raise InvalidRequest("messages", "must end in a user's message: the thread is new, or was deleted")
+        raise InvalidRequest("messages", "must end with a user message: the thread is new, or was deleted")
     if head is not None and head.running is not None:
         view = await exchange.request(caller, head.running.request_id)
         return await _stream(exchange, given, await stretches.cut(exchange, view), joins=True)

@@ -21,7 +21,7 @@ from tealagents.engine.approvals import Command
 _IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE = {
-    "task_busy": " Call again when its answer is there, or begin a new conversation.",
+    "task_busy": " Call again once its answer has arrived, or start a new conversation.",
     "idempotency_key_reused": " Use a new idempotency_key for other arguments.",
     "already_decided": " To see it, call `decide` with the action that was taken: nothing runs again.",
     "approval_pending": " Ask the user, then call `decide` with these ids: {request_id}, {approval_id}.",

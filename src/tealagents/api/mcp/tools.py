@@ -49,8 +49,8 @@ async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
         "conversation, in which the agent remembers what was said: pass it to continue."
     )
     decide = (
-        "Approves or rejects the tool calls that an answer with status Paused waits for, and returns what "
-        "came of them. `action` is for every call that `decisions` does not name. Ask the user."
+        "Approves or rejects the tool calls that an answer with status Paused waits for, and returns "
+        "the outcome. `action` is for every call that `decisions` does not name. Ask the user."
     )
     decides = _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True)
     return ListToolsResult(tools=[_tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True), decides])
@@ -70,7 +70,7 @@ _RESULT: Json = {
         "conversation": {"type": "string", "description": "Pass it to `ask` to continue."},
         "request_id": {"type": "string", "description": "Quote it to the operator."},
         "output": {"type": "string", "description": "The answer."},
-        "usage": {"type": "object", "description": "The tokens that it took."},
+        "usage": {"type": "object", "description": "The tokens that it used."},
         "extra_data": {"type": "object", "description": "What the agent's tools add to the answer."},
         "approval": {"type": "object", "description": "Which calls wait, and until when."},
         "error": {"type": "object", "description": "Its code, and its message."},

@@ -12,10 +12,10 @@ from tealagents.domain.models import Failure, Json
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 #: what to do about an error, where this API has a way of its own
 _ADVICE: Mapping[str, str] = {
-    "task_busy": "Wait for its response, or cancel that.",
+    "task_busy": "Wait for the running response, or cancel it.",
     "idempotency_key_reused": "Send a new Idempotency-Key with a new body.",
     "request_in_progress": "Retry later for its outcome.",
-    "already_decided": "Send the answers as they were sent first, or add a message of the user.",
+    "already_decided": "Send the answers as they were sent first, or add a user message.",
     "approval_pending": "Answer its function calls. Over Responses, send mcp_approval_response or cancel it.",
 }
 

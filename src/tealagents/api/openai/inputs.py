@@ -118,7 +118,7 @@ def messages(given: Sequence[Json]) -> list[Earlier]:
     entries = [_entry(each, f"items.{n}") for n, each in enumerate(given)]
     for n, each in enumerate(entries):
         if isinstance(each, Instruction) or (isinstance(each, Earlier) and not each.items):
-            raise InvalidRequest(f"items.{n}", "must be of the user or the assistant, with content")
+            raise InvalidRequest(f"items.{n}", "must be a user or assistant message with content")
     return resent.in_words(entries)
 
 
@@ -149,7 +149,7 @@ def message(each: Json, where: str) -> Earlier | Instruction:
         content = each.get("refusal") or ""
     said = items.read(content, f"{where}.content", _part)
     if role in ("system", "developer"):
-        return Instruction(items.text(said, f"{where}.content", "must be text in this role"))
+        return Instruction(items.text(said, f"{where}.content", "must be text for this role"))
     if role == "user" or role == "assistant":
         return Earlier(role, said)
     raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")

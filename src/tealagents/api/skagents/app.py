@@ -214,7 +214,9 @@ class StatelessApp:
                 await socket.accept()
                 return await socket.receive()
         except TimeoutError:
-            await socket.close(_IDLE, f"No more came for {seconds:g} s (`limits.idle_connection_seconds`).")
+            await socket.close(
+                _IDLE, f"Nothing more arrived for {seconds:g} s (`limits.idle_connection_seconds`)."
+            )
             raise WebSocketDisconnect(_IDLE) from None
         finally:
             bodies.count_message(socket.scope, body.resize)

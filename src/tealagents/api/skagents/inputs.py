@@ -80,7 +80,7 @@ def _said(history: Any, most_items: int) -> Iterator[Said]:
     for n, message in enumerate(history if isinstance(history, list) else [history]):
         field = f"{_HISTORY}.{n}"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-            raise InvalidRequest(field, "must be a message of the role user or assistant")
+            raise InvalidRequest(field, "must be a message with the role user or assistant")
         items = message.get("items")
         if items is None:
             items = [{"content": message.get("content")}]

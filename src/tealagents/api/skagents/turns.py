@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 #: why an answer is not of its type, where the model has not finished it
 _ENDED_EARLY = {
-    "length": "it was cut off at the most tokens that the model may answer with",
+    "length": "it was cut off at the model's token limit",
     "content_filter": "it was stopped by the model service's content filter",
     "refusal": "the model refused",
 }

@@ -40,7 +40,7 @@ async def health(request: Request) -> Response:
     "/live",
     operation_id="live",
     summary="Whether the process answers",
-    description="200 as long as the process runs, also while it drains.",
+    description="200 as long as the process runs, even while it drains.",
     openapi_extra=_PUBLIC,
     responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
 )
@@ -85,5 +85,5 @@ async def _probe(probe: Probe) -> Json:
         details = await probe()
     except TealError as error:
         log.warning("health: %s", error)  # names hosts, which callers of this must not learn
-        return {"status": "unavailable", "detail": "It does not answer. The log of the service says more."}
+        return {"status": "unavailable", "detail": "It does not respond. See the service's log."}
     return {"status": "ok", **details}

@@ -33,7 +33,7 @@ def _in_utc(value: datetime) -> datetime:
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise ValueError("lies outside the calendar") from None
+        raise ValueError("is out of range") from None
 
 
 def _only_text(value: Any) -> Any:
@@ -57,7 +57,7 @@ def _an_item(schema: dict[str, Any]) -> None:
     described = dict(schema["properties"])
     schema.clear()
     schema["title"] = "Item"
-    schema["description"] = "One piece of a message."
+    schema["description"] = "One item of a message."
     schema["oneOf"] = [
         {
             "type": "object",
@@ -77,7 +77,7 @@ def _an_item(schema: dict[str, Any]) -> None:
 
 
 class ItemIn(Accepted):
-    """One piece of a message."""
+    """One item of a message."""
 
     model_config = ConfigDict(json_schema_extra=_an_item)
 
@@ -122,8 +122,8 @@ JsonObject = Annotated[dict[str, Any], WithJsonSchema({"title": "JsonObject"})]
 class UserMessage(Accepted):
     """A message to the agent. A task's history lives in the service; there is no `chat_history`."""
 
-    session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
-    task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
+    session_id: Uuid | None = Field(None, description="The session; a new one if omitted or unknown")
+    task_id: Uuid | None = Field(None, description="The task to continue; a new one if omitted")
     items: Several[ItemIn] = Field(min_length=1, description="The message as a list of items")
     user_context: Entries[str, Text] | None = Field(
         None,
@@ -152,7 +152,7 @@ class CallDecisionIn(Accepted):
     model_config = ConfigDict(json_schema_extra=_only_what_runs_is_edited)
 
     id: Text = Field(description="The call's id, as the pause shows it", examples=["call_1"])
-    action: Literal["approve", "reject"] | None = Field(None, description="Left out: the default `action`")
+    action: Literal["approve", "reject"] | None = Field(None, description="If omitted, the default `action`")
     arguments: JsonObject | None = Field(None, description="Run with these instead of those shown")
 
 

@@ -23,23 +23,24 @@ from tealagents.state.new_message import NewMessage
 
 SEND = """Sends a message to the agent and returns its answer.
 
-Leave `task_id` out to begin a new task; send it to follow up: the history lives in the service, send
+Omit `task_id` to start a new task; send it to continue one. The service keeps the history: send
 only what is new. Every invocation gets a `request_id` of its own.
 
-Three ways to take the answer: JSON (the default), server-sent events (`…/sse`, or
+Three ways to receive the answer: JSON (the default), server-sent events (`…/sse`, or
 `Accept: text/event-stream`), or in the background (`Prefer: respond-async`, answered with 202 and the
 `Location` of the request).
 
-Send an `Idempotency-Key` to be able to send again safely when the network fails: the same key with
-the same body is answered with the first request's outcome.
+Send an `Idempotency-Key` so that you can retry safely when the network fails: the same key with
+the same body returns the first request's outcome.
 
-A tool call that needs approval is answered with status `Paused`; decide it at `approval_url`.
+If a tool call needs approval, the answer has the status `Paused`; decide it at `approval_url`.
 """
 
-RESUME = """Decides the pause of a request and returns what came of it.
+RESUME = """Decides the pause of a request and returns the outcome.
 
 Approving runs exactly the calls that were shown, with exactly the arguments shown or edited here, once,
-however often this is sent. Rejecting reports the decision and its reason to the model, and the model answers.
+however often the decision is sent. Rejecting reports the decision and its reason to the model, and the model
+answers.
 """
 
 _SEND_CODES = (
@@ -70,7 +71,7 @@ _MESSAGE_EXAMPLES: dict[str, Any] = {
     "new": {"items": [{"content_type": "text", "content": "My name is Ada."}]},
     "image": {
         "items": [
-            {"content_type": "text", "content": "What is on this picture?"},
+            {"content_type": "text", "content": "What is in this picture?"},
             {
                 "content_type": "image",
                 "content": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR4"

@@ -113,7 +113,7 @@ def _response(status: int, codes: list[str], keyed: bool) -> dict[str, Any]:
     if status in (401, 403):
         headers["WWW-Authenticate"] = header("How to authenticate (RFC 6750)")
     if any(code in RETRY_AFTER for code in codes):
-        headers["Retry-After"] = header("Seconds after which trying again can help")
+        headers["Retry-After"] = header("Seconds to wait before retrying")
     if keyed and not _OUTCOMES.isdisjoint(codes):
         headers |= REPLAYED
     if headers:

@@ -19,13 +19,13 @@ ApprovalId = Annotated[str, RouteParameter("The pause", schema=UUID, examples=[i
 OfSession = Annotated[str | None, RouteParameter("Only those of this session", schema=UUID)]
 OfCheckpoint = Annotated[str | None, RouteParameter("The path of this checkpoint", schema=UUID)]
 
-OfStep = Annotated[str | None, RouteParameter("The model call; the last one when left out", schema=UUID)]
+OfStep = Annotated[str | None, RouteParameter("The model call; the last one if omitted", schema=UUID)]
 WithParents = Annotated[bool, RouteParameter("Name the checkpoint that each one continued")]
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"
-_CURSOR = "The `next_cursor` of the page before"
+_CURSOR = "The `next_cursor` of the previous page"
 
-Limit = Annotated[int, RouteParameter("How many items at most", at_least=1, at_most=200)]
+Limit = Annotated[int, RouteParameter("The maximum number of items", at_least=1, at_most=200)]
 #: of a list by creation
 Cursor = Annotated[str | None, RouteParameter(_CURSOR, schema={"pattern": f"^{_TIME}/[0-9a-f-]{{36}}$"})]
 #: of the inbox: approvers list that of their tenant

@@ -42,8 +42,8 @@ async def get_request(request: Request, request_id: RequestId) -> Response:
     summary="Replay and follow the events of a request",
     response_class=Response,
     description=(
-        "Every event behind `Last-Event-ID` (or `?after=`), then those to come, to the one that ends the "
-        "stream. Kept for 24 hours after the request's end; 204 when there is nothing left to send."
+        "Every event after `Last-Event-ID` (or `?after=`), then new ones as they come, up to the one that "
+        "ends the stream. Kept for 24 hours after the request's end; 204 when there is nothing left to send."
     ),
     responses={
         200: openapi.event_stream("The events"),
@@ -80,10 +80,9 @@ async def follow_request(request: Request, request_id: RequestId) -> Response:
     operation_id="get_prompt",
     summary="What the model was sent",
     description=(
-        "The parts of one model call's prompt, oldest first, put together again from what is stored: `gaps` "
-        "says in what they are known to differ from what was sent. The system prompt is that of the agent as "
-        "it is configured now; its text is withheld where the console is not served. What the model was sent "
-        "of its tools is left out."
+        "The parts of one model call's prompt, oldest first, reconstructed from what is stored; `gaps` lists "
+        "known differences from what was sent. The system prompt is that of the agent as it is configured "
+        "now; its text is withheld if the console is not served. Tool definitions are not included."
     ),
     response_model=schemas.SentPrompt,
     responses=openapi.problem_responses(*READ_CODES),
@@ -113,8 +112,8 @@ async def get_prompt(
     operation_id="get_approval",
     summary="Read a pause with the tools of its calls",
     description=(
-        "Yours, or with the approver or the auditor role one of the tenant. Each call has the description "
-        "and the JSON Schema of its tool as they were when it was shown; null where it has changed since."
+        "Your own or, with the approver or auditor role, any in the tenant. Each call has the description "
+        "and the JSON Schema of its tool as they were when it was shown; null if the tool has changed since."
     ),
     response_model=schemas.ApprovalWithTools,
     responses=openapi.problem_responses(*READ_CODES),
@@ -130,7 +129,7 @@ async def get_approval(request: Request, request_id: RequestId, approval_id: App
     operation_id="cancel_request",
     summary="Cancel a request",
     description=(
-        "Ends a running, paused or waiting request `Canceled`; it is when this returns. One that has "
+        "Ends a running, paused or waiting request `Canceled`, before this returns. One that has "
         "ended stays as it is."
     ),
     response_model=schemas.RequestDocument,

@@ -98,9 +98,9 @@ class ShownCall(Schema):
 class ShownCallWithTool(ShownCall):
     """A call that waits, with its tool as it was when the call was shown."""
 
-    description: str | None = Field(description="What the tool says of itself; null where it is not known")
+    description: str | None = Field(description="The tool's description; null if it is not known")
     parameters: dict[str, Any] | None = Field(
-        description="JSON Schema of the arguments; null where the tool is another by now, or not known"
+        description="JSON Schema of the arguments; null if the tool has changed, or is not known"
     )
 
 
@@ -182,7 +182,7 @@ class TaskDocument(Schema):
     last_updated: datetime
     expires_at: datetime | None
     metadata: dict[str, Any]
-    owner: dict[str, str] = Field(description="`{tid, oid}` of the user who made it")
+    owner: dict[str, str] = Field(description="`{tid, oid}` of the user who created it")
     checkpoint_id: Uuid | None = Field(description="The current checkpoint")
     request_id: Uuid | None = Field(description="The request that runs or waits for a decision")
     approval_id: Uuid | None = Field(description="The pending approval of a paused task")
@@ -249,7 +249,7 @@ class CheckpointDocument(Schema):
     created_at: datetime
     current: bool
     parent_id: Uuid | None = Field(
-        None, description="The checkpoint that it continued; null for a first one. With `parents` only"
+        None, description="The checkpoint that it continued; null for the first one. With `parents` only"
     )
 
 
@@ -288,19 +288,19 @@ class SentPartDocument(Schema):
     tool_calls: list[ToolCallDocument]
     tool_call_id: str | None
     tool: str | None
-    altered: bool = Field(description="It was sent in another form than it is stored and shown in")
+    altered: bool = Field(description="It was sent in a different form from the one stored and shown")
     withheld: bool = Field(description="Its text is not shown: the system prompt, without the console")
 
 
 class SentPrompt(Schema):
-    """What a call of the model was sent, put together again from what is stored. A page of it."""
+    """What a model call was sent, reconstructed from what is stored. A page of it."""
 
     request_id: Uuid
     step_id: Uuid = Field(description="The step of the trace that is the call")
     model: str
     parts_sent: int = Field(description="How many parts were sent, as the trace has recorded it")
     gaps: list[Literal["altered", "agent", "path", "count"]] = Field(
-        description="In what the parts are known to differ from what was sent; empty where they are not"
+        description="Known differences between these parts and what was sent; empty if there are none"
     )
     items: list[SentPartDocument]
     next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
@@ -314,11 +314,11 @@ class UserDocument(Schema):
 
 
 class Me(Schema):
-    """Who the service takes the caller for."""
+    """Who the caller is to the service."""
 
     user: UserDocument
     roles: list[Literal["approver", "auditor"]] = Field(
-        description="Of this service: an approver decides for others of the tenant, an auditor reads"
+        description="In this service: an approver decides for other users of the tenant, an auditor reads"
     )
 
 
@@ -349,7 +349,7 @@ class Problem(Schema):
     task_id: Uuid | None = None
     request_id: Uuid | None = None
     approval_id: Uuid | None = None
-    field: str | None = Field(None, description="Where input was wrong")
+    field: str | None = Field(None, description="Which input was wrong")
 
 
 class DamagedRecord(Schema):

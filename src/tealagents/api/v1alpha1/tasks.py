@@ -71,7 +71,7 @@ async def get_task(request: Request, task_id: TaskId) -> Response:
     "/{task_id}",
     operation_id="patch_task",
     summary="Change a task's metadata or expiry",
-    description="Metadata is merged (RFC 7396). A task past its `expires_at` is not found any more.",
+    description="Metadata is merged (RFC 7396). A task past its `expires_at` is no longer found.",
     response_model=schemas.TaskDocument,
     responses=openapi.problem_responses(*READ_CODES, "too_large"),
     openapi_extra=openapi.json_body(
@@ -98,7 +98,9 @@ async def patch_task(request: Request, task_id: TaskId) -> Response:
     status_code=204,
     operation_id="delete_task",
     summary="Delete a task",
-    description="Takes everything along and cannot be undone by the service. Refused while it runs.",
+    description=(
+        "Deletes everything the task holds and cannot be undone by the service. Refused while a request runs."
+    ),
     responses=openapi.problem_responses(*READ_CODES, "task_busy"),
 )
 async def delete_task(request: Request, task_id: TaskId) -> Response:

@@ -22,7 +22,7 @@ routes = Routes(tags=["tenant"])
     "/me",
     operation_id="get_me",
     summary="Who you are",
-    description="The user that the service takes the token for, and the roles that it grants here.",
+    description="The user that the token identifies, and the roles that it grants here.",
     response_model=schemas.Me,
     responses=openapi.problem_responses(),
 )
@@ -41,7 +41,7 @@ def _roles(caller: Caller) -> list[str]:
     operation_id="list_tenant_tasks",
     summary="List the tasks of the tenant",
     description=(
-        "For the auditor role. Owner by owner, of each the newest first; filtered by owner, status and "
+        "For the auditor role. Owner by owner, each owner's newest first; filtered by owner, status and "
         "metadata. A page may be short, even empty, and still have a `next_cursor`."
     ),
     response_model=schemas.Page[schemas.TaskDocument | schemas.DamagedRecord],
@@ -62,7 +62,7 @@ async def list_tenant_tasks(
     limit: Limit = 50,
     cursor: Annotated[
         str | None,
-        RouteParameter("The `next_cursor` of the page before", schema={"pattern": CURSOR}),
+        RouteParameter("The `next_cursor` of the previous page", schema={"pattern": CURSOR}),
     ] = None,
 ) -> Response:
     exchange = exchange_of(request)

@@ -52,7 +52,8 @@ async def rollback_task(request: Request, task_id: TaskId) -> Response:
     summary="Fork a task",
     description=(
         "A new, independent task holding the history up to and including a checkpoint or a message; "
-        "without either, up to the last completed request. Editing a message is forking before it."
+        "without either, up to the last completed request. To edit a message, fork before it and send "
+        "another one."
     ),
     response_model=schemas.TaskDocument,
     responses={201: _MADE, **openapi.problem_responses(*READ_CODES, "too_large")},

@@ -61,7 +61,8 @@ def chat(
 def chat_command(
     url: Annotated[str, typer.Argument(help="The service, or one of its agents.")] = DEFAULT_URL,
     token: Annotated[
-        str | None, typer.Option(envvar="TA_TOKEN", help="Bearer token; on loopback by default your name.")
+        str | None,
+        typer.Option(envvar="TA_TOKEN", help="Bearer token; on loopback, your login name by default."),
     ] = None,
     session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to start.")] = None,
     task: Annotated[str | None, typer.Option(help="Id of the task to continue.")] = None,

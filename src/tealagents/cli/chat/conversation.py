@@ -47,7 +47,7 @@ OK, FAILED, UNUSABLE, PAUSED, INTERRUPTED = 0, 1, 2, 3, 130
 HELP = """\
 Type a message. A line that starts with a slash is a command:
 
-  /new            begin a new task in this session
+  /new            start a new task in this session
   /history        show the task's messages
   /fork [N]       continue in a copy of the task, from checkpoint N or from its end
   /rollback [N]   make checkpoint N the current one; without N, choose from a list
@@ -249,7 +249,7 @@ class Chat:
         for approval in self._client.approvals(status="pending"):
             if approval.task_id == self._task_id:
                 return Pause(approval)
-        raise ValueError("This task waits for no decision.")
+        raise ValueError("This task is not waiting for a decision.")
 
     def _ask_what_first(self, message: str) -> None:
         pause = self._pending()
@@ -270,7 +270,7 @@ class Chat:
                 decision = None
             if decision is None:
                 self._paused = pause
-                self._note("The request stays paused; /decide comes back to it.")
+                self._note("The request stays paused; type /decide to return to it.")
                 return
             self._carry_out(pause, decision)
             pause = self._paused
@@ -327,7 +327,7 @@ class Chat:
                 continue
             if isinstance(arguments, dict):
                 return arguments
-            complain(self._console, ValueError('Arguments are an object, such as {"path": "/tmp/x"}.'))
+            complain(self._console, ValueError('Arguments must be an object, such as {"path": "/tmp/x"}.'))
 
     def _explained(self, action: Action, decisions: list[Decision]) -> UserDecision:
         rejects = action == "reject" or any(decision.action == "reject" for decision in decisions)
@@ -344,7 +344,7 @@ class Chat:
 
     def _new(self, _: str) -> None:
         self._task_id, self._paused = None, None
-        self._note("the next message begins a new task")
+        self._note("the next message starts a new task")
 
     def _history(self, _: str) -> None:
         for message in self._client.messages(self._task()):
@@ -359,7 +359,7 @@ class Chat:
         checkpoint = self._checkpoint(number).checkpoint_id if number else None
         self._task_id = self._client.fork(self._task(), checkpoint_id=checkpoint).task_id
         self._paused = None
-        self._note(f"this is task {self._task_id} now; the other one stays as it was")
+        self._note(f"this is task {self._task_id} now; the original is unchanged")
 
     def _rollback(self, number: str) -> None:
         if not number:

@@ -43,7 +43,9 @@ def find_agent(url: str) -> str:
         return joined(root, agents[0])
     if urlsplit(root).path.count("/") < 2:
         if response.status_code in (502, 503, 504):
-            raise NoAgent(f"{url} answers with HTTP {response.status_code}: the service is away. Try again.")
+            raise NoAgent(
+                f"{url} returned HTTP {response.status_code}: the service is unavailable. Try again."
+            )
         raise NoAgent(f"There is no agent at {url}. Its address is of the form {DEFAULT_URL}/Name/version.")
     return root
 

@@ -61,7 +61,7 @@ def complain(console: Console, error: Exception) -> None:
     details = "  ".join(f"{name}{value}" for name, value in known.items() if value)
     console.print(Text(printable(details), "dim"))
     if isinstance(error, Unauthenticated):
-        console.print(Text("Give a token with --token or TA_TOKEN.", "dim"))
+        console.print(Text("Pass a token with --token or TA_TOKEN.", "dim"))
 
 
 def show_approval(console: Console, approval: Approval) -> None:
@@ -71,7 +71,7 @@ def show_approval(console: Console, approval: Approval) -> None:
         console.print(Text(exact(f"  {call.tool} {call.arguments}"), "yellow"))
     for grant in approval.authorizations:
         scopes = " ".join(grant.scopes)
-        console.print(Text(printable(f"  first allow {grant.server} ({scopes}): {grant.url}"), "yellow"))
+        console.print(Text(printable(f"  first authorize {grant.server} ({scopes}): {grant.url}"), "yellow"))
     if approval.expires_at is not None:
         console.print(Text(f"  until {approval.expires_at:%Y-%m-%d %H:%M:%S %Z}", "dim"))
 

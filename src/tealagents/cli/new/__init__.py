@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 def new_command(
     name: Annotated[str, typer.Argument(help="Name of the agent, and of the folder to create.")],
 ) -> None:
-    """Create the folder of a new agent: a config, a plugin with one tool, and a test that needs no key."""
+    """Create a folder for a new agent: a config, a plugin with one tool, and a test that needs no key."""
     if not _NAME.fullmatch(name):
         raise fail(
             f"{name!r} cannot be the name of an agent: use letters, digits, '-' and '_', with a letter first"
