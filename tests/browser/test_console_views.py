@@ -100,7 +100,7 @@ def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -
 
     for change, entry, reason in (
         (tampered, 3, "does not match its hash"),
-        (dropped, 3, "one was dropped or moved"),
+        (dropped, 3, "an entry was dropped or moved"),
     ):
         ada.page.route("**/audit?**", change)
         ada.page.reload()
@@ -532,7 +532,7 @@ def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
 
 @pytest.mark.parametrize(
     ("story", "why"),
-    [("a long story", "it reached the model's limit of tokens"), ("a bad story", "content filter")],
+    [("a long story", "it reached the model's token limit"), ("a bad story", "content filter")],
 )
 def test_an_answer_that_was_cut_off_says_so(ada: Tab, service: ServiceThread, story: str, why: str) -> None:
     """When it has come, when it is read again, and beside one that is complete."""

@@ -32,7 +32,7 @@ def _asked(tab: Tab, menu: str, action: str) -> Locator:
 def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread, session: str) -> None:
     """Escape keeps it, and so does the button that has the focus; the other one deletes all of it."""
     dialog = _asked(ada, "Session", "Delete session")
-    expect(dialog).to_contain_text("Its 2 conversations are erased")
+    expect(dialog).to_contain_text("Its 2 conversations will be erased")
     ada.page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     _asked(ada, "Session", "Delete session")
@@ -57,7 +57,7 @@ def test_deleting_a_session_counts_what_the_list_does_not_show(
     ada.page.get_by_role("searchbox").fill("apple")
     expect(ada.page.locator(".task")).to_have_count(2)
     dialog = _asked(ada, "Session", "Delete session")
-    expect(dialog).to_contain_text("Its 5 conversations (3 of them not in the list now) are erased")
+    expect(dialog).to_contain_text("Its 5 conversations (3 of them not in the list now) will be erased")
     ada.page.keyboard.press("Escape")
     ada.page.get_by_role("searchbox").fill("")
 

@@ -715,9 +715,7 @@ def test_a_message_that_was_begun_before_a_pause_does_not_cancel_it(ada: Tab, se
     (pause,) = talk(service, 'call Files-delete {"path": "begun.txt"}')
     ada.expected = {409}
     ada.open("tasks", pause["task_id"]).say("My name is Ada.")
-    expect(ada.page.get_by_role("main").get_by_role("alert")).to_contain_text(
-        "cancels the request that waits"
-    )
+    expect(ada.page.get_by_role("main").get_by_role("alert")).to_contain_text("to cancel the waiting request")
     expect(ada.button("Approve")).to_be_visible()
     ada.button("Send").click()
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
@@ -733,7 +731,7 @@ def test_a_message_that_was_refused_meanwhile_does_not_cancel_what_waits_afterwa
     ada.expected = {409}
     alert = ada.page.get_by_role("main").get_by_role("alert")
     ada.open("tasks", pause["task_id"]).say("My name is Ada.")
-    expect(alert).to_contain_text("cancels the request that waits")
+    expect(alert).to_contain_text("to cancel the waiting request")
     busy = {"code": "task_busy", "detail": "The agent is still answering."}
     ada.page.route(service.url, lambda route: route.fulfill(status=409, json=busy), times=1)
     ada.button("Send").click()
@@ -741,7 +739,7 @@ def test_a_message_that_was_refused_meanwhile_does_not_cancel_what_waits_afterwa
     if reloaded:
         ada.page.reload()
     ada.button("Send").click()
-    expect(alert).to_contain_text("cancels the request that waits")
+    expect(alert).to_contain_text("to cancel the waiting request")
     expect(ada.button("Approve")).to_be_visible()
 
 
@@ -754,7 +752,7 @@ def test_a_message_that_ended_a_pause_and_whose_answer_was_lost_is_not_sent_twic
     ada.expected, ada.may_be_cut = {409}, True
     alert = ada.page.get_by_role("main").get_by_role("alert")
     ada.open("tasks", pause["task_id"]).say("My name is Ada.")
-    expect(alert).to_contain_text("cancels the request that waits")
+    expect(alert).to_contain_text("to cancel the waiting request")
     ada.page.route(service.url, _lost)
     ada.context.set_offline(True)  # what it heard of the request's end would end the alert
     ada.button("Send").click()
@@ -777,7 +775,7 @@ def test_roles_are_learned_once_the_service_is_back(tabs: Tabs, service: Service
     # a reading tries three times
     dave.page.route("**/me", lambda route: route.fulfill(status=503, json={"code": "draining"}), times=3)
     dave.sign_in("dave")
-    expect(dave.button("All of the tenant")).to_be_visible()
+    expect(dave.button("Whole tenant")).to_be_visible()
 
 
 def test_what_was_written_before_the_user_was_known_stays(tabs: Tabs, service: ServiceThread) -> None:
@@ -797,7 +795,7 @@ def test_what_was_written_before_the_user_was_known_stays(tabs: Tabs, service: S
     waiting = dave.page.get_by_role("img", name="teapot.png")
     expect(waiting).to_have_count(1)
     dave.page.unroute("**/me")
-    expect(dave.button("All of the tenant")).to_be_visible()
+    expect(dave.button("Whole tenant")).to_be_visible()
     pictures.set_input_files(picture)
     expect(waiting).to_have_count(2)
     dave.open("approvals")

@@ -266,7 +266,7 @@ def test_in_requests_for_consent(ada: Tab, consent: str) -> None:
 def test_in_the_list_of_the_tenant(tabs: Tabs, service: ServiceThread, titled: int, users: set[str]) -> None:
     """As titles and as names of users: what an auditor is shown of all."""
     dave = _signed_in(tabs, service, "dave")
-    dave.button("All of the tenant").click()
+    dave.button("Whole tenant").click()
     _all_listed(dave, titled + len(users))
     assert set(dave.page.locator(".task .owner").all_inner_texts()) == {"ada", *users}
     _harmless(dave)

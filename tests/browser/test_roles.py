@@ -170,7 +170,7 @@ def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: S
         _paused(service, user, f"found-{user}.txt")
     dave = tabs.signed_in(_console(service), "dave")
     expect(dave.page.locator(".task")).to_have_count(0)
-    dave.button("All of the tenant").click()
+    dave.button("Whole tenant").click()
     for user in ("ada", "bob"):
         expect(dave.page.locator(".task", has_text=f"A secret of {user}").first).to_contain_text(user)
     dave.page.get_by_label("Status").select_option("Failed")
@@ -180,7 +180,7 @@ def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: S
     expect(dave.page.get_by_text("This is another user's conversation (bob)")).to_be_visible()
     ada = tabs.signed_in(_console(service), "ada")
     expect(ada.page.locator(".task").first).to_be_visible()
-    expect(ada.button("All of the tenant")).to_have_count(0)
+    expect(ada.button("Whole tenant")).to_have_count(0)
 
 
 def test_signing_out_leaves_nothing_behind(ada: Tab) -> None:

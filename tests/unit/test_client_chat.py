@@ -107,7 +107,7 @@ def test_commands_that_cannot_be(talk: LoopState) -> None:
     assert talk("/history", "/nonsense", "/help", "hello", "/rollback 7", "/decide", interrupt, "hello") == 0
     for said in ("There is no task yet", "no command /nonsense", "/rollback [N]", "no checkpoint 7"):
         assert said in talk.saw
-    assert "waits for no decision" in talk.saw
+    assert "is not waiting for a decision" in talk.saw
     assert "Ctrl-D leaves" in talk.saw
 
 
@@ -125,7 +125,7 @@ def test_rejecting_and_editing(talk: LoopState, service: ContractServer) -> None
     assert talk("delete /data/x", "r", "not that", "delete /data/y", "e", "{", "7", '{"path": "/tmp/z"}') == 0
     assert "I was told not to: not that" in talk.saw
     assert "That is not JSON" in talk.saw
-    assert "Arguments are an object" in talk.saw
+    assert "Arguments must be an object" in talk.saw
     assert [run.tool_runs for run in service.runs.values()] == [[], ["/tmp/z"]]
 
 
@@ -340,7 +340,7 @@ def test_finding_the_agent(service: ContractServer) -> None:
         with pytest.raises(NoAgent, match="no agent"):
             find_agent(service.root)
     service.faults.append(Response("<html>", 502))
-    with pytest.raises(NoAgent, match="answers with HTTP 502: the service is away"):
+    with pytest.raises(NoAgent, match="returned HTTP 502: the service is unavailable"):
         find_agent(service.root)
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")

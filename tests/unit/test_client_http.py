@@ -138,7 +138,7 @@ def streamed_text(events: list[StreamEvent]) -> str:
 # --- messages -----------------------------------------------------------------------------------------
 
 
-def test_send_and_follow_on(client: Client) -> None:
+def test_send_and_follow_up(client: Client) -> None:
     """A message is answered with its ids, output and usage; a second one continues the task."""
     first = client.send("hello there", metadata={"origin": "test"})
     assert (first.status, first.output, first.source) == ("Completed", "hello there ", "Echo:0.1")
@@ -438,11 +438,14 @@ def test_a_token_function_that_returns_no_text_is_named(
     [
         (lambda client: client.send(["a", "b"]), "mappings, not str"),
         (lambda client: client.send(b"x"), "mappings, not int"),
-        (lambda client: client.send("hello", taskId="t"), "there is no option taskId; there are session_id"),
-        (lambda client: next(client.stream("hello", taskId="t")), "there is no option taskId"),
+        (
+            lambda client: client.send("hello", taskId="t"),
+            "unknown option taskId; the options are session_id",
+        ),
+        (lambda client: next(client.stream("hello", taskId="t")), "unknown option taskId"),
         (
             lambda client: client.resume("r", "approve", decision=[]),
-            "there is no option decision; there are reason",
+            "unknown option decision; the options are reason",
         ),
         (lambda client: client.import_task("{}"), "imported from what export_task returned"),
     ],

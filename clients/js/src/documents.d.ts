@@ -95,7 +95,7 @@ export interface PausedAnswer extends Ids {
   content: Pause | null;
 }
 
-/** A request that ended otherwise, as reported to an approver who decides after the end. */
+/** A request that ended in another way, as reported to an approver who decides after the end. */
 export interface EndedAnswer extends Ids {
   status: "Failed" | "Canceled";
   content: Content | null;
@@ -106,7 +106,7 @@ export type Answer = CompletedAnswer | PausedAnswer | EndedAnswer;
 
 /** What a request in the background is acknowledged with. */
 export interface Accepted extends Ids {
-  /** another than `Queued` and `Running` only where the message had been sent before, under the same key */
+  /** other than `Queued` and `Running` only if the message had been sent before, under the same key */
   status: Status;
 }
 
@@ -119,7 +119,7 @@ export interface Problem extends Partial<Ids> {
   detail: string;
   code: string;
   approval_id?: string;
-  /** Where the input was wrong. */
+  /** Which input was wrong. */
   field?: string;
 }
 
@@ -159,7 +159,7 @@ export interface Task {
   origin: JsonObject | null;
 }
 
-/** What stands in a list for a record that cannot be read: its id, and what is wrong with it. */
+/** What a list contains in place of a record that cannot be read: its id, and what is wrong with it. */
 export interface DamagedRecord {
   task_id?: string;
   session_id?: string;
@@ -219,7 +219,7 @@ export interface Checkpoint {
   request_id: string;
   created_at: string;
   current: boolean;
-  /** the checkpoint that it continued; null for a first one. With `parents` only */
+  /** the checkpoint that it continued; null for the first one. With `parents` only */
   parent_id?: string | null;
 }
 
@@ -234,24 +234,24 @@ export interface SentPart {
   tool_calls: ToolCall[];
   tool_call_id: string | null;
   tool: string | null;
-  /** it was sent in another form than it is stored and shown in */
+  /** it was sent in a different form from the one stored and shown */
   altered: boolean;
   /** its text is not shown: the system prompt of a service without the console */
   withheld: boolean;
 }
 
-/** A page of what a call of the model was sent, put together again from what is stored. */
+/** A page of what a model call was sent, reconstructed from stored state. */
 export interface SentPrompt extends Page<SentPart> {
   request_id: string;
   step_id: string;
   model: string;
-  /** how many parts were sent, by the trace */
+  /** how many parts were sent, according to the trace */
   parts_sent: number;
-  /** in what the parts are known to differ from what was sent */
+  /** known differences between these parts and what was sent */
   gaps: ("altered" | "agent" | "path" | "count")[];
 }
 
-/** Who the service takes the caller for, and the roles that it grants. */
+/** Who the caller is to the service, and the caller's roles. */
 export interface Me {
   user: Owner;
   roles: ("approver" | "auditor")[];

@@ -34,21 +34,21 @@ export type * from "./documents.js";
  */
 export type Token = string | ((why: {refused: boolean}) => string | Promise<string>);
 
-/** Bounds on trying again. With the defaults a service that is away is asked for about half a minute. */
+/** Limits on retries. With the defaults, an unavailable service is retried for about half a minute. */
 export interface Retry {
-  /** failures in a row, without progress between them, after which to give up; default 10; `Infinity`: never */
+  /** failures in a row, without progress between them, after which to give up; default 10; with `Infinity`, never */
   attempts?: number;
-  /** before the first repetition; each further one waits twice as long; default 200 */
+  /** wait before the first retry; each further one waits twice as long; default 200 */
   firstDelayMs?: number;
   /** default 8,000 */
   longestDelayMs?: number;
-  /** a `Retry-After` beyond it is not waited for; default 60,000 */
+  /** longest `Retry-After` to wait for; default 60,000 */
   longestWaitMs?: number;
 }
 
 /**
- * So long without a byte, a connection is dead; `Infinity`: never. Sending a body has one more millisecond for
- * every 16 characters.
+ * After this long without a byte, a connection counts as dead; with `Infinity`, never. Sending a body has one more
+ * millisecond for every 16 characters.
  */
 export interface Timeouts {
   /** for the answer of a read or a small change; default 30,000 */
@@ -77,9 +77,9 @@ export type Input = string | readonly Item[];
 
 /** What goes with a message. Its fields have the names of the HTTP reference. */
 export interface MessageOptions extends CallOptions {
-  /** continue this session, or begin it */
+  /** continue this session, or start it */
   session_id?: string;
-  /** continue this task; without it a new one is made */
+  /** continue this task; without it a new one is created */
   task_id?: string;
   /** sent to the model in this request only */
   user_context?: {[name: string]: string};
@@ -87,7 +87,7 @@ export interface MessageOptions extends CallOptions {
   metadata?: JsonObject;
   /** cancel the pause that the task waits in, instead of being refused because of it */
   supersede?: boolean;
-  /** the same key with the same message gets the first one's outcome; made anew for each message if absent */
+  /** the same key with the same message gets the first one's outcome; generated for each message if absent */
   idempotencyKey?: string;
 }
 
@@ -108,7 +108,7 @@ export interface StreamOptions {
 }
 
 export interface FollowOptions extends CallOptions, StreamOptions {
-  /** the last event seen; the stream begins behind it; default 0 */
+  /** the last event seen; the stream begins after it; default 0 */
   after?: number;
 }
 
@@ -164,7 +164,7 @@ export interface TaskChanges {
   expires_at?: string | Date | null;
 }
 
-/** A list of the service. Nothing is asked for before it is read; each reading asks anew. */
+/** A list of the service. Nothing is requested before it is read; each reading requests it again. */
 export interface List<T, Paged = Page<T>> extends AsyncIterable<T> {
   /** one page: the first, or the one at `cursor` */
   page(cursor?: string | null): Promise<Paged>;
@@ -218,9 +218,9 @@ export class Client {
   /** End a running or paused request; one that has ended stays as it is. */
   cancel(request_id: string, options?: CallOptions): Promise<RequestDocument>;
 
-  /** Decide a pause and wait for what comes of it. */
+  /** Decide a pause and wait for the outcome. */
   resume(of: PauseReference, decision: Action | Decision, options?: CallOptions): Promise<Answer>;
-  /** Decide a pause and follow what comes of it, behind the event `after`. */
+  /** Decide a pause and follow the request, from after the event `after`. */
   resumeStream(of: PauseReference, decision: Action | Decision, options?: FollowOptions): EventStream;
   /** The pauses that the caller may decide, newest first; with another `status` those, with null all of them. */
   approvals(options?: ListOptions & {status?: ApprovalStatus | null}): List<Approval | DamagedRecord>;
@@ -245,7 +245,7 @@ export class Client {
   messages(task_id: string, options?: ListOptions & {checkpoint_id?: string}): List<Message>;
   /** The execution trace, oldest first. */
   trace(task_id: string, options?: ListOptions): List<Step>;
-  /** The completed requests that one can go back to, newest first; with `parents` they make a tree. */
+  /** The completed requests that you can go back to, newest first; with `parents` they make a tree. */
   checkpoints(task_id: string, options?: ListOptions & {parents?: boolean}): List<Checkpoint>;
   /** The record of who did what, oldest first. */
   audit(task_id: string, options?: ListOptions): List<AuditEntry>;
@@ -260,14 +260,14 @@ export class Client {
   ): Promise<Task>;
   /** The whole task as one document: JSON text, since `JSON.parse` would round its integers beyond 2^53. */
   exportTask(task_id: string, options?: CallOptions): Promise<string>;
-  /** Take such a text back. */
+  /** Import such a text. */
   importTask(document: string, options?: CallOptions): Promise<Task>;
 
-  /** Who the service takes the caller for. */
+  /** Who the caller is to the service. */
   me(options?: CallOptions): Promise<Me>;
-  /** For auditors: the tasks of the tenant, owner by owner, of each the newest first. */
+  /** For auditors: the tasks of the tenant, owner by owner, each owner's newest first. */
   tenantTasks(options?: TenantFilter): List<Task | DamagedRecord>;
-  /** How the process and what it depends on are: one attempt, without a token. */
+  /** The state of the process and of what it depends on: one attempt, without a token. */
   health(options?: CallOptions): Promise<Health>;
 }
 
@@ -276,7 +276,7 @@ export class ClientError extends Error {}
 
 /**
  * Neither an answer nor a refusal, after as many attempts as `Retry` allows; `cause` is the last failure.
- * What is known is here, to take it up later: `requestId` and `lastEventId` for `follow`, `idempotencyKey` to
+ * What is known is here, to continue later: `requestId` and `lastEventId` for `follow`, `idempotencyKey` to
  * send the same message again without doing it twice.
  */
 export class ConnectionLost extends ClientError {
@@ -294,7 +294,7 @@ export class ConnectionLost extends ClientError {
   readonly idempotencyKey: string | null;
 }
 
-/** An answer that is not of the contract: another service, or a proxy that speaks for it. */
+/** An answer outside the contract: from another service, or from a proxy. */
 export class UnexpectedAnswer extends ClientError {}
 
 /**
@@ -311,14 +311,14 @@ export class ProblemError extends ClientError {
   readonly title: string | null;
   /** a sentence that says what to do; also the `message` */
   readonly detail: string;
-  /** seconds after which trying again can help */
+  /** seconds to wait before retrying */
   readonly retryAfter: number | null;
   readonly sessionId: string | null;
   readonly taskId: string | null;
   /** `task_busy`: the request that runs; `approval_pending`: the one to decide; else the failed one */
   readonly requestId: string | null;
   readonly approvalId: string | null;
-  /** where the input was wrong */
+  /** which input was wrong */
   readonly field: string | null;
   /** it is the recorded outcome of an earlier request under the same idempotency key */
   readonly replayed: boolean;

@@ -157,7 +157,7 @@ export class Reply {
   problem() {
     const {status, headers} = this.#response;
     const said = this.#text.replace(/\s+/g, " ").slice(0, 200);
-    const detail = `something answered with HTTP ${status} and said ${said || "nothing"}`;
+    const detail = `HTTP ${status} without a problem document, ${said ? `body: ${said}` : "no body"}`;
     return problemError(parsed(this.#text) ?? {detail}, {
       status,
       retryAfter: seconds(headers.get("retry-after"), headers.get("date")),

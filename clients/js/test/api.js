@@ -24,7 +24,7 @@ function pause({content}) {
   return content;
 }
 
-test("a follow-on message knows what was said", async () => {
+test("a follow-up message knows what was said", async () => {
   const options = {metadata: {channel: "test"}, user_context: {timezone: "UTC"}};
   const first = await ada.send("My name is Ada.", options);
   const second = await ada.send([{content_type: "text", content: "What is my name?"}], {task_id: first.task_id});

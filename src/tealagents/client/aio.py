@@ -250,7 +250,7 @@ class AsyncClient:
         return await self._run(self._does.approval(request_id, approval_id))
 
     async def me(self) -> Me:
-        """Who the service takes the caller for."""
+        """Who the caller is to the service."""
         return await self._run(self._does.me())
 
     def tenant_tasks(

@@ -118,9 +118,9 @@ def change(method: str, path: str, body: Any = None, *, repeatable: bool = True)
 
 
 def _check(options: Mapping[str, Any], known: type) -> None:
-    """`TypeError` for an option that is misspelt: what is left out changes what is done."""
+    """`TypeError` for an option that is misspelt: what is omitted changes what is done."""
     if unknown := sorted(options.keys() - known.__annotations__.keys()):
-        raise TypeError(f"there is no option {unknown[0]}; there are {', '.join(known.__annotations__)}")
+        raise TypeError(f"unknown option {unknown[0]}; the options are {', '.join(known.__annotations__)}")
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

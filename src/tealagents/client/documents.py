@@ -376,7 +376,7 @@ class PromptPart:
     tool_calls: tuple[MessageCall, ...] = ()
     #: the stored message; None for a text
     message_id: str | None = None
-    #: it was sent in another form than it is stored and shown in
+    #: it was sent in a different form from the one stored and shown
     altered: bool = False
     #: its text is not shown
     withheld: bool = False
@@ -452,7 +452,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """Who the service takes the caller for."""
+    """Who the caller is to the service."""
 
     #: of the tenant, and of the user in it
     tid: str

@@ -3,9 +3,9 @@
 ::
 
     ClientError
-    ├── ConnectionLost              the network gave out, and so did the budget for trying again
+    ├── ConnectionLost              the network failed, and the retries are used up
     ├── StillRunning                the time for waiting is over; the request continues
-    ├── UnexpectedAnswer            what came is not what this service says
+    ├── UnexpectedAnswer            the answer is not one that this service gives
     └── ProblemError                the service said no, or the request failed: status, code, detail, ids
         ├── InvalidRequest          ├── IdempotencyKeyReused    ├── TooLarge
         ├── Unauthenticated         ├── NotOwner                ├── InsufficientScope

@@ -325,7 +325,7 @@ function Past({item: known, open}) {
 function whatBecame({status, decided_by}, lookedUp) {
   if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
   if (status === "pending")
-    return lookedUp ? "It is no longer among the newest that wait." : "It was decided elsewhere, or the request ended.";
+    return lookedUp ? "It is no longer among the newest pending approvals." : "It was decided elsewhere, or the request ended.";
   return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
 }
 

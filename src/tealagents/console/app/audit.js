@@ -48,8 +48,8 @@ function Verdict({verdict, count}) {
     keyed: [
       "info",
       "The links hold; the hashes need the audit key",
-      "Each entry continues the one before it. The hashes are keyed (HMAC), so only someone with the audit key can " +
-        "check them: the service does, each time it reads them.",
+      html`Each entry continues the one before it. The hashes are keyed (HMAC), so only someone with the audit key can
+        check them, with <code>tealagents state verify-audit</code>.`,
     ],
     unchecked: [
       "info",
@@ -134,6 +134,6 @@ function brokenLink(entries) {
   );
   if (place < 0) return null;
   const {seq} = entries[place];
-  if (seq !== place + 1) return {place, reason: `has the number ${seq} where ${place + 1} is due: one was dropped or moved`};
+  if (seq !== place + 1) return {place, reason: `has the number ${seq} where ${place + 1} is due: an entry was dropped or moved`};
   return {place, reason: "does not continue the entry before it"};
 }

@@ -102,7 +102,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
         <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
-        <span class="hint">Enter sends, Shift + Enter begins a line</span>
+        <span class="hint">Enter sends, Shift + Enter starts a new line</span>
         ${onStop &&
         html`<button key="stop" type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`}
         ${!(onStop && empty) &&

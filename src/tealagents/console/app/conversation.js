@@ -71,7 +71,7 @@ export function Conversation({task, foreign, reload, left}) {
       if (error.code === "task_busy") drafts.set(draft, (warned.current = null)); // what pauses later is warned of anew
       if (error.code !== "approval_pending") throw error;
       warned.current = idempotencyKey;
-      throw {code: error.code, detail: "Decide above, or send the message again: that cancels the request that waits."};
+      throw {code: error.code, detail: "Decide above, or send the message again to cancel the waiting request."};
     });
     drafts.set(draft);
     setSent((known) => [...known, {request_id: taken.request_id, items: content}]);
@@ -147,7 +147,7 @@ function Running({live, said, user, foreign, onTaken, reload}) {
           <${Icon} name="warn" />
           <div>
             <strong>The connection was lost</strong>
-            <p>Reconnecting … What has become of the answer is shown then.</p>
+            <p>Reconnecting … The answer is shown once the connection is back.</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : pause ? "A decision is needed." : ""}</div>

@@ -109,7 +109,7 @@ function TaskList({current}) {
 const Whose = ({ofTenant, onChange}) => html`
   <div class="segments whose" role="group" aria-label="Whose conversations">
     <button aria-pressed=${!ofTenant} onClick=${() => onChange(false)}>Mine</button>
-    <button aria-pressed=${ofTenant} onClick=${() => onChange(true)}>All of the tenant</button>
+    <button aria-pressed=${ofTenant} onClick=${() => onChange(true)}>Whole tenant</button>
   </div>
 `;
 
@@ -166,7 +166,7 @@ function DeleteSession({session, listed, onDelete, onClose}) {
       ${!erased && !error && html`<p role="status">Counting its conversations …</p>`}
       ${erased &&
       html`<p>
-        Its ${plural(erased.length, "conversation")} ${hidden > 0 && `(${hidden} of them not in the list now)`} are erased with
+        Its ${plural(erased.length, "conversation")} ${hidden > 0 && `(${hidden} of them not in the list now)`} will be erased with
         their traces and audits. The service cannot undo this.
       </p>`}
       <div class="actions">

@@ -23,7 +23,7 @@ export function Trace({task}) {
   if (!data) return html`<${Pending} what="the trace" error=${error} onRetry=${reload} />`;
   if (requests.length === 0)
     return html`<${Empty} icon="trace" title="Nothing has happened yet">
-      Each model call, tool call, approval and error of a request will be here, with its times.
+      Each model call, tool call, approval and error of a request will appear here, with its times.
     <//>`;
   return html`
     <div class="page trace">

@@ -30,7 +30,7 @@ export function Travel({task, foreign, reload, left}) {
   if (!nodes) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
   if (nodes.length === 0)
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
-      Each completed request is one. Once there are some, they are drawn here as a tree.
+      You can go back to every completed request. Once there are some, they appear here as a tree.
     <//>`;
   /** Where one was in the conversation says nothing of the one that ends at another point. */
   const moved = () => ((left.current = null), reload());
@@ -282,7 +282,7 @@ function Branch({name, side, other, shared}) {
       <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a>
         <small class="clip muted" dir="auto">${name} branch${end && `, up to “${readable(end).slice(0, 80)}”`}</small></h3>
       <${Turns} of=${own} task=${side.task} />
-      ${own.length === 0 && html`<p class="muted">${other.turns.length > shared ? "It ends where the other one goes on." : "The other one says the same."}</p>`}
+      ${own.length === 0 && html`<p class="muted">${other.turns.length > shared ? "It ends where the other one continues." : "The other one says the same."}</p>`}
     </section>
   `;
 }

@@ -138,7 +138,7 @@ function Ending({requestId, answered, place}) {
 }
 
 const CUT = new Map([
-  ["length", "The answer was cut off: it reached the model's limit of tokens."],
+  ["length", "The answer was cut off: it reached the model's token limit."],
   ["content_filter", "The answer was stopped by the model service's content filter."],
 ]);
 
