@@ -99,7 +99,7 @@ class Costs:
         )
 
     async def _turns(self, count: int) -> None:
-        """Follow-on turns of one task."""
+        """Follow-up turns of one task."""
         async with self._target.connections(1) as (connection,):
             task = task_of(await self._target.ask(connection, TEXT))
             await repeat(count - 1, lambda: self._target.ask(connection, TEXT, task_id=task))

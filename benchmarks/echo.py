@@ -21,7 +21,7 @@ _CALL = re.compile(r"call ([\w-]+)")
 
 
 class EchoModel(ScriptedModel):
-    """Fills `tealagents.domain.ports.Model`."""
+    """Implements `tealagents.domain.ports.Model`."""
 
     provider = "benchmarks"
 

@@ -136,10 +136,10 @@ async def count() -> dict[str, Asked]:
         found = {"a user's first message": await here.asked(here.turn)}
         found["first turn of a task"] = await here.asked(here.turn)
         task = (await here.turn()).task_id
-        found["follow-on turn"] = await here.asked(lambda: here.turn(task_id=task))
+        found["follow-up turn"] = await here.asked(lambda: here.turn(task_id=task))
         task = (await replica.turn()).task_id
         await other.turn()
-        found["follow-on turn on another replica"] = await other.asked(lambda: other.turn(task_id=task))
+        found["follow-up turn on another replica"] = await other.asked(lambda: other.turn(task_id=task))
         names = map(str, count_up())
         found["idempotency key, in addition"] = await _more(
             here, lambda: here.turn(key=Key(next(names), "digest"))

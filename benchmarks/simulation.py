@@ -26,7 +26,7 @@ SAMPLE = 1000
 #: tasks of an owner, and of how many tasks one has a second turn
 TASKS_EACH, SECOND_TURN = 20, 5
 #: kinds of turns, by their names in `benchmarks.operations`
-FIRST, NEXT, FOLLOW_ON = "a user's first message", "first turn of a task", "follow-on turn"
+FIRST, NEXT, FOLLOW_UP = "a user's first message", "first turn of a task", "follow-up turn"
 #: of all tasks, the part that one owner has
 HOT_PART = 50
 
@@ -100,7 +100,7 @@ class Simulation:
             task = await self._turn(owner, kind)
             kind = NEXT
             if number % SECOND_TURN == 0:
-                await self._turn(owner, FOLLOW_ON, task)
+                await self._turn(owner, FOLLOW_UP, task)
         partition = self._service.exchange.service.records.partition(owner.user)
         return await cast("ForgettingStore", self._service.store.store).forget(partition)
 

@@ -1,4 +1,4 @@
-"""The tools of this agent. The file is found because it lies beside the config."""
+"""The tools of this agent. The file is found because it is next to the config."""
 
 from typing import Literal
 

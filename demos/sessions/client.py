@@ -8,7 +8,7 @@ with Client(sys.argv[1], token="ada") as agent:
     tea = agent.send("My favourite tea is Assam.", metadata={"topic": "tea"})
     book = agent.send("My favourite book is Emma.", session_id=tea.session_id, metadata={"topic": "book"})
 
-    # a follow-on names its task; the history is in the service
+    # a follow-up names its task; the history is in the service
     print(agent.send("What is my favourite tea?", task_id=tea.task_id).output)
     # each task has a history of its own, also within one session
     print(agent.send("What is my favourite tea?", task_id=book.task_id).output)

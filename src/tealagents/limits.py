@@ -10,9 +10,9 @@ class Limits(Options):
     `TA_LIMITS__…`."""
 
     request_timeout_seconds: Seconds = 600
-    """Seconds for a whole request, waiting for its turn included."""
+    """Seconds for a whole request, including waiting for its turn."""
     model_timeout_seconds: Seconds = 300
-    """Seconds for one call of the model."""
+    """Seconds for one model call."""
     first_piece_timeout_seconds: Seconds = 60
     """Seconds until the first piece of the model's answer, including connecting and headers. For an answer
     that is not streamed, seconds for all of it."""
@@ -21,7 +21,7 @@ class Limits(Options):
     max_tool_rounds: Count = 40
     """Rounds of tool calls that the model may request while answering one message."""
     tool_timeout_seconds: Seconds = 120
-    """Seconds for one call of a tool."""
+    """Seconds for one tool call."""
     max_body_bytes: Count = 20_000_000
     """Bytes of a request's body."""
     max_items: Count = 100
@@ -36,8 +36,8 @@ class Limits(Options):
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75
     """Seconds that a connection stays open for its next request, or for the rest of one that stopped
-    arriving. A client that takes nothing of an answer for as long is disconnected. Keep it above the time for
-    which a proxy in front keeps unused connections: 60 with nginx and AWS's load balancer."""
+    arriving. A client that reads nothing of an answer for that long is disconnected. Keep this longer than
+    a proxy in front keeps idle connections: 60 with nginx and AWS's load balancer."""
     drain_seconds: DrainSeconds = 20
     """Seconds that running requests get to finish after SIGTERM."""
     approval_expiry_seconds: Seconds = 86_400

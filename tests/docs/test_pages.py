@@ -120,7 +120,7 @@ def test_commands() -> None:
 
 
 def test_arguments_of_the_commands() -> None:
-    """The index shows the argument that each command takes, in brackets where it may be left out."""
+    """The index shows the argument that each command takes, in brackets where it may be omitted."""
     index = (ROOT / "docs/index.md").read_text()
     shown = dict(re.findall(r"^\| `tealagents ([a-z-]+)(?: ([A-Z]+|\[[A-Z]+\]))?", index, re.MULTILINE))
     commands = get_command(command_line(*COMMANDS)).commands  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks import operations, sizing
 from benchmarks.operations import Asked
-from benchmarks.simulation import FIRST, FOLLOW_ON, NEXT, Simulated, simulate
+from benchmarks.simulation import FIRST, FOLLOW_UP, NEXT, Simulated, simulate
 
 from tealagents.state.tasks import TaskRules
 from tealagents.testing.service import offline_service
@@ -69,7 +69,7 @@ def test_the_space_planned_for_event_logs_is_that_of_their_whole_lifetime() -> N
 def agrees(found: Simulated) -> None:
     """All turns together, and each that was looked at, asked for what the page says."""
     paper = stated()
-    assert set(found.turns) == {FIRST, NEXT, FOLLOW_ON}
+    assert set(found.turns) == {FIRST, NEXT, FOLLOW_UP}
     for kind, seen in found.seen.items():
         assert set(seen) == {paper[kind]}, kind
     times = found.turns.items()
@@ -78,7 +78,7 @@ def agrees(found: Simulated) -> None:
         sum(paper[kind].scans * n for kind, n in times),
         sum(paper[kind].commits * n for kind, n in times),
     )
-    assert f"asks for {found.per_turn:.2f} operations" in PAGE
+    assert f"takes {found.per_turn:.2f} operations" in PAGE
 
 
 async def test_two_thousand_tasks() -> None:

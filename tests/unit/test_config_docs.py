@@ -39,7 +39,7 @@ def config_of(file: Path) -> ServiceConfig:
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
 def test_example_configs_load(file: Path) -> None:
-    """Every config that is shipped is right, and warns of nothing but its lack of an identity provider."""
+    """Every config that is shipped is right, and warns of nothing but its lack of an authority."""
     config = config_of(file)
     assert [warning for warning in config.warnings if "accepts any bearer token" not in warning] == []
 

@@ -1,4 +1,4 @@
-"""The options of the providers, checked once at start."""
+"""The options of the providers, checked once at startup."""
 
 import re
 from pathlib import Path
@@ -60,20 +60,20 @@ class EntraOptions(Options):
     audience: Annotated[Words, Field(min_length=1), AfterValidator(_own_audience)]
     """Audiences of which a token must have one: the service's client id or App ID URI."""
     scopes: Words = ()
-    """Scopes that a user's token must have, all of them."""
+    """Scopes, all of which a user's token must have."""
     allowed_tenants: TenantIds = ()
     """Ids of the tenants whose users may call. Required when `tenant_id` stands for many, as `organizations`
     does."""
     allowed_clients: Words = ()
     """Client applications that may call. Empty: all."""
     approver_role: Text | None = None
-    """Role of those who may decide the tool calls of other users in their tenant. Left out: no one may."""
+    """Role of those who may decide the tool calls of other users in their tenant. If omitted: no one may."""
     auditor_role: Text | None = None
-    """Role of those who may read everything in their tenant. Left out: no one may."""
+    """Role of those who may read everything in their tenant. If omitted: no one may."""
     allow_app_tokens: Flag = False
     """Whether applications may call without a user. Needs `app_roles`."""
     app_roles: Words = ()
-    """Roles that an application's token must have, all of them."""
+    """Roles, all of which an application's token must have."""
     authority: Authority = "https://login.microsoftonline.com"
     """Where tokens come from; national clouds have their own."""
     leeway: Leeway = 60
@@ -87,7 +87,7 @@ class EntraOptions(Options):
     certificate_password: SecretStr | None = None
     """Password of the private key. Written here only as `${NAME}`."""
     consent_redirect_uri: HttpUrl | None = None
-    """Where the browser goes after a user's consent. Left out, the application's first redirect URI."""
+    """Where the browser goes after a user's consent. If omitted, the application's first redirect URI."""
 
     @model_validator(mode="after")
     def _no_tenant_is_implied(self) -> Self:

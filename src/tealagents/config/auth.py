@@ -25,8 +25,8 @@ class ProviderKeys(Options):
     """Who may call."""
 
     provider: NameOrClass | None = None
-    """`entra`, `mock` (the bearer token is the user id; for development) or `module:Class`. Left out,
-    `entra` where a tenant is set, else `mock`, on loopback addresses only."""
+    """`entra`, `mock` (the bearer token is the user id; for development) or `module:Class`. If omitted,
+    `entra` if a tenant is set, else `mock`, on loopback addresses only."""
     options: dict[str, Any] = Field({}, repr=False)
     """Options of another provider, such as `approver_users` and `auditor_users` of `mock`."""
 

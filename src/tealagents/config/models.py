@@ -1,7 +1,7 @@
 """The config file as models. The text below each key is its documentation, here, in the docs and in editors.
 
 What an adapter is configured with is declared by the adapter alone, and imported when a file names it
-(`OptionsOf`). Where files of the earlier framework may carry further keys, these are kept and ignored
+(`OptionsOf`). Where files of the earlier platform may have further keys, these are kept and ignored
 (`Older`); elsewhere an unknown key is a mistake.
 """
 
@@ -152,11 +152,11 @@ class AgentConfig(Older):
     system_prompt: str
     """Instructions that precede every conversation."""
     temperature: Temperature | None = None
-    """Randomness from 0 to 2. Left out, the model's own default."""
+    """Randomness from 0 to 2. If omitted, the model's own default."""
     max_tokens: Count | None = None
-    """Maximum tokens of one model answer. Left out, the model's own limit."""
+    """Maximum tokens of one model answer. If omitted, the model's own limit."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """How long a reasoning model thinks. Left out, the model's own default."""
+    """How long a reasoning model thinks. If omitted, the model's own default."""
     plugins: tuple[Text, ...] = ()
     """Classes of the plugin module whose tools the agent has."""
     remote_plugins: tuple[Text, ...] = ()
@@ -166,7 +166,7 @@ class AgentConfig(Older):
     toolsets: Components = ()
     """Third-party toolsets whose tools the agent has."""
     client: NameOrClass | None = None
-    """How the model is called: `openai-chat`, `openai-responses` or `module:Class`. Left out, the thread's
+    """How the model is called: `openai-chat`, `openai-responses` or `module:Class`. If omitted, the thread's
     kind decides: `openai-chat` for local threads, `openai-responses` for remote ones."""
 
     @field_validator("mcp_servers")
@@ -200,9 +200,9 @@ class ConsoleSection(Options):
     """The console: a page in the browser that uses the API as any client does."""
 
     enabled: Flag | None = None
-    """Whether it is served. Left out: by `tealagents serve` on loopback addresses only."""
+    """Whether it is served. If omitted: by `tealagents serve` on loopback addresses only."""
     client_id: Text | None = None
-    """Application that its users sign in with at Entra, registered as a single-page application. Left out,
+    """Application that its users sign in with at Entra, registered as a single-page application. If omitted,
     they paste an access token."""
 
 
@@ -215,7 +215,7 @@ class Spec(Older):
     """Store of all state, as a URL: `memory://`, `file:///dir`, `sqlite:///file.db`, `postgresql://…`,
     `redis://…`, `dynamodb://table?region=…`. Relative paths are relative to this file."""
     auth: Any = None
-    """Who may call. A plain text names the provider alone."""
+    """Who may call. A plain text is the provider's name."""
     concurrency: Concurrency = "reject"
     """What happens to a message that arrives while another runs on its task: `reject` it, `enqueue` it, or
     `interrupt` or `rollback` the running one."""
@@ -228,7 +228,7 @@ class Spec(Older):
     thread: ThreadConfig = ThreadConfig()
     """The conversation: where it is kept, and what the model sees of it."""
     console: ConsoleSection = ConsoleSection()
-    """The page in the browser."""
+    """The console, a page in the browser."""
     limits: Limits = Limits()
     """Limits on requests, users and processes."""
 

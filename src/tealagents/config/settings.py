@@ -77,12 +77,12 @@ class Settings(Options):
     encryption_old_keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_secrets)] = ()
     """Earlier encryption keys, separated by spaces; used for reading only."""
     audit_key: SecretStr | None = None
-    """Key of the audit hashes. Unset: plain hashes, which reveal accidents but no forgery."""
+    """Key of the audit hashes. Unset: plain hashes, which reveal accidental damage but not forgery."""
 
     plugin_module: ExistingFile | None = None
-    """File of the code plugins. Unset: `custom_plugins.py` beside the config file, where there is one."""
+    """File of the code plugins. Unset: `custom_plugins.py` beside the config file, if there is one."""
     types_module: ExistingFile | None = None
-    """File of the types that a `skagents` file names. Unset: `custom_types.py` beside the config file, where
+    """File of the types that a `skagents` file names. Unset: `custom_types.py` beside the config file, if
     there is one."""
     gateway_secret: HeaderKey | None = None
     """Secret that a gateway sends in the header `taAgwKey` (`TA_AUTH=gateway`, `skagents` only)."""
@@ -98,15 +98,15 @@ class Settings(Options):
     """Script (YAML) of the offline model's answers."""
 
     telemetry_enabled: Flag | None = None
-    """Whether traces, metrics and logs are exported. Unset: when there is an endpoint."""
+    """Whether traces, metrics and logs are exported. Unset: exported if there is an endpoint."""
     otel_endpoint: HttpUrl | None = None
     """Where to export to (OTLP over HTTP)."""
     metrics_port: Port | None = None
     """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
     metrics_host: Text = "127.0.0.1"
-    """Address at which it listens. Beyond loopback, restrict access by a firewall."""
+    """Address at which it listens. Beyond loopback, restrict access with a firewall."""
     log_level: LogLevel = "INFO"
-    """Least severity that is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    """Lowest severity that is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     log_content: Flag = False
     """Whether logs and spans may hold the content of messages, at every level."""
 

@@ -45,15 +45,15 @@ class MCPServerOptions(Options):
     name: Text
     """Name of the server; the model knows its tools as `name-tool`."""
     transport: Literal["stdio", "http"] = "stdio"
-    """`stdio` starts `command`, `http` calls `url`. Left out, whichever of the two is given."""
+    """`stdio` starts `command`, `http` calls `url`. If omitted, whichever of the two is given."""
     command: Text | None = None
     """Program to start (`stdio`). With a slash in it, it is a path, relative to this file."""
     args: tuple[str, ...] = Field((), repr=False)
     """Arguments of the program."""
     env: dict[str, str] = Field({}, repr=False)
-    """Variables of the program, besides `PATH`, `HOME` and the like."""
+    """Environment variables of the program, in addition to `PATH`, `HOME` and the like."""
     cwd: Text | None = None
-    """Folder that the program runs in, relative to this file. Left out, the folder of this file."""
+    """Folder that the program runs in, relative to this file. If omitted, the folder of this file."""
     url: Annotated[HttpUrl | None, Field(repr=False)] = None
     """Address of the server (`http`)."""
     headers: Headers = Field({}, repr=False)
@@ -63,7 +63,7 @@ class MCPServerOptions(Options):
     sse_read_timeout: Seconds = 300
     """Seconds of silence within an answer after which the call fails."""
     request_timeout: Seconds | None = None
-    """Seconds for one call of a tool. Left out, `limits.tool_timeout_seconds`."""
+    """Seconds for one tool call. If omitted, `limits.tool_timeout_seconds`."""
     verify_ssl: Flag = True
     """Whether the server's certificate is checked."""
     trust_level: TrustLevel = "untrusted"
@@ -72,7 +72,7 @@ class MCPServerOptions(Options):
     tool_governance_overrides: dict[str, GovernanceOverride] = Field({})
     """Governance of single tools, by the tool's name on the server."""
     auth_server: Authority | None = None
-    """OAuth authorization server where the user grants access. Left out, the one that the server names."""
+    """OAuth authorization server where the user grants access. If omitted, the one that the server names."""
     scopes: Words = ()
     """OAuth scopes that the user is asked for."""
     oauth_client_id: Text | None = None
@@ -84,9 +84,9 @@ class MCPServerOptions(Options):
     canonical_uri: HttpUrl | None = None
     """The resource that access is requested for, if it is not `url` (RFC 8707)."""
     protocol_version: Text | None = None
-    """Protocol version to require. Left out, the newest that both sides support."""
+    """Protocol version to require. If omitted, the newest that both sides support."""
     on_behalf_of_scopes: Words = ()
-    """Scopes of the on-behalf-of token for the calling user that is passed on to the server (`http`;
+    """Scopes of the on-behalf-of token that is passed on to the server for the calling user (`http`;
     Entra)."""
     _limit: float | None = PrivateAttr(None)
 
@@ -96,7 +96,7 @@ class MCPServerOptions(Options):
         return self.request_timeout or self._limit
 
     def limited(self, seconds: float) -> Self:
-        """With what limits a call where `request_timeout` is left out. It does not prolong silence."""
+        """With what limits a call where `request_timeout` is omitted. It does not prolong silence."""
         limited = self.model_copy()
         limited._limit = seconds
         return limited
