@@ -227,6 +227,60 @@ def test_a_task_that_is_local_again_continues_no_response(tmp_path: Path) -> Non
     assert output(answer) == "Your name is Ada."
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("remote", "local", "remote"),
+        ("remote", "remote", "local", "remote"),
+        ("local", "local", "remote"),
+        ("remote", "local", "local", "remote"),
+        ("remote", "remote", "remote"),
+    ],
+    ids=" ".join,
+)
+def test_a_pause_continues_where_its_request_was(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    """Not where its task was: what the request did while it was local the service does not have, and is sent
+    with all the rest. The first kind answers a message, the last decides the last pause; those between pause.
+    covers: THREAD-4, HITL-1"""
+    again = [
+        {"when": {"text": "tidy", "result_text": f"/{n}"}, "reply": {"tool_calls": [_deleting(n + 1)]}}
+        for n in range(len(kinds) - 3)
+    ]
+    script = {
+        "rules": [
+            *again,
+            {"when": {"text": "tidy", "tool_result": True}, "reply": {"text": "done"}},
+            {"when": {"text": "tidy"}, "reply": {"tool_calls": [_deleting(0)]}},
+        ]
+    }
+    answer: Json = {}
+    with OfflineModel(script) as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "key", "TA_AUTH": "mock", **ENV}
+        for n, kind in enumerate(kinds):
+            config = agent_config(
+                agent={"client": "openai-responses", "plugins": ["Shell"]},
+                thread={"kind": kind},
+                persistence=f"sqlite:///{tmp_path}/state.db",
+            )
+            with ServiceThread(config, env) as service, service.client() as ada:
+                if n < 2:
+                    answer = say(ada, ("My name is Ada.", "tidy")[n], answer.get("task_id"))
+                else:
+                    (waiting,) = answer["content"]["tool_calls"]
+                    decision = {"decisions": [{"id": waiting["id"], "action": "approve"}]}
+                    path = f"/requests/{answer['request_id']}/resume"
+                    answer = ada.post(path, json=decision).raise_for_status().json()
+                if n == len(kinds) - 1:
+                    assert output(answer) == "done"
+                    assert output(say(ada, "What is my name?", answer["task_id"])) == "Your name is Ada."
+                    asked = say(ada, "How many messages have I sent?", answer["task_id"])
+                    assert output(asked) == "You have sent 4 messages."
+
+
+def _deleting(number: int) -> Json:
+    return {"id": f"call_{number}", "name": "Shell-delete", "arguments": {"path": f"/{number}"}}
+
+
 def test_the_context_of_a_request_is_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
     """It is sent in the instructions: what is in the conversation, the service sends with every request."""
     given = {**text("hello"), "user_context": {"City": "Oslo"}}

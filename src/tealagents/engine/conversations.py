@@ -26,8 +26,9 @@ class TaskConversation:
         #: on what the view shows
         self._window: Window[Part] | None = None
         #: continued by the request after its pause, else by the task; what a task has from when it was remote
-        #: is not continued once it is local
-        kept = writer.request.remote_id or writer.head.remote_id
+        #: is not continued once it is local, nor what the service has without what a request did while local
+        request = writer.request
+        kept = request.remote_id if request.approvals else writer.head.remote_id
         self.remote_id = kept if conversations.agent.thread_kind == "remote" else None
 
     async def remembered(self) -> Json:
