@@ -1,8 +1,9 @@
 """Conversations that the model service keeps."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from itertools import cycle
 from typing import Any
 
@@ -116,6 +117,58 @@ async def test_calls_that_were_never_answered_do_not_block_a_conversation(
     assert [item["call_id"] for item in sent] == ["call_1", "call_2"]
     assert all("ended before this call was answered" in item["output"] for item in sent)
     assert [item["type"] for item in service.requests[-1]["body"]["input"]] == ["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("kind", ["cut", "end", "error"])
+async def test_a_message_is_not_sent_to_a_conversation_again_that_may_have_taken_it_in(
+    model: Any, service: OfflineModel, kind: str, stream: bool
+) -> None:
+    """The service may have answered behind a stream that broke: with a retry the message would be there
+    twice. A response that was cut is continued by nothing, and is made again."""
+    first = await done(model, message("user", "hello"))
+    conversation = await new_conversation(service)
+    fault = {"kind": kind, "after_pieces": 0}
+    for remote_id, calls in ((conversation, 1), (first.response_id, 2)):
+        rules = [{"reply": {"text": "one", "fault": fault}, "times": 1}]
+        service.script({"rules": rules, "otherwise": {"text": "at last"}})
+        service.clear()
+        with nullcontext() if calls == 2 else pytest.raises(ModelFailed):
+            assert text_of(await events(model, remote_id=remote_id, stream=stream)) == "at last"
+        assert len(service.requests) == calls
+
+
+async def test_a_message_whose_connection_was_dropped_is_not_sent_to_a_conversation_again() -> None:
+    """It may have arrived before."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+
+    name = "openai-responses"
+    async with RawService(handler).running() as service, client(service.base_url, name) as model:
+        with pytest.raises(ModelFailed):
+            await events(model, remote_id="conv_1")
+        assert service.connections == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_a_conversation_has_refused_is_sent_again(
+    model: Any, service: OfflineModel, status: int
+) -> None:
+    """A refusal with a status has changed nothing."""
+    conversation = await new_conversation(service)
+    rules = [{"reply": {"error": {"status": status, "headers": {"Retry-After": "0"}}}, "times": 1}]
+    service.script({"rules": rules, "otherwise": {"text": "at last"}})
+    assert text_of(await events(model, remote_id=conversation)) == "at last"
+
+
+async def test_a_conversation_without_a_connection_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was sent."""
+    caplog.set_level(logging.INFO, "tealagents.llm.service")
+    async with client("http://127.0.0.1:1/v1", "openai-responses") as model:
+        with pytest.raises(ModelFailed):
+            await events(model, remote_id="conv_1")
+    assert caplog.text.count("Trying the model service again") == 2
 
 
 async def test_images_come_back_as_they_went(model: Any) -> None:

@@ -49,6 +49,7 @@ class AttemptFailed(Exception):
         retry_after: float | None = None,
         complaint: "Complaint | None" = None,
         reason: str = "it sent something that is not an answer",
+        not_taken: bool = False,
     ) -> None:
         super().__init__(error.detail)
         self.error = error
@@ -60,6 +61,8 @@ class AttemptFailed(Exception):
         self.complaint = complaint
         #: why, where it said nothing; quotes nothing
         self.reason = reason
+        #: the service has refused what was sent, or never had it
+        self.not_taken = not_taken
 
     def cause(self, secrets: Collection[str]) -> str:
         """Why, for the log: without what the service said, which may quote the conversation."""
@@ -167,6 +170,7 @@ def refused(
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,
+        not_taken=True,
     )
 
 

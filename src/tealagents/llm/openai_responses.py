@@ -96,8 +96,9 @@ class OpenAIResponses:
         return compact(to_json([_tool(tool) for tool in tools])) if tools else b""
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        kept = call.remote_id is not None and call.remote_id.startswith(CONVERSATION)
         return self._service.events(
-            Question("/responses", partial(self._body, call), call.headers, call.stream),
+            Question("/responses", partial(self._body, call), call.headers, call.stream, kept),
             reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )

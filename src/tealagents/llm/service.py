@@ -43,6 +43,8 @@ class Question(Struct):
     headers: Mapping[str, str]
     #: a stream is asked for
     stream: bool
+    #: the service keeps what it was sent also where it gives no answer: not to be sent again then
+    kept: bool = False
     body: bytes = b""
     #: what the body was made with
     adjusted: Adjustments = NO_ADJUSTMENTS
@@ -159,7 +161,7 @@ class ModelService:
                 ending = said and meaning(said)
                 if said and not ending and question.reworded(said):
                     continue  # at once, and not as a retry: the service is well
-                following = ending or self._pause(failed, next(retries), deadlines)
+                following = ending or self._pause(question, failed, next(retries), deadlines)
             if isinstance(following, ModelDone):
                 yield [following]
                 return
@@ -218,11 +220,14 @@ class ModelService:
             deadlines.begun = reading.begun
             answer.close()
 
-    def _pause(self, failed: AttemptFailed, retry: int, deadlines: Deadlines) -> float | RunFailure:
+    def _pause(
+        self, question: Question, failed: AttemptFailed, retry: int, deadlines: Deadlines
+    ) -> float | RunFailure:
         """Seconds until the next attempt, or the error that the call ends with."""
         now = asyncio.get_running_loop().time()
         pause = None
-        if failed.passing and not deadlines.begun:
+        repeatable = failed.not_taken or not question.kept
+        if failed.passing and repeatable and not deadlines.begun:
             pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
         cause = failed.cause(self._secrets)
         if pause is None:

@@ -166,6 +166,7 @@ class Wire(httpx2.AsyncClient):
             # a certificate does not become valid by asking again, nor a URL
             passing=not trust and isinstance(failure, aiohttp.ClientConnectionError | OSError),
             reason=f"it cannot be reached ({type(failure).__name__})",
+            not_taken=isinstance(failure, aiohttp.ClientConnectorError),
         )
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> AttemptFailed:
