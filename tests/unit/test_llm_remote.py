@@ -179,6 +179,39 @@ async def test_images_come_back_as_they_went(model: Any) -> None:
     assert first.items == (Item("text", "look"), Item("image", image))
 
 
+async def test_images_that_are_larger_than_an_answer_may_be_are_listed() -> None:
+    """Those of one page together."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64," + 5_000_000 * "A"}
+    items = [{"id": f"m{n}", "type": "message", "role": "user", "content": [image]} for n in range(2)]
+    kept = {"/v1/conversations/conv_1": {}, "/v1/conversations/conv_1/items": {"data": items}}
+    async with listing(kept) as model:
+        assert [each.items[0].content for each in await model.list_remote("conv_1")] == [
+            image["image_url"],
+            image["image_url"],
+        ]
+
+
+@pytest.mark.parametrize("remote_id", ["resp_1", "conv_1"])
+async def test_the_urls_of_images_are_asked_for(remote_id: str) -> None:
+    """OpenAI lists them on request only; an image of which there is no URL is shown to be one."""
+    named, unnamed = ({"type": "input_image", "image_url": url} for url in ("https://a.example/i.png", None))
+    asked = b"include%5B%5D=message.input_image.image_url"
+
+    async def handler(connection: RawConnection) -> None:
+        while True:
+            head = (await connection.request()).split()[1]
+            content = [named if asked in head else unnamed, unnamed]
+            items = {"data": [{"id": "m1", "type": "message", "role": "user", "content": content}]}
+            body = orjson.dumps(items if b"items" in head else {"output": []})
+            await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    name = "openai-responses"
+    async with RawService(handler).running() as service, client(service.base_url, name) as model:
+        assert isinstance(model, RemoteConversations)
+        (listed,) = await model.list_remote(remote_id)
+    assert listed.items == (Item("image", "https://a.example/i.png"), Item("text", "[image]"))
+
+
 async def test_a_lost_response_is_said_to_be_lost(model: Any, service: OfflineModel) -> None:
     """Deleted at the service: a clear error, from a call and from a listing, without a retry."""
     answered = await done(model, message("user", "hello"))

@@ -58,8 +58,8 @@ _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found"
 #: models that reason
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5(?!.*-chat))", re.IGNORECASE)
 
-#: items of one page when a conversation is listed
-_PAGE = 100
+#: how a page is asked for when a conversation is listed; OpenAI leaves out the URLs of images otherwise
+_PAGE = "order=asc&limit=100&include%5B%5D=message.input_image.image_url"
 #: items that a conversation may have to be listed: a service can say for ever that there is more
 _MOST_ITEMS = 100_000
 
@@ -206,7 +206,7 @@ class OpenAIResponses:
         after = ""
         seen: set[str] = set()  # where pages ended
         while True:
-            page = await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id, read_page)
+            page = await self._get(f"{path}?{_PAGE}{after}", remote_id, read_page)
             items += page.data
             if not (page.has_more and page.data):
                 return items

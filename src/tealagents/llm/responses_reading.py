@@ -281,6 +281,8 @@ def _contents(content: Any) -> tuple[Item, ...]:
 def _contents_of(part: Json) -> Item:
     if image := part.get("image_url"):
         return Item("image", str(image))
+    if part.get("type") == "input_image":  # a file at the service
+        return Item("text", "[image]")
     return Item("text", str(part.get("text") or part.get("refusal") or ""))
 
 

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: of a stream, in which each piece of text comes in some 300 bytes of JSON
 MAX_STREAM_BYTES = 64 * 1024 * 1024
+#: of a page of a conversation, which holds the images of its messages
+MAX_PAGE_BYTES = 64 * 1024 * 1024
 #: of the body of a refusal
 MAX_REFUSAL_BYTES = 64 * 1024
 #: seconds to wait for the end of a response whose last event has come, so that its connection can be reused
@@ -252,7 +254,7 @@ class ModelResponse:
         finally:
             self._waiting_since = None
 
-    async def whole(self) -> bytes:
+    async def whole(self, most_bytes: int = MAX_ANSWER_BYTES) -> bytes:
         """All of the body."""
         self._wait()
         parts = []
@@ -260,8 +262,8 @@ class ModelResponse:
         while data := await self._read():
             parts.append(data)
             size += len(data)
-            if size > MAX_ANSWER_BYTES:
-                raise too_much(f"it is larger than {MAX_ANSWER_BYTES:,} bytes")
+            if size > most_bytes:
+                raise too_much(f"it is larger than {most_bytes:,} bytes")
         return b"".join(parts)
 
     async def linger(self) -> None:
@@ -376,21 +378,25 @@ class ServiceConnection:
 
     async def get(self, path: str, deadlines: Deadlines) -> bytes:
         """The body of what is at the path. `AttemptFailed`, `ModelTimeout`."""
-        return await self._whole(self._client.get, path, deadlines)
+        return await self._whole(self._client.get, path, deadlines, MAX_PAGE_BYTES)
 
     async def delete(self, path: str, deadlines: Deadlines) -> bytes:
         """Deletes what is at the path. `AttemptFailed`, `ModelTimeout`."""
-        return await self._whole(self._client.delete, path, deadlines)
+        return await self._whole(self._client.delete, path, deadlines, MAX_ANSWER_BYTES)
 
     async def _whole(
-        self, send: Callable[..., Awaitable[httpx2.Response]], path: str, deadlines: Deadlines
+        self,
+        send: Callable[..., Awaitable[httpx2.Response]],
+        path: str,
+        deadlines: Deadlines,
+        most_bytes: int,
     ) -> bytes:
         """What a call without a body is answered."""
         options = {"headers": self._headers}
         sending = send(self._root + path, cast_to=httpx2.Response, options=options)
         answer = ModelResponse(_response(await _in_time(sending, deadlines)), deadlines)
         try:
-            return await answer.whole()
+            return await answer.whole(most_bytes)
         finally:
             answer.close()
 
