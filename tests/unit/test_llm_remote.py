@@ -10,10 +10,23 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from llm_setup import RawConnection, RawService, client, done, events, message, result, text_of
+from llm_setup import (
+    RawConnection,
+    RawService,
+    call,
+    client,
+    done,
+    events,
+    message,
+    one_by_one,
+    result,
+    sse,
+    text_of,
+)
 from msgspec import structs
 
 from tealagents.domain.errors import ModelFailed, RemoteThreadLost
+from tealagents.domain.events import TextDelta
 from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.domain.ports import Model, RemoteConversations
 from tealagents.llm import openai_responses, responses_reading
@@ -169,6 +182,27 @@ async def test_a_conversation_without_a_connection_is_tried_again(caplog: pytest
         with pytest.raises(ModelFailed):
             await events(model, remote_id="conv_1")
     assert caplog.text.count("Trying the model service again") == 2
+
+
+async def test_the_id_of_a_response_is_the_last_that_the_service_names() -> None:
+    """Gateways give the whole response another one than its beginning; a conversation has only its own."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        for name, status in (("a", "in_progress"), ("b", "completed")):
+            item = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "so"}]}
+            response = {"id": name, "status": status, "output": [item]}
+            kind = "created" if status == "in_progress" else status
+            await connection.chunk(sse({"type": f"response.{kind}", "response": response}))
+
+    name = "openai-responses"
+    async with RawService(handler).running() as service, client(service.base_url, name) as model:
+        for remote_id, ids in ((None, ["b"]), ("resp_1", ["b"]), ("conv_1", [])):
+            asked = call(model, remote_id=remote_id)
+            said, _ = [event async for event in one_by_one(model.stream(asked))]
+            assert said == TextDelta("so")
+            assert asked.response_ids == ids
 
 
 async def test_images_come_back_as_they_went(model: Any) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 import pytest
 import yaml
 from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
+from llm_setup import RawConnection, RawService, sse
 from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
@@ -737,6 +739,69 @@ async def test_what_a_failed_request_leaves_at_the_service_is_deleted(
         await agent.open_thread(thread.to_json()).delete()
         with pytest.raises(RemoteThreadLost):
             await agent.list_messages(agent.get_remote_thread(left))
+
+
+@pytest.mark.parametrize(
+    ("reply", "streamed"),
+    [
+        ({"text": "one two", "fault": {"kind": "error", "code": "no", "after_pieces": 1}}, True),
+        ({"text": "one two", "fault": {"kind": "error", "code": "no"}}, False),
+        ({"text": "one two", "fault": {"kind": "cut", "after_pieces": 1}}, True),
+        ({"text": "", "finish_reason": "content_filter"}, True),
+        ({"text": "", "finish_reason": "content_filter"}, False),
+        ({"text": "one two"}, True),
+    ],
+    ids=["failed", "failed whole", "cut", "filtered", "filtered whole", "left early"],
+)
+async def test_a_response_that_came_to_nothing_is_deleted_with_its_thread(
+    make: MakeAgent, service: OfflineModel, reply: dict[str, Any], streamed: bool
+) -> None:
+    """Of a call that failed or whose stream was left, by the id that the service gave it. covers: THREAD-6"""
+    service.script({"rules": [{"reply": {"text": "hello"}, "times": 1}], "otherwise": reply})
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.new_thread()
+        assert isinstance(thread, RemoteThread)
+        await agent.run("hello", thread)
+        kept = thread.remote_id
+        with pytest.raises(ModelFailed) if reply != {"text": "one two"} else nullcontext():
+            if not streamed:
+                await agent.run("tell me", thread)
+            async with agent.run_stream("tell me", thread) as stream:
+                await anext(stream)
+                if "fault" in reply:
+                    await anext(stream)
+        assert thread.remote_id == kept
+        [left] = thread.abandoned
+        service.clear()
+        await agent.open_thread(thread.to_json()).delete()
+        looked_for = [request["path"] for request in service.requests]
+        assert {f"/v1/responses/{kept}", f"/v1/responses/{left}"} <= set(looked_for)
+
+
+async def test_a_response_that_broke_off_before_it_was_made_again_is_deleted_with_its_thread(
+    make: MakeAgent,
+) -> None:
+    """The request succeeded; the service may have what it began first all the same."""
+    names = iter(["resp_cut", "resp_kept"])
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        name = next(names)
+        await connection.begin_stream()
+        begun = {"type": "response.created", "response": {"id": name, "status": "in_progress"}}
+        await connection.chunk(sse(begun))
+        if name == "resp_kept":
+            said = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hi"}]}
+            response = {"id": name, "status": "completed", "output": [said]}
+            await connection.chunk(sse({"type": "response.completed", "response": response}))
+
+    raw = RawService(handler)
+    async with raw.running(), make(thread={"kind": "remote"}, secrets={"TA_BASE_URL": raw.base_url}) as agent:
+        thread = agent.new_thread()
+        assert isinstance(thread, RemoteThread)
+        async with agent.run_stream("hello", thread) as stream:
+            assert [update.text async for update in stream] == ["hi"]
+    assert (thread.remote_id, thread.abandoned) == ("resp_kept", ("resp_cut",))
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])

@@ -170,10 +170,10 @@ class Answering(Struct, frozen=True, kw_only=True):
         except BaseException as error:
             # also of a cancel, a stream that is not read to its end, and an `approve` that raised
             if isinstance(self.thread, RemoteThread):
-                self.thread.left(loop.remote_id)
+                self.thread.left(loop.remote_id, *loop.left)
             await turn.failed(recorder.response, error)
             raise
-        await self._keep(last)
+        await self._keep(last, loop.left)
         yield AgentAnswer(
             text="".join(recorder.output),
             messages=tuple(in_call_order(recorder.response)),
@@ -208,12 +208,13 @@ class Answering(Struct, frozen=True, kw_only=True):
             extra_data={},
         )
 
-    async def _keep(self, last: turns.TurnDone) -> None:
+    async def _keep(self, last: turns.TurnDone, left: Sequence[str]) -> None:
         """The thread takes in what is new, all of it at once, and marks the place."""
         thread = self.thread
         await thread.on_new_messages(in_call_order(self.recorder.messages))
         if isinstance(thread, RemoteThread):
             thread.continued(last.remote_id)
+            thread.left(*left)
         counted = thread.context.get("turn", 0)  # with the rounds that others have added meanwhile
         thread.context = last.context or {}
         if "turn" in thread.context:

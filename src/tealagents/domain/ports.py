@@ -291,6 +291,9 @@ class ModelCall(Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     #: sent to the model service: `x-request-id` and W3C trace context
     headers: Mapping[str, str] = {}
+    #: remote threads: the client adds the id of each response that the service begins, as soon as it is
+    #: known. A response without an answer is deleted with its thread
+    response_ids: list[str] = []
 
 
 class Model(Protocol):

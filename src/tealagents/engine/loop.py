@@ -158,6 +158,8 @@ class LoopState(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice | None = None
     remote_id: str | None = None
+    #: responses that the model service has begun and that the conversation does not continue
+    left: list[str] = []
     #: tool rounds so far, also those before a pause
     rounds: int = 0
     #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed.
@@ -259,6 +261,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         response_format=state.response_format,
         tool_choice=state.tool_choice if state.toolbox.encoded else None,
         headers=watch.headers({"x-request-id": state.request_id}),
+        response_ids=state.left,
     )
     try:
         async with aclosing(model.stream(call)) as batches:
@@ -278,9 +281,15 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         raise
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
-    if state.agent.thread_kind == "remote":
-        state.remote_id = done.response_id
+    _continue_from(state, done.response_id)
     yield _answered(state, call, reply, done)
+
+
+def _continue_from(state: LoopState, response_id: str | None) -> None:
+    if state.agent.thread_kind == "remote":
+        state.remote_id = response_id
+    if response_id in state.left:
+        state.left.remove(response_id)
 
 
 class _Reply(Struct):

@@ -310,6 +310,12 @@ class TurnLoop:
         """Where a remote conversation continues."""
         return self._state.remote_id
 
+    @property
+    def left(self) -> Sequence[str]:
+        """Responses that the model service has begun for this turn and that the conversation does not
+        continue."""
+        return self._state.left
+
     async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
         with self._agent.observer.tool_call(call) as watch:
             outcome = await self._state.toolbox.call(call, self._context)

@@ -99,7 +99,7 @@ class OpenAIResponses:
         kept = call.remote_id is not None and call.remote_id.startswith(CONVERSATION)
         return self._service.events(
             Question("/responses", partial(self._body, call), call.headers, call.stream, kept),
-            reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source),
+            reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source, call.response_ids),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )
 

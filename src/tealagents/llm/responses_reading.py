@@ -91,11 +91,20 @@ _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed
 class ResponsesReading:
     """Reads one answer, whole or in events."""
 
-    def __init__(self, secrets: Sequence[str] = (), remote_id: str | None = None, source: str = "") -> None:
-        """`source` is what the model's native reasoning is marked with."""
+    def __init__(
+        self,
+        secrets: Sequence[str] = (),
+        remote_id: str | None = None,
+        source: str = "",
+        response_ids: list[str] | None = None,
+    ) -> None:
+        """`source` is what the model's native reasoning is marked with; the id of the response is added to
+        `response_ids` when it is known."""
         self.begun = False
         self.called = 0
         self._source = source
+        self._response_ids = [] if response_ids is None else response_ids
+        self._response_id: str | None = None
         self._secrets = secrets
         self._remote_id = remote_id
         self._response: _StoredResponse | None = None
@@ -115,6 +124,8 @@ class ResponsesReading:
 
     def take(self, data: bytes) -> Iterator[TextDelta]:
         event = self._understood(_read_event, data)
+        if event.response is not None:
+            self._note(event.response)
         match event.type:
             case "response.output_text.delta" if isinstance(event.delta, str) and event.delta:
                 self.begun = self._said = True
@@ -137,6 +148,7 @@ class ResponsesReading:
 
     def whole(self, body: bytes) -> Iterable[TextDelta]:
         response = self._understood(read_stored, body)
+        self._note(response)
         return self._end(response, response.status)
 
     def done(self) -> ModelDone:
@@ -195,11 +207,23 @@ class ResponsesReading:
             return "tool_calls"
         return "refusal" if self._refused else "stop"
 
+    def _note(self, response: _StoredResponse) -> None:
+        """Makes the id known, or the last one where a service has named several. In a conversation none: it
+        is deleted as a whole."""
+        if response.id in (None, self._response_id) or self._in_conversation:
+            return
+        if self._response_id is not None:
+            self._response_ids.remove(self._response_id)
+        self._response_id = response.id
+        self._response_ids.append(response.id)
+
     def _continued_by(self, response: _StoredResponse) -> str | None:
         """What the next call continues: the same conversation, or this response."""
-        if self._remote_id is not None and self._remote_id.startswith(CONVERSATION):
-            return self._remote_id
-        return response.id
+        return self._remote_id if self._in_conversation else response.id
+
+    @property
+    def _in_conversation(self) -> bool:
+        return self._remote_id is not None and self._remote_id.startswith(CONVERSATION)
 
     def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
         try:

@@ -61,7 +61,7 @@ class RemoteThread(AgentThread):
         self.service = service
         #: checkpoints of the thread that this one is a copy of, which may go on from them
         self.inherited: frozenset[str] = frozenset()
-        #: the last responses of requests that failed, which nothing continues
+        #: responses of calls and requests that failed, which nothing continues
         self.abandoned: tuple[str, ...] = ()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
@@ -79,10 +79,10 @@ class RemoteThread(AgentThread):
         """The service has answered; the conversation continues from this id."""
         self.remote_id = remote_id or self.remote_id
 
-    def left(self, remote_id: str | None) -> None:
-        """A request has failed after the service had answered with this id: `delete` has to find it."""
-        if remote_id is not None and remote_id != self.remote_id:
-            self.abandoned += (remote_id,)
+    def left(self, *remote_ids: str | None) -> None:
+        """Nothing continues what the service has under these ids, as of a call that failed: `delete` has to
+        find them."""
+        self.abandoned += tuple(each for each in remote_ids if each is not None and each != self.remote_id)
 
     def fork(self, message_id: str | None = None) -> Self:
         """A thread that continues the same response. `NotForkable` for a conversation, and for a place in
