@@ -272,9 +272,20 @@ def test_a_pause_continues_where_its_request_was(tmp_path: Path, kinds: tuple[st
                     answer = ada.post(path, json=decision).raise_for_status().json()
                 if n == len(kinds) - 1:
                     assert output(answer) == "done"
+                    path = f"/requests/{answer['request_id']}/prompt?limit=200"
+                    prompt = ada.get(path).raise_for_status().json()
+                    assert prompt["gaps"] == []
+                    sent = bodies(model)[-1]["input"]
+                    assert [each["role"] for each in prompt["items"][1:]] == list(map(_role, sent))
                     assert output(say(ada, "What is my name?", answer["task_id"])) == "Your name is Ada."
                     asked = say(ada, "How many messages have I sent?", answer["task_id"])
                     assert output(asked) == "You have sent 4 messages."
+
+
+def _role(item: Json) -> str:
+    """Of the message that an item of a body was made of."""
+    kinds = {"function_call": "assistant", "function_call_output": "tool"}
+    return kinds.get(item["type"]) or str(item["role"])
 
 
 def _deleting(number: int) -> Json:

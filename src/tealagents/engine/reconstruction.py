@@ -80,6 +80,8 @@ class _Call(Struct, frozen=True):
     steps: tuple[Step, ...]
     #: how many pauses were decided before it
     pauses: int
+    #: the messages from before the request's first call: its own, and what it repeats of one that failed
+    given: tuple[Message, ...]
 
 
 class _View(Struct, frozen=True):
@@ -113,7 +115,7 @@ class Reconstruction:
         own = [SentPart(origin="request", role=each.role, message=each) for each in call.messages]
         standing = self._standing(call.steps, parent)
         if self._agent.thread_kind == "remote":
-            parts, missing = _of_remote(call.step, [*standing[:1], *notes], [*history, *context, *own])
+            parts, missing = _of_remote(call, [*standing[:1], *notes], [*history, *context, *own])
         else:
             parts = [*standing, *history, *notes, *context, *own]
             missing = len(parts) != _parts_sent(call.step)
@@ -208,13 +210,15 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
     messages: list[Message] = []
     steps: list[Step] = []
     pauses = 0
+    given: tuple[Message, ...] | None = None
     found: _Call | None = None
     for body in (each.body for each in logged):
         if isinstance(body, MessageBody):
             messages.append(body.message)
         elif isinstance(body, StepBody) and body.step.kind == "model":
+            given = tuple(messages) if given is None else given
             if step_id in (None, body.step.step_id):
-                found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps), pauses)
+                found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps), pauses, given)
         elif is_decision(body):
             steps, pauses = [], pauses + 1  # the prompt is made anew
         elif isinstance(body, StepBody):
@@ -268,11 +272,21 @@ def _kept_summaries(parent: RequestRecord | None) -> Iterator[str]:
 
 
 def _of_remote(
-    step: Step, standing: Sequence[SentPart], said: Sequence[SentPart]
+    call: _Call, standing: Sequence[SentPart], said: Sequence[SentPart]
 ) -> tuple[list[SentPart], bool]:
-    """The model service keeps what it has: it was sent the newest, and all standing texts as one."""
-    unsent = [part for part in said if part.origin != "request" or part.role != "assistant"]
-    count = _parts_sent(step) - bool(standing)
+    """The model service keeps what it has: it was sent the newest, and all standing texts as one.
+
+    What it has said in this request it was not sent, unless it was sent everything: after a pause that was
+    made while the task was local.
+    """
+    count = _parts_sent(call.step) - bool(standing)
+    if count == len(said):
+        return [*standing, *said], False
+    unsent = [
+        part
+        for part in said
+        if part.origin != "request" or part.role != "assistant" or part.message in call.given
+    ]
     shown = unsent[-count:] if count > 0 else []
     return [*standing, *shown], len(shown) != count
 

@@ -205,6 +205,21 @@ def test_a_response_is_tried_again_behind_an_output(wire: httpx.Client) -> None:
     assert failed["status"] == "failed"
 
 
+def test_what_is_tried_again_in_a_remote_thread_shows_the_calls_that_were_sent_again() -> None:
+    """The model service keeps what came before the request, and nothing of the attempt that failed."""
+    with serving(SCRIPT, thread={"kind": "remote"}) as (service, model), raw(service) as wire:
+        before = create(wire, input="hello")
+        words = f"{ASK} then fail"
+        asked = create(wire, input=words, tools=[WEATHER], previous_response_id=before["id"])
+        answer: Any = {"input": [output(asked["output"][0])], "previous_response_id": asked["id"]}
+        assert wire.post("/responses", json=answer).status_code == 502
+        again = create(wire, **answer)
+        sent = model.requests[-1]["body"]["input"]
+        assert [each["type"] for each in sent] == ["message", "function_call", "function_call_output"]
+        shown = [(each["origin"], each["role"]) for each in prompt(wire, again)]
+        assert shown[1:] == [("request", role) for role in ("user", "assistant", "tool")]
+
+
 def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
     wire: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
