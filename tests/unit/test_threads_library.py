@@ -942,6 +942,21 @@ async def test_local_becomes_remote_on_request(make: MakeAgent, service: Offline
         assert (await agent.run("What is my name?", remote)).text == "Your name is Ada."
 
 
+async def test_what_context_providers_keep_is_handed_over(make: MakeAgent) -> None:
+    """To the service and back, as a copy: what one thread learns later the other does not have.
+    covers: THREAD-1, THREAD-10"""
+    async with make(thread={"kind": "remote"}, context_providers=Wisher()) as agent:
+        local = agent.get_local_thread()
+        for n in range(2):
+            await agent.run(f"wish {n}", local)
+        remote = agent.to_remote(local)
+        await agent.run("wish", remote)
+        back = await agent.to_local(remote)
+        await agent.run("wish", back)
+        kept = [thread.state["wisher"]["wishes"] for thread in (local, remote, back)]
+        assert kept == [2, 3, 4]
+
+
 async def test_a_result_without_its_call_is_not_handed_over(make: MakeAgent) -> None:
     """Messages of another program may begin in the middle of a round; the model service takes no such
     result. covers: THREAD-1"""

@@ -229,11 +229,14 @@ class Agent:
         self._check_remote()
         remote = RemoteThread(service=Conversations(self), beginning=thread.messages)
         remote.fingerprint = self.fingerprint
+        remote.adopt_state(thread)
         return remote
 
     async def to_local(self, thread: RemoteThread) -> LocalThread:
         """A local thread with the messages of a remote one, as the service lists them."""
-        return self.get_local_thread(await self.list_messages(thread))
+        local = self.get_local_thread(await self.list_messages(thread))
+        local.adopt_state(thread)
+        return local
 
     async def list_messages(self, thread: AgentThread) -> list[Message]:
         """The messages of any thread, oldest first; those of a workflow are its main sub-thread's."""

@@ -159,6 +159,11 @@ class AgentThread(ABC):
         states: Mapping[str, Json] = self.context.get("providers") or {}
         return states
 
+    def adopt_state(self, other: "AgentThread") -> None:
+        """Takes over what context providers keep in another thread. What views keep goes by its messages."""
+        if other.state:
+            self.context["providers"] = deepcopy(dict(other.state))
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Makes the caller the only writer. `TaskBusy` where there is another."""
