@@ -156,6 +156,23 @@ def test_a_lost_conversation_says_so(ada: httpx.Client, running: Any) -> None:
     assert output(say(ada, "What is my name?", fork)) == "Your name is Ada."
 
 
+def test_the_advice_about_a_lost_conversation_helps(ada: httpx.Client, model: OfflineModel) -> None:
+    """Where the service has forgotten every response of the task: a fork at its last message sends its
+    messages again. covers: THREAD-1, THREAD-6"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    say(ada, "I live in Oslo.", task)
+    document = ada.get(f"/tasks/{task}/export").json()
+    for request in document["requests"]:
+        url = f"{model.base_url}/responses/{request['remote_id']}"
+        httpx.delete(url, verify=False).raise_for_status()
+    lost = problem(ada.post("", json=text("hello", task_id=task)), 502, "remote_thread_lost")
+    assert "fork the task at its last message (`message_id`)" in lost["detail"]
+    last = ada.get(f"/tasks/{task}/messages").json()["items"][-1]["message_id"]
+    fork = ada.post(f"/tasks/{task}/fork", json={"message_id": last}).raise_for_status().json()["task_id"]
+    assert output(say(ada, "What is my name?", fork)) == "Your name is Ada."
+    assert output(say(ada, "Where do I live?", fork)) == "You live in Oslo."
+
+
 def test_rollback_goes_back_to_the_response_of_then(ada: httpx.Client) -> None:
     """And forward again. covers: THREAD-7"""
     marks = []

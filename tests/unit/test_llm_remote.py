@@ -272,8 +272,9 @@ async def test_a_lost_conversation_is_said_to_be_lost(model: Any, service: Offli
     """The same for a conversation."""
     conversation = await new_conversation(service)
     await model.delete_remote(conversation)
-    with pytest.raises(RemoteThreadLost):
+    with pytest.raises(RemoteThreadLost, match=r"Start a new thread\.$") as lost:
         await events(model, remote_id=conversation)
+    assert "fork" not in lost.value.detail
     with pytest.raises(RemoteThreadLost):
         await model.list_remote(conversation)
 
