@@ -398,6 +398,25 @@ async def test_a_listing_is_the_same_whatever_a_service_lists_with_a_response(
         assert listed == ("12356" if empty else "123456")
 
 
+async def test_the_result_of_a_call_in_the_response_before_names_its_tool() -> None:
+    """The service lists with each response only what was new."""
+    asked, call = said(1, "user", named=True), {"id": "f1", "type": "function_call", "call_id": "c1"}
+    result = {"id": "f2", "type": "function_call_output", "call_id": "c1", "output": "ok"}
+    kept = {
+        "/v1/responses/resp_1": {"output": [{**call, "name": "Shell-delete", "arguments": "{}"}]},
+        "/v1/responses/resp_1/input_items": {"data": [asked]},
+        "/v1/responses/resp_2": {"previous_response_id": "resp_1", "output": []},
+        "/v1/responses/resp_2/input_items": {"data": [result]},
+    }
+    async with listing(kept) as model:
+        listed = await model.list_remote("resp_2")
+    assert [(each.role, each.request_id, each.tool) for each in listed] == [
+        ("user", "resp_1", None),
+        ("assistant", "resp_1", None),
+        ("tool", "resp_2", "Shell-delete"),
+    ]
+
+
 async def test_equal_messages_of_a_service_without_ids_are_all_listed() -> None:
     """Also where an answer was cut, and what was asked is asked again."""
     asked, answer = said(1, "user", named=False), said(2, "assistant", named=False)

@@ -11,6 +11,7 @@ over. System messages further back are sent where they stand.
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -180,7 +181,7 @@ class OpenAIResponses:
         back ends after one step. Without ids it goes on, past what the later response's input begins with:
         the same may have been said twice.
         """
-        turns: dict[str, list[Message]] = {}
+        turns: dict[str, tuple[list[StoredItem], datetime]] = {}
         seen: set[str] = set()
         later: list[StoredItem] = []
         following: str | None = remote_id
@@ -197,9 +198,14 @@ class OpenAIResponses:
             later = asked
             new = [item for item in items if item.id not in seen and not listed]
             seen.update(item.id for item in new if item.id is not None)
-            turns[following] = messages_of(new, following, kept.created)
+            turns[following] = new, kept.created
             following = kept.previous_response_id
-        return [message for turn in reversed(turns.values()) for message in turn]
+        tools: dict[str | None, str] = {}
+        return [
+            message
+            for response_id, (items, created) in reversed(turns.items())
+            for message in messages_of(items, response_id, created, tools)
+        ]
 
     async def _items(self, path: str, remote_id: str) -> "list[StoredItem]":
         items: list[StoredItem] = []

@@ -232,12 +232,17 @@ class ResponsesReading:
             raise unusable("what is not a response", data, self._secrets) from None
 
 
-def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> list[Message]:
-    """The messages in a conversation's items. Calls join the assistant's message before them."""
+def messages_of(
+    items: Iterable[StoredItem], request_id: str, at: datetime, tools: dict[str | None, str] | None = None
+) -> list[Message]:
+    """The messages in a conversation's items. Calls join the assistant's message before them.
+
+    `tools` are those of earlier calls by the calls' ids, to which these are added.
+    """
     messages: list[Message] = []
     #: by the places of their messages
     calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
-    tools: dict[str | None, str] = {}
+    tools = {} if tools is None else tools
 
     def add(item: StoredItem, role: Role, **parts: Any) -> None:
         message_id = item.id or f"{request_id}-{len(messages)}"
