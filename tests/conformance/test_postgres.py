@@ -403,7 +403,7 @@ async def test_a_server_that_takes_no_writes(
     """A server that only reads, as a standby does, is refused at the start."""
     await sql.execute("CREATE ROLE reader LOGIN SUPERUSER")
     await sql.execute("ALTER ROLE reader SET default_transaction_read_only = on")
-    with pytest.raises(PersistenceUnavailable, match="TargetServerAttributeNotMatched: it only reads"):
+    with pytest.raises(PersistenceUnavailable, match="TargetServerAttributeNotMatched: it is read-only"):
         await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
 
 
