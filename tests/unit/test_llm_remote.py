@@ -175,6 +175,18 @@ async def test_what_a_conversation_has_refused_is_sent_again(
     assert text_of(await events(model, remote_id=conversation)) == "at last"
 
 
+@pytest.mark.parametrize("status", [408, 502, 504])
+async def test_what_a_gateway_may_have_passed_on_is_not_sent_to_a_conversation_again(
+    model: Any, service: OfflineModel, status: int
+) -> None:
+    """It did not wait for the answer; a response can be continued twice, a conversation would hold both."""
+    conversation = await new_conversation(service)
+    service.script({"rules": [{"reply": {"error": {"status": status}}, "times": 1}]})
+    with pytest.raises(ModelFailed):
+        await events(model, remote_id=conversation)
+    assert text_of(await events(model)) == "Hello! How can I help?"
+
+
 async def test_a_conversation_without_a_connection_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing was sent."""
     caplog.set_level(logging.INFO, "tealagents.llm.service")

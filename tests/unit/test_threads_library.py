@@ -957,6 +957,42 @@ async def test_what_context_providers_keep_is_handed_over(make: MakeAgent) -> No
         assert kept == [2, 3, 4]
 
 
+async def test_before_a_thread_was_remote_is_what_providers_kept_by_then(make: MakeAgent) -> None:
+    """As are its messages, also once it was stored. covers: THREAD-1, THREAD-6, THREAD-10"""
+    async with make(thread={"kind": "remote"}, context_providers=Wisher()) as agent:
+        local = agent.get_local_thread()
+        await agent.run("wish", local)
+        opened = agent.open_thread(agent.to_remote(local).to_json())
+        for thread in (opened, opened.copy()):
+            await agent.run("wish", thread)
+            thread.rewind()
+            assert thread.state["wisher"]["wishes"] == 1
+            await agent.run("wish", thread)
+            assert thread.state["wisher"]["wishes"] == 2
+
+
+async def test_what_a_failed_call_left_under_an_unknown_id_keeps_no_thread(make: MakeAgent) -> None:
+    """A gateway that names responses in its own way; what was answered has to be deleted. covers: THREAD-6"""
+    asked: list[bytes] = []
+
+    async def handler(connection: RawConnection) -> None:
+        asked.append(await connection.request())
+        unknown = b"/resp_gateways " in asked[-1]
+        status, found = (b"404 Not Found", b'{"detail":""}') if unknown else (b"200 OK", b'{"id":"resp_k"}')
+        await connection.send(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(found), found))
+        connection.close()
+
+    raw = RawService(handler)
+    async with raw.running(), make(thread={"kind": "remote"}, secrets={"TA_BASE_URL": raw.base_url}) as agent:
+        thread = agent.get_remote_thread("resp_k")
+        thread.left("resp_gateways")
+        await agent.open_thread(thread.to_json()).delete()
+        lines = [each.partition(b" HTTP")[0] for each in asked]
+        assert lines[1:] == [b"DELETE /v1/responses/resp_k", b"GET /v1/responses/resp_gateways"]
+        with pytest.raises(ModelFailed, match="404"):
+            await agent.get_remote_thread("resp_gateways").delete()
+
+
 async def test_a_result_without_its_call_is_not_handed_over(make: MakeAgent) -> None:
     """Messages of another program may begin in the middle of a round; the model service takes no such
     result. covers: THREAD-1"""

@@ -227,9 +227,10 @@ class Agent:
         """A remote thread that continues a local one: its messages are sent once, with the first new one.
         The local thread stays."""
         self._check_remote()
-        remote = RemoteThread(service=Conversations(self), beginning=thread.messages)
+        remote = RemoteThread(
+            service=Conversations(self), beginning=thread.messages, beginning_state=thread.state
+        )
         remote.fingerprint = self.fingerprint
-        remote.adopt_state(thread)
         return remote
 
     async def to_local(self, thread: RemoteThread) -> LocalThread:

@@ -170,7 +170,8 @@ def refused(
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,
-        not_taken=True,
+        # a gateway that did not wait for the answer may have passed the message on
+        not_taken=said.status not in (408, 502, 504),
     )
 
 

@@ -221,7 +221,8 @@ class AgentThread(ABC):
     def rewind(self) -> None:
         """Goes back to before the first checkpoint. Only unmarked changes are lost."""
         self.check_way_back()
-        self._go_to(ThreadCheckpoint(checkpoint_id="", created_at=self.created_at))
+        context = cast(ThreadContext, self._beginning_context())
+        self._go_to(ThreadCheckpoint(checkpoint_id="", created_at=self.created_at, context=context))
 
     def check_way_back(self) -> None:
         """Raises where `rollback` and `rewind` would; changes nothing."""
@@ -231,6 +232,10 @@ class AgentThread(ABC):
         self._restore(checkpoint)
         self._current = checkpoint.checkpoint_id or None
         self.context = dict(deepcopy(checkpoint.context))
+
+    def _beginning_context(self) -> Json:
+        """What was remembered before the first message."""
+        return {}
 
     def _line(self) -> list[ThreadCheckpoint]:
         """The checkpoints that led to the current one, oldest first."""

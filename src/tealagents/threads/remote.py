@@ -1,14 +1,15 @@
 """Threads whose messages the model service keeps: only the id that continues them is kept here."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import ClassVar, Self
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import InvalidRequest, ModelFailed
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import RemoteConversations
 from tealagents.threads.base import AgentThread, NotForkable, RemoteUnsupported, ThreadCheckpoint
@@ -26,6 +27,7 @@ class RemoteParts(Struct, frozen=True):
 
     remote_id: str | None
     beginning: tuple[Message, ...]
+    beginning_state: dict[str, Json] = {}
     inherited: frozenset[str] = frozenset()
     abandoned: tuple[str, ...] = ()
     origin_id: str | None = None
@@ -46,11 +48,12 @@ class RemoteThread(AgentThread):
         *,
         service: RemoteConversations | None = None,
         beginning: Sequence[Message] = (),
+        beginning_state: Mapping[str, Json] = {},
         thread_id: str | None = None,
     ) -> None:
         """`beginning` holds the messages from before the thread became remote: sent with the first message,
-        and again after a rollback to before it. `service` is the model's client, which deletes the
-        conversation."""
+        and again after a rollback to before it; `beginning_state` is what context providers had kept by then.
+        `service` is the model's client, which deletes the conversation."""
         super().__init__(thread_id=thread_id)
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
@@ -58,6 +61,8 @@ class RemoteThread(AgentThread):
         #: what `rewind` goes back to: without it, nothing would lead to the conversation any more
         self.origin_id = remote_id
         self.beginning = tuple(beginning)
+        self.beginning_state = deepcopy(dict(beginning_state))
+        self.context = self._beginning_context()
         self.service = service
         #: checkpoints of the thread that this one is a copy of, which may go on from them
         self.inherited: frozenset[str] = frozenset()
@@ -105,6 +110,7 @@ class RemoteThread(AgentThread):
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
         copied.origin_id, copied.beginning = self.origin_id, self.beginning
+        copied.beginning_state = self.beginning_state
         copied._like(self)
         copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
@@ -123,9 +129,15 @@ class RemoteThread(AgentThread):
         failed request has left behind. Forks share them."""
         for remote_id in self._ends():
             assert self.service is not None, "checked before"
-            await self.service.delete_remote(remote_id)
+            try:
+                await self.service.delete_remote(remote_id)
+            except ModelFailed as error:
+                # it only began, and a gateway may have named it so that the service does not know the id
+                if remote_id not in self.abandoned or error.http_status not in (400, 404):
+                    raise
+                log.warning("the model service cannot delete what a failed call left: %s", error.detail)
         await super()._erase()
-        self.remote_id, self.beginning, self.abandoned = None, (), ()
+        self.remote_id, self.beginning, self.beginning_state, self.abandoned = None, (), {}, ()
 
     def _ends(self) -> list[str]:
         """The ids that nothing here continues: from these, the service finds all that it keeps.
@@ -152,10 +164,14 @@ class RemoteThread(AgentThread):
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         self.remote_id = checkpoint.remote_id if checkpoint.checkpoint_id else self.origin_id
 
+    def _beginning_context(self) -> Json:
+        return {"providers": deepcopy(self.beginning_state)} if self.beginning_state else {}
+
     def _parts(self) -> Json:
         return {
             "remote_id": self.remote_id,
             "beginning": msgspec.to_builtins(self.beginning),
+            "beginning_state": self.beginning_state,
             "inherited": sorted(self.inherited),
             "abandoned": self.abandoned,
             "origin_id": self.origin_id,
@@ -170,6 +186,7 @@ class RemoteThread(AgentThread):
             )
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
-        thread.beginning, thread.inherited = parts.beginning, parts.inherited
+        thread.beginning, thread.beginning_state = parts.beginning, parts.beginning_state
+        thread.inherited = parts.inherited
         thread.abandoned, thread.origin_id = parts.abandoned, parts.origin_id
         return thread

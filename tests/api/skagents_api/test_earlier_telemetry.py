@@ -185,6 +185,24 @@ def test_what_a_failed_call_quotes_is_in_no_log(nursery: Nursery, tmp_path: Path
     assert [line["code"] for line in ended] == ["model_error"] * 6
 
 
+def test_which_limit_a_model_call_exceeded_is_logged(nursery: Nursery, tmp_path: Path) -> None:
+    """With the ids of the call: it is stored nowhere."""
+    silent = {"otherwise": {"text": "never", "headers_delay_ms": 600_000}}
+    with ExitStack() as stack:
+        model = stack.enter_context(OfflineModel(silent))
+        env = {
+            "TA_AUTH": "gateway",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_LIMITS__FIRST_PIECE_TIMEOUT_SECONDS": "1",
+        }
+        service = stack.enter_context(nursery.service(write(tmp_path, TYPED, custom_types=TITLE), env))
+        assert httpx.post(service.url, json=said("hello"), timeout=60).status_code == 504
+        lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
+    (line,) = [each for each in lines if "first_piece_timeout_seconds" in each["message"]]
+    assert line["request_id"]
+
+
 def test_calls_under_way_are_reported(watched: Watched) -> None:
     """Calls in flight and open streams, as for agents with state; and when they are over."""
 

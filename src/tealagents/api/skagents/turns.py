@@ -17,7 +17,14 @@ from tealagents.api import bodies
 from tealagents.api.skagents import documents
 from tealagents.api.skagents.inputs import Input, Said
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
-from tealagents.domain.errors import Interrupted, InvalidRequest, ModelFailed, RequestTimeout, TealError
+from tealagents.domain.errors import (
+    Interrupted,
+    InvalidRequest,
+    ModelFailed,
+    ModelTimeout,
+    RequestTimeout,
+    TealError,
+)
 from tealagents.domain.events import TextDelta
 from tealagents.domain.models import (
     Caller,
@@ -170,6 +177,8 @@ class Turns:
                         yield event
             except BaseException as error:
                 reported = self._as_ended(error) if call.deadline.expired() else error
+                if isinstance(error, ModelTimeout):  # which of its limits it was is known nowhere else
+                    log.warning("A model call failed: %s", error.detail)
                 watch.ended(call.ended(reported))
                 if reported is error:
                     raise
