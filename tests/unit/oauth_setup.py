@@ -43,6 +43,12 @@ class SecretStore:
     async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
         self.secrets[user_key, server] = secret
 
+    async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
+        if (user_key, server) in self.secrets:
+            return False
+        await self.put(user_key, server, secret, ttl=ttl)
+        return True
+
     async def take(self, user_key: str, server: str) -> str | None:
         return self.secrets.pop((user_key, server), None)
 

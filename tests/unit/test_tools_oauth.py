@@ -25,7 +25,13 @@ from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
-from tealagents.tools.oauth_servers import Challenge, Endpoints, ProtectedServer, token_request
+from tealagents.tools.oauth_servers import (
+    ANSWER_SECONDS,
+    Challenge,
+    Endpoints,
+    ProtectedServer,
+    token_request,
+)
 from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
@@ -551,9 +557,50 @@ async def test_a_grant_that_another_replica_is_renewing_is_not_deleted() -> None
             now[0] += 3590
             stale = next(iter(secrets.secrets.values()))
             assert await call(first, Context()) == "Alice"
-            secrets.before = [stale, stale]
+            secrets.before = [stale] * 3
             await asked_by(second, Context())
             assert await call(last, Context()) == "Alice"
+
+
+async def test_replicas_renew_a_grant_one_after_the_other(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refresh token that is used twice may cost the user's consent (OAuth 2.1, 4.3.1)."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    granted = await stored_grant(pretender, server)
+    used: list[str] = []
+
+    async def rotating(_: Endpoints, form: Json) -> tuple[int, Json]:
+        used.append(form["refresh_token"])
+        await asyncio.sleep(0.05)
+        return 200, {"access_token": f"access-{len(used)}", "refresh_token": f"r{len(used)}"}
+
+    monkeypatch.setattr(oauth, "token_request", rotating)
+    async with MemoryStore() as store:
+        secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
+        for (user, name), secret in granted.secrets.items():
+            await secrets.put(user, name, secret)
+        replicas = [Consents(CALLBACK, secrets=secrets) for _ in range(3)]
+        tokens = await asyncio.gather(*(each.token(Context(), server) for each in replicas))
+        assert len(set(tokens)) == 3
+        assert used == ["r", "r1", "r2"]
+
+
+async def test_a_replica_that_died_while_it_renewed_holds_up_no_other(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had claimed expires."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    lasted: list[float] = []
+
+    async def expired(user_key: str, name: str, secret: str, *, ttl: float) -> bool:
+        lasted.append(ttl)
+        return len(lasted) > 1
+
+    monkeypatch.setattr(secrets, "claim", expired)
+    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert oauth.TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,16 @@ class SecretStore:
             self._partition(user_key), marker=key, put={key: secret}, ttl={key: ttl} if ttl else None
         )
 
+    async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
+        partition, key = self._partition(user_key), _key(server)
+        try:
+            await self._records.commit(
+                partition, marker=key, expect={key: None}, put={key: secret}, ttl={key: ttl}
+            )
+        except Conflict:
+            return False
+        return True
+
     async def take(self, user_key: str, server: str) -> str | None:
         partition, key = self._partition(user_key), _key(server)
         found = await self._records.get(partition, key, str)

@@ -18,8 +18,8 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
@@ -34,6 +34,7 @@ from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
 from tealagents.tools.oauth_pending import PENDING_SECONDS, PendingConsent, PendingConsents, Secrets
 from tealagents.tools.oauth_servers import (
+    ANSWER_SECONDS,
     Challenge,
     Endpoints,
     ProtectedServer,
@@ -55,6 +56,9 @@ LEEWAY_SECONDS = 30
 DEFAULT_LIFETIME_SECONDS = 3600
 #: for how long a grant that was seen in the store is believed to be there: it is deleted with its user
 SEEN_SECONDS = 60.0
+#: for how long a replica that dies while it renews a grant holds up the others: longer than an answer takes;
+#: and how often the others look
+RENEWAL_SECONDS, RENEWAL_PAUSE = ANSWER_SECONDS + 5, 0.2
 #: between two tries to store a renewed grant, while the store is away
 SAVE_SECONDS = 1.0
 #: characters that are shown of why an authorization server refused
@@ -190,7 +194,11 @@ class Consents:
 
     async def _from_stored(self, user_key: str, server: ProtectedServer) -> str | None:
         async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
-            return await self._renewed(user_key, server, await self._stored(user_key, server))
+            if self._secrets is None or await self._stored(user_key, server) is None:
+                return None
+            async with _renewing(self._secrets, user_key, server):
+                # another replica may have renewed it meanwhile
+                return await self._renewed(user_key, server, await self._stored(user_key, server))
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secrets.get(user_key, server.key) if self._secrets else None
@@ -425,6 +433,22 @@ class Consents:
         if denied:
             return "Nothing was granted."
         return f"{pending.server_name} was not authorized ({said}). Nothing was granted."
+
+
+@asynccontextmanager
+async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> AsyncIterator[None]:
+    """Only one replica renews a grant at a time: a server may take a refresh token that is used twice for a
+    stolen one, and revoke all that was granted with it (OAuth 2.1, 4.3.1)."""
+    place, mine = f"renewal of {server.key}", secrets.token_urlsafe(8)
+    # a store that takes nothing costs no renewal: the token is needed now
+    with suppress(PersistenceUnavailable):
+        while not await kept.claim(user_key, place, mine, ttl=RENEWAL_SECONDS):  # noqa: ASYNC110
+            await asyncio.sleep(RENEWAL_PAUSE)
+    try:
+        yield
+    finally:
+        with suppress(PersistenceUnavailable):  # it expires
+            await kept.delete(user_key, place, mine)
 
 
 def owner_key(context: ToolContext) -> str:

@@ -35,6 +35,11 @@ class Secrets(Protocol):
         """Replaces what is there. May be forgotten after `ttl` seconds."""
         ...
 
+    async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
+        """Puts it where nothing is, for `ttl` seconds: of those who claim a place at once, one is returned
+        True."""
+        ...
+
     async def take(self, user_key: str, server: str) -> str | None:
         """What is there, and deletes it: of those who take it at once, only one gets it."""
         ...
