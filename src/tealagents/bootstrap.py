@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from tealagents.config import ServiceConfig
 from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.config.summary import model_service
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError, ToolFailed
+from tealagents.domain.errors import CorruptState, NotFound, PersistenceUnavailable, TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
 from tealagents.engine.agent import AgentSpec
@@ -35,6 +35,7 @@ from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
+from tealagents.state import keys
 from tealagents.state.inventory import Inventory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
@@ -314,6 +315,16 @@ async def _is_there(store: BaseStore) -> bool:
         return True
 
 
+async def _still_asks(tasks: Tasks, user_key: str, request_id: str, state: str) -> bool:
+    """Whether a user's request shows the link with this state; one that is running may look for its token."""
+    with suppress(NotFound):
+        request = (await tasks.request(keys.user(tasks.records.agent, user_key), request_id)).value
+        pause = request.pause
+        links = [str(each["url"]) for each in pause.authorizations] if pause else []
+        return request.status == "Running" or any(state in link for link in links)
+    return False
+
+
 class ServiceWiring:
     """Makes the parts of one application, and opens them."""
 
@@ -329,6 +340,7 @@ class ServiceWiring:
         self.lease = Lease(records, config.limits.lease_seconds)
         agent = self._agent()
         tasks = Tasks(records, self.lease, rules_of(config), agent.source, agent.observer.ended_outside)
+        self.tooling.consents.still_asks = partial(_still_asks, tasks)
         self.service = Service(agent, tasks)
         agent.observer.loaded(self.service.load)
         self.exchange = Exchange(self.service, self.auth, self._settings())

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,11 @@ def service(provider: Provider) -> Iterator[ServiceThread]:
 
 @contextmanager
 def serving(
-    provider: Provider, *, protocols: tuple[str, ...] = (), **options: Any
+    provider: Provider,
+    *,
+    protocols: tuple[str, ...] = (),
+    limits: Json | None = None,
+    **options: Any,
 ) -> Iterator[ServiceThread]:
     """A service with a protected tool server; `boss` is an approver, `clerk` an auditor."""
     port = free_port()
@@ -46,7 +51,9 @@ def serving(
             "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
         }
         auth = {"provider": "mock", "options": {"approver_users": ["boss"], "auditor_users": ["clerk"]}}
-        config = agent_config(agent={"mcp_servers": [server]}, auth=auth, protocols=list(protocols))
+        config = agent_config(
+            agent={"mcp_servers": [server]}, auth=auth, protocols=list(protocols), limits=limits or {}
+        )
         with ServiceThread(config, env, port=port) as running:
             yield running
 
@@ -103,6 +110,42 @@ def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
         asked = eve.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"}).json()
         assert asked["status"] == "Paused"
         assert asked["content"]["authorizations"][0]["url"] != authorization["url"]
+
+
+@pytest.mark.parametrize("ended", ["canceled", "rejected", "expired"])
+def test_a_link_ends_with_the_request_that_asked(provider: Provider, ended: str) -> None:
+    """Visited later, it grants nothing, and says what to do; it is used up."""
+    limits = {"approval_expiry_seconds": 1 if ended == "expired" else 3600}
+    with serving(provider, limits=limits) as service, service.client("ada") as ada:
+        paused = send(ada, "call secure-connect {}")
+        back, path = back_from(provider, "Mallory", paused), f"/requests/{paused['request_id']}"
+        if ended == "canceled":
+            ada.post(f"{path}/cancel").raise_for_status()
+        elif ended == "rejected":
+            ada.post(f"{path}/resume", json={"action": "reject"}).raise_for_status()
+        else:
+            time.sleep(1.1)
+        visited = httpx.get(back)
+        assert visited.status_code == 422
+        assert "Send the message again, or resume the request" in visited.json()["detail"]
+        assert "has been used" in httpx.get(back).json()["detail"]
+        assert provider.granted == []
+        assert send(ada, "call secure-connect {}")["status"] == "Paused"
+
+
+def test_a_link_ends_once_another_has_been_used(service: ServiceThread, provider: Provider) -> None:
+    """A link of another request for the same server does not replace what the user granted."""
+    with service.client("ada") as ada:
+        first, second = (send(ada, "call secure-connect {}") for _ in range(2))
+        other = back_from(provider, "Mallory", second)
+        assert httpx.get(back_from(provider, "Ada", first)).status_code == 200
+        visited = httpx.get(other)
+        assert visited.status_code == 422
+        assert "approve the request" in visited.json()["detail"]
+        resume = f"/requests/{second['request_id']}/resume"
+        assert ada.post(resume, json={"action": "approve"}).json()["status"] == "Completed"
+        assert "Ada" in send(ada, "call secure-whoami {}")["content"]["output"]
+    assert provider.granted == ["code"]
 
 
 def test_a_look_at_the_link_does_not_spend_it(service: ServiceThread, provider: Provider) -> None:

@@ -15,7 +15,7 @@ from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, 
 from tools_setup import Context, by_name
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
-from tealagents.domain.models import User
+from tealagents.domain.models import PENDING_CONSENTS, User
 from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolSpec
 from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
@@ -172,7 +172,7 @@ async def test_state_is_used_once_and_expires() -> None:
 
 
 class _Meeting(MemoryStore):
-    """Answers each read of a secret once two have asked for one."""
+    """Answers each read of a pending authorization once two have asked for one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class _Meeting(MemoryStore):
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         found = await super().read(partition, keys)
-        if keys[0].startswith("secrets/"):
+        if partition.endswith(PENDING_CONSENTS):
             await self.both.wait()
         return found
 
@@ -210,6 +210,22 @@ async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pr
     assert (await here.ask(Context(), server)).url == link
     await there.refuse(parse_qs(urlsplit(link).query)["state"][0], "access_denied", "")
     assert (await here.ask(Context(), server)).url != link
+
+
+async def test_a_user_is_asked_anew_where_another_link_was_used(pretender: Pretender) -> None:
+    """Of two requests that wait for one server: the link of the second would grant nothing any more."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    for secrets in (None, SecretStore()):
+        consents = Consents(CALLBACK, secrets=secrets)
+        wider = Challenge(scopes=("more",))
+        first, second = [await consents.ask(Context(request_id=n), server, wider) for n in ("1", "2")]
+        await consents.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
+        again = await consents.ask(Context(request_id="2"), server, wider)
+        assert again.url != second.url
+        with pytest.raises(InvalidRequest, match="by another link since"):
+            await consents.complete(parse_qs(urlsplit(second.url).query)["state"][0], "code")
+        await consents.complete(parse_qs(urlsplit(again.url).query)["state"][0], "code")
 
 
 async def test_code_is_bound_to_its_state() -> None:

@@ -18,7 +18,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -106,6 +106,8 @@ class Consents:
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._callback_url = callback_url
+        #: whether a user's request (the two first) still asks by the link with a state; None: all do
+        self.still_asks: Callable[[str, str, str], Awaitable[bool]] | None = None
         self._secrets = secrets
         self._now = now
         self._pending = PendingConsents(secrets, now, pending_seconds)
@@ -316,16 +318,17 @@ class Consents:
             scopes = (*access.scopes, *challenge.scopes)
             challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
         async with self._locks.setdefault(asked, asyncio.Lock()):
-            known = await self._pending.asked(asked)
+            consent = await self._last_consent(*asked[:2])
+            known = await self._pending.asked(asked, consent)
             if known is not None and set(challenge.scopes) <= set(known.scopes):
                 return known
-            state, pending, url = await self._begun(context, server, challenge)
+            state, pending, url = await self._begun(context, server, challenge, consent)
             authorization = NeedsAuthorization(server.name, url, pending.scopes)
             await self._pending.remember(state, pending, asked, authorization)
             return authorization
 
     async def _begun(
-        self, context: ToolContext, server: ProtectedServer, challenge: Challenge
+        self, context: ToolContext, server: ProtectedServer, challenge: Challenge, consent: str
     ) -> tuple[str, PendingConsent, str]:
         resource = await resource_metadata(server, challenge)
         issuer = issuer_of(server, resource)
@@ -348,6 +351,7 @@ class Consents:
             scopes=scopes,
             verifier=verifier,
             expires_at=self._pending.until(),
+            consent=consent,
             must_name_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         )
         return state, pending, self._url(metadata["authorization_endpoint"], state, pending)
@@ -388,6 +392,7 @@ class Consents:
             raise InvalidRequest(
                 "iss", "this answer comes from a different authorization server than the one that was asked"
             )
+        await self._check_wanted(state, pending)
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -413,6 +418,30 @@ class Consents:
         await self._keep(pending.user_key, pending.server_key, answer, grant)
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
+
+    async def _check_wanted(self, state: str, pending: PendingConsent) -> None:
+        """Refuses what would grant something that no request waits for, or replace what the user granted."""
+        name, asked = pending.server_name, (pending.user_key, pending.request_id)
+        if self.still_asks is not None and not await self.still_asks(*asked, state):
+            raise InvalidRequest(
+                "state",
+                f"the request that asked to authorize {name} has ended, or no longer asks for it. Send the "
+                "message again, or resume the request, for a new link",
+            )
+        if await self._last_consent(pending.user_key, pending.server_key) not in ("", pending.consent):
+            raise InvalidRequest(
+                "state",
+                f"{name} was authorized by another link since. Go back to the conversation and approve the "
+                "request",
+            )
+
+    async def _last_consent(self, user_key: str, server_key: str) -> str:
+        """Empty where there is none. Without a store no other process can complete what this one asks for."""
+        if self._secrets:
+            stored = await self._secrets.get(user_key, server_key)
+            return msgspec.json.decode(stored, type=_Grant).consent if stored else ""
+        access = self._access.get((user_key, server_key))
+        return access.consent if access else ""
 
     async def refuse(self, state: str, error: str, description: str) -> str:
         """The browser came back with an error in place of a code. The state is used up.

@@ -60,6 +60,8 @@ class PendingConsent(Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...]
     verifier: str
     expires_at: float
+    #: the user's last consent when this was asked for
+    consent: str = ""
     #: the server promised to name itself in the callback (RFC 9207)
     must_name_issuer: bool
 
@@ -80,11 +82,14 @@ class PendingConsents:
         """When an authorization that begins now can no longer be used."""
         return self._now() + self._seconds
 
-    async def asked(self, asked: Asked) -> NeedsAuthorization | None:
-        """The URL that was made for this before, as long as it can be used."""
+    async def asked(self, asked: Asked, consent: str) -> NeedsAuthorization | None:
+        """The URL that was made for this before, as long as it can be used.
+
+        `consent` is the user's last one: what was asked for before it can be used no more.
+        """
         state, authorization = self._asked.get(asked, ("", None))
         pending = self._pending.get(state)
-        if pending is None or pending.expires_at <= self._now():
+        if pending is None or pending.expires_at <= self._now() or consent not in ("", pending.consent):
             return None
         # another replica may have used the state
         if self._secrets and await self._secrets.get(PENDING_CONSENTS, _digest(state)) is None:
