@@ -699,6 +699,45 @@ async def test_a_registration_that_was_forgotten_is_made_again(pretender: Preten
     assert len(pretender.clients) == 2
 
 
+async def test_a_link_is_renewed_where_the_registration_was_forgotten(pretender: Pretender) -> None:
+    """The authorization server would show the user an error. A round of calls asks it once."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    server, now = ProtectedServer(name="x", issuer=pretender.url), [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0])
+
+    async def asked(request_id: str = "1") -> str:
+        return (await consents.ask(Context(request_id=request_id), server)).url
+
+    first = await asked()
+    assert await asked() == first
+    assert pretender.forms == []
+    now[0] += 11
+    assert await asked() == await asked() == first
+    assert len(pretender.forms) == 1
+    now[0] += 11
+    pretender.known = "registered-2"
+    assert "client_id=registered-2" in await asked("2")
+    assert "client_id=registered-2" in await asked()
+    assert len(pretender.clients) == 2
+
+
+async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authorization server may be back by the time the user visits it."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    server, now = ProtectedServer(name="x", issuer=pretender.url), [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0])
+    first = (await consents.ask(Context(), server)).url
+    now[0] += 11
+
+    async def away(*_: object) -> tuple[int, Json]:
+        raise ToolFailed("It is away.")
+
+    monkeypatch.setattr(oauth, "token_request", away)
+    assert (await consents.ask(Context(), server)).url == first
+
+
 async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:
     """Some servers grant no others: it registers anew for others, and once for the same."""
     pretender.publish(registration_endpoint=f"{pretender.url}/register")

@@ -111,7 +111,7 @@ class Consents:
         self._secrets = secrets
         self._now = now
         self._pending = PendingConsents(secrets, now, pending_seconds)
-        self._registrations = Registrations(callback_url)
+        self._registrations = Registrations(callback_url, now)
         self._access: dict[tuple[str, str], _Access] = {}
         #: renewed grants that could not be stored, by what is stored in their place
         self._unsaved: dict[str, _Grant] = {}
@@ -277,6 +277,8 @@ class Consents:
         status, answer = await token_request(at, form)
         if answer.get("error") == "invalid_client":
             self._registrations.forget(at.issuer, at.client)
+        else:
+            self._registrations.seen(at.client)
         return status, answer
 
     async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
@@ -320,8 +322,9 @@ class Consents:
         async with self._locks.setdefault(asked, asyncio.Lock()):
             consent = await self._last_consent(*asked[:2])
             known = await self._pending.asked(asked, consent)
-            if known is not None and set(challenge.scopes) <= set(known.scopes):
-                return known
+            is_enough = known is not None and set(challenge.scopes) <= set(known[0].scopes)
+            if known is not None and is_enough and await self._is_client(server, known[0].at):
+                return known[1]
             state, pending, url = await self._begun(context, server, challenge, consent)
             authorization = NeedsAuthorization(server.name, url, pending.scopes)
             await self._pending.remember(state, pending, asked, authorization)
@@ -335,19 +338,22 @@ class Consents:
         metadata = await server_metadata(server, issuer)
         scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
         client = await self._registrations.client(server, issuer, metadata, scopes)
+        at = Endpoints(
+            issuer=metadata["issuer"],
+            token_endpoint=metadata["token_endpoint"],
+            client=client,
+            resource=resource.get("resource") or server.resource,
+            named=issuer.named,
+        )
+        if not await self._is_client(server, at):
+            at = replace(at, client=await self._registrations.client(server, issuer, metadata, scopes))
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
         pending = PendingConsent(
             user_key=owner_key(context),
             request_id=context.request_id,
             server_name=server.name,
             server_key=server.key,
-            at=Endpoints(
-                issuer=metadata["issuer"],
-                token_endpoint=metadata["token_endpoint"],
-                client=client,
-                resource=resource.get("resource") or server.resource,
-                named=issuer.named,
-            ),
+            at=at,
             scopes=scopes,
             verifier=verifier,
             expires_at=self._pending.until(),
@@ -355,6 +361,18 @@ class Consents:
             must_name_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         )
         return state, pending, self._url(metadata["authorization_endpoint"], state, pending)
+
+    async def _is_client(self, server: ProtectedServer, at: Endpoints) -> bool:
+        """Whether the authorization server knows this service, as far as is known: some forget clients that
+        registered, and show an error to the user who visits the link."""
+        if server.client_id:
+            return True
+        if self._registrations.may_be_forgotten(at.client):
+            form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
+            form["redirect_uri"] = self._callback_url or ""
+            with suppress(ToolFailed):  # it may be back when the user visits the link
+                await self._asked_for_token(at, form)
+        return self._registrations.has(at.client)
 
     def _url(self, endpoint: str, state: str, pending: PendingConsent) -> str:
         challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=")

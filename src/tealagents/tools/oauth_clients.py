@@ -1,7 +1,7 @@
 """Who this service is to authorization servers: as the config says, or by dynamic registration (RFC 7591)."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
 from tealagents.domain.errors import ToolFailed
@@ -10,6 +10,8 @@ from tealagents.tools.oauth_servers import Issuer, OAuthClient, ProtectedServer,
 
 #: registrations that are remembered; beyond it the oldest is forgotten
 MAX_REGISTRATIONS = 1_000
+#: for how long a server that has answered a client is believed to know it
+KNOWN_SECONDS = 10.0
 
 #: an authorization server, and the scopes it is asked for
 _Asking = tuple[str, frozenset[str]]
@@ -18,10 +20,13 @@ _Asking = tuple[str, frozenset[str]]
 class Registrations:
     """The clients that this service is, one for each authorization server and set of scopes."""
 
-    def __init__(self, callback_url: str | None) -> None:
+    def __init__(self, callback_url: str | None, now: Callable[[], float]) -> None:
         self._callback_url = callback_url
+        self._now = now
         #: the clients we registered as, oldest first
         self._registered: dict[_Asking, OAuthClient] = {}
+        #: until when each is believed to be known
+        self._known_until: dict[OAuthClient, float] = {}
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -29,6 +34,20 @@ class Registrations:
         """The server does not know this client; one that we registered is registered anew, next time."""
         for key in [key for key, known in self._registered.items() if (key[0], known) == (issuer, client)]:
             del self._registered[key]
+        self._known_until.pop(client, None)
+
+    def may_be_forgotten(self, client: OAuthClient) -> bool:
+        """Whether its server has not answered a client for a while."""
+        return self._known_until.get(client, 0) < self._now()
+
+    def has(self, client: OAuthClient) -> bool:
+        """Whether the client is one of those registered, as far as is known."""
+        return client in self._known_until
+
+    def seen(self, client: OAuthClient) -> None:
+        """The server knows it."""
+        if client in self._known_until:
+            self._known_until[client] = self._now() + KNOWN_SECONDS
 
     async def client(
         self, server: ProtectedServer, asked: Issuer, metadata: Json, scopes: Iterable[str]
@@ -54,8 +73,10 @@ class Registrations:
                         "not known. Its operator has to register it and set oauth_client_id."
                     )
                 if len(self._registered) >= MAX_REGISTRATIONS:
-                    del self._registered[next(iter(self._registered))]
-                self._registered[key] = await self._register(asked, str(endpoint), scopes)
+                    oldest = next(iter(self._registered))
+                    self.forget(oldest[0], self._registered[oldest])
+                client = self._registered[key] = await self._register(asked, str(endpoint), scopes)
+                self._known_until[client] = self._now() + KNOWN_SECONDS
             return self._registered[key]
 
     async def _register(self, issuer: Issuer, endpoint: str, scopes: Iterable[str]) -> OAuthClient:

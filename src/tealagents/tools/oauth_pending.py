@@ -82,19 +82,21 @@ class PendingConsents:
         """When an authorization that begins now can no longer be used."""
         return self._now() + self._seconds
 
-    async def asked(self, asked: Asked, consent: str) -> NeedsAuthorization | None:
+    async def asked(self, asked: Asked, consent: str) -> tuple[PendingConsent, NeedsAuthorization] | None:
         """The URL that was made for this before, as long as it can be used.
 
         `consent` is the user's last one: what was asked for before it can be used no more.
         """
         state, authorization = self._asked.get(asked, ("", None))
         pending = self._pending.get(state)
-        if pending is None or pending.expires_at <= self._now() or consent not in ("", pending.consent):
+        if pending is None or authorization is None or consent not in ("", pending.consent):
+            return None
+        if pending.expires_at <= self._now():
             return None
         # another replica may have used the state
         if self._secrets and await self._secrets.get(PENDING_CONSENTS, _digest(state)) is None:
             return None
-        return authorization
+        return pending, authorization
 
     async def remember(
         self, state: str, pending: PendingConsent, asked: Asked, authorization: NeedsAuthorization
