@@ -402,6 +402,36 @@ async def test_a_refused_renewal_asks_the_user_and_keeps_the_grant(
     assert await consents.token(Context(), server) == "granted"
 
 
+@pytest.mark.parametrize("old", ["{url}/old", "http://127.0.0.1:9/token"])
+async def test_a_token_endpoint_that_has_moved_is_found_again(pretender: Pretender, old: str) -> None:
+    """The metadata of the authorization server names it; it is stored with the grant."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    [(key, stored)] = secrets.secrets.items()
+    secrets.secrets[key] = stored.replace(f"{pretender.url}/token", old.format(url=pretender.url))
+    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
+    assert json.loads(secrets.secrets[key])["at"]["token_endpoint"] == f"{pretender.url}/token"
+
+
+async def test_a_server_that_names_another_authorization_server_asks_anew(pretender: Pretender) -> None:
+    """Where the old one is gone; its tokens never go to the new one."""
+    server = ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
+    secrets = await stored_grant(pretender, server)
+    [(key, stored)] = secrets.secrets.items()
+    secrets.secrets[key] = stored.replace(f"{pretender.url}/token", "http://127.0.0.1:9/token")
+    consents = Consents(CALLBACK, secrets=secrets)
+    pretender.documents.clear()
+    with pytest.raises(ToolFailed, match="cannot be used for authorization"):  # all of it may be away for now
+        await consents.token(Context(), server)
+    pretender.documents["/.well-known/oauth-protected-resource"] = {
+        "resource": pretender.url,
+        "authorization_servers": ["https://elsewhere.example"],
+    }
+    assert await consents.token(Context(), server) is None
+    assert len(pretender.forms) == 1
+
+
 async def test_a_caller_who_is_canceled_loses_no_authorization(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

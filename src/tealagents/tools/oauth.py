@@ -37,6 +37,7 @@ from tealagents.tools.oauth_servers import (
     ANSWER_SECONDS,
     Challenge,
     Endpoints,
+    Issuer,
     ProtectedServer,
     issuer_of,
     resource_metadata,
@@ -65,6 +66,8 @@ SAVE_SECONDS = 1.0
 MAX_REASON = 500
 #: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
 _FOR_NOW = ("server_error", "temporarily_unavailable")
+#: answers of a place that is no token endpoint (any more)
+_GONE = (404, 405, 410)
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
@@ -222,8 +225,7 @@ class Consents:
         grant = self._usable(stored, server)
         if stored is None or grant is None:
             return None
-        form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
-        status, answer = await self._asked_for_token(grant.at, form)
+        grant, status, answer = await self._asked_to_renew(server, grant)
         if status != 200 or "access_token" not in answer:
             error = answer.get("error", "")
             logger.info("%s did not renew a user's token: %s", grant.at.issuer, error or status)
@@ -252,6 +254,26 @@ class Consents:
             saving.add_done_callback(self._saving.discard)
         token: str = answer["access_token"]
         return token
+
+    async def _asked_to_renew(self, server: ProtectedServer, grant: _Grant) -> tuple[_Grant, int, Json]:
+        """The answer of the token endpoint, and the grant with that endpoint: it may have moved meanwhile."""
+        form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
+        failed: ToolFailed | None = None
+        try:
+            status, answer = await self._asked_for_token(grant.at, form)
+        except ToolFailed as error:
+            failed, status, answer = error, 404, {}
+        if status not in _GONE:
+            return grant, status, answer
+        endpoint: str | None = grant.at.token_endpoint
+        with suppress(ToolFailed):
+            endpoint = await _token_endpoint(server, grant.at)
+        if endpoint not in (None, grant.at.token_endpoint):
+            at = replace(grant.at, token_endpoint=endpoint)
+            return replace(grant, at=at), *await self._asked_for_token(at, form)
+        if failed is not None and endpoint is not None:
+            raise failed
+        return grant, status, answer
 
     async def _save(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> None:
         """Stores a renewed grant in place of `stored` once the store takes it.
@@ -480,6 +502,17 @@ class Consents:
         if denied:
             return "Nothing was granted."
         return f"{pending.server_name} was not authorized ({said}). Nothing was granted."
+
+
+async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
+    """Where the issuer of a grant has its token endpoint now; None: the server has another issuer by now."""
+    issuer = Issuer(at.issuer, at.named)
+    if server.issuer is None:
+        named = issuer_of(server, await resource_metadata(server, Challenge()))
+        if not same_issuer(named.url, issuer.url):
+            return None
+    endpoint: str = (await server_metadata(server, issuer))["token_endpoint"]
+    return endpoint
 
 
 @asynccontextmanager
