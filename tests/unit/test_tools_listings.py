@@ -372,6 +372,7 @@ class Connected:
     """A connection whose server lists one tool, or fails to."""
 
     fault: Exception | None = None
+    ended = False
 
     def __init__(
         self, options: MCPServerOptions, listed: Callable[[Sequence[types.Tool]], None], bearer: BearerToken

@@ -336,6 +336,25 @@ async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
             assert "contoso.alice" not in {user for user, _ in secrets.secrets}
 
 
+async def test_a_token_that_is_refused_while_its_session_is_made_again_is_renewed_or_asked_for() -> None:
+    """Calls do not wait for a session that no token of theirs can make."""
+    provider, secrets = Provider(), SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    with protected(provider) as url:
+        async with opened(url, consents, timeout=10) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+            server._users._open["contoso.alice"]._lose()
+            provider.access.clear()
+            assert await call(server, Context()) == "Alice"
+            server._users._open["contoso.alice"]._lose()
+            provider.access.clear()
+            provider.refresh.clear()
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+    assert provider.granted == ["code", "refresh", "code"]
+
+
 async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An authorization server that is away, or busy, is asked again later. covers: HITL-3"""
     provider, secrets, now = Provider(), SecretStore(), [1000.0]

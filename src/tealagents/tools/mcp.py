@@ -325,7 +325,7 @@ class _UserConnections:
     async def of(self, user_key: str, token: str) -> MCPConnection:
         async with self._locks.setdefault(user_key, asyncio.Lock()):
             connection = self._open.pop(user_key, None)
-            if connection is None:
+            if connection is None or connection.ended:
                 connection = await self._started(user_key, token)
             connection.bearer.token = token
             connection.idle_since = time.monotonic()

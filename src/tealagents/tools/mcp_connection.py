@@ -26,6 +26,7 @@ from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_transport import (
     SESSION_LOST,
+    UNAUTHORIZED,
     BearerToken,
     http_transport,
     stdio_transport,
@@ -150,12 +151,23 @@ class MCPConnection:
         except TimeoutError:
             raise Unreachable(self._why()) from self._failure
         if self._client is None:
-            raise Unreachable("the connection is closed")
+            raise self._refusal() or Unreachable("the connection is closed")
         return self._client
+
+    @property
+    def ended(self) -> bool:
+        return self._owner is not None and self._owner.done()
 
     def _renew(self, client: Client) -> None:
         if self._client is client:
             self._lose()
+
+    def _refusal(self) -> MCPError | None:
+        """Why no session is made again: the server refuses the user's token."""
+        error = self._failure
+        if self.bearer.token is not None and isinstance(error, MCPError) and error.code == UNAUTHORIZED:
+            return error
+        return None
 
     def _why(self) -> str:
         return described(self._failure) if self._failure else "there is no session"
@@ -166,7 +178,7 @@ class MCPConnection:
         with self._scope:
             pause = FIRST_PAUSE
             while True:
-                begun = time.monotonic()
+                begun, token = time.monotonic(), self.bearer.token
                 try:
                     await self._live(started)
                     self._failure = Unreachable("the session was lost")
@@ -174,6 +186,9 @@ class MCPConnection:
                     self._failure = cause(error)
                     if not started.done():
                         started.set_exception(self._explained_at_start(self._failure))
+                        return
+                    if self._refusal() and self.bearer.token == token:  # a renewed one is tried first
+                        self._up.set()  # calls that wait for a session are refused as well
                         return
                 logger.warning("MCP server %s: %s; connecting again", self._options.name, self._why())
                 if time.monotonic() - begun > LONGEST_PAUSE:
