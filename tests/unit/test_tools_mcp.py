@@ -393,6 +393,33 @@ async def test_a_server_whose_listings_cost_much_is_listed_ever_less_often(
     assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 0.25, 0.5]
 
 
+async def test_a_listing_that_the_server_refuses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause that grows: the tools would stay as they were until the next change."""
+    seen: list[object] = []
+    options = MCPServerOptions(name="web", url="http://127.0.0.1:1/mcp")
+
+    def listed(tools: object) -> bool:
+        seen.append("listed")
+        connection._lose()
+        return True
+
+    connection = MCPConnection(options, listed)
+
+    async def pause(seconds: float) -> None:
+        seen.append(seconds)
+
+    async def listing(client: object) -> list[types.Tool]:
+        if len(seen) < 3:
+            raise MCPError(REFUSED, "503 Service Unavailable")
+        return []
+
+    monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
+    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    connection._list_again()
+    await asyncio.wait_for(connection._watch(Client(SDKServer("web"))), PATIENCE)
+    assert seen == [0.25, 0.5, 1, "listed"]
+
+
 async def test_a_session_that_is_lost_in_a_pause_is_made_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,6 +263,7 @@ class MCPConnection:
                 self._lose()
             else:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
+                self._list_again()  # what has changed is not announced again
         except ValidationError as error:
             name = self._options.name
             logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error)
