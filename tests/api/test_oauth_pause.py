@@ -103,7 +103,9 @@ def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
         paused = send(eve, "call secure-connect {}")
         (authorization,) = paused["content"]["authorizations"]
         state = httpx.URL(authorization["url"]).params["state"]
-        declined = eve.get("/oauth/callback", params={"error": "access_denied", "state": state})
+        answer = {"error": "access_denied", "state": state}
+        assert eve.get("/oauth/callback", params={**answer, "iss": "https://evil.example"}).status_code == 422
+        declined = eve.get("/oauth/callback", params=answer)
         assert declined.status_code == 200
         assert declined.text.startswith("Nothing was granted.")
         assert eve.get("/oauth/callback", params={"code": "x", "state": state}).status_code == 422

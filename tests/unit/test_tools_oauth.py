@@ -254,6 +254,23 @@ async def test_answer_of_another_server_is_refused() -> None:
                 await consents.complete(brought["state"], brought["code"], iss="https://evil.example")
 
 
+@pytest.mark.parametrize("store", [None, SecretStore()], ids=["memory", "store"])
+async def test_an_answer_of_another_server_does_not_spend_the_link(
+    pretender: Pretender, store: SecretStore | None
+) -> None:
+    """Nor does one without the server's promised name; an error is checked as a code is (RFC 9207, 2.4)."""
+    pretender.publish(authorization_response_iss_parameter_supported=True)
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    consents = Consents(CALLBACK, secrets=store)
+    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    for iss, problem in (("https://evil.example", "different authorization"), (None, "has to name itself")):
+        with pytest.raises(InvalidRequest, match=problem):
+            await consents.refuse(state, "access_denied", "", iss=iss)
+        with pytest.raises(InvalidRequest, match=problem):
+            await consents.complete(state, "code", iss=iss)
+    assert await consents.complete(state, "code", iss=pretender.url) == "x"
+
+
 # --- renewal -------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ class ConsentCallbacks(Protocol):
         """Turns a code into the owner's token; returns the name of the server it is for."""
         ...
 
-    async def refuse(self, state: str, error: str, description: str) -> str:
+    async def refuse(self, state: str, error: str, description: str, *, iss: str | None = None) -> str:
         """The user, or the authorization server, said no; returns what the user is shown of it."""
         ...
 

@@ -423,15 +423,7 @@ class Consents:
         Returns the name of the server it is for. A state can be used once. `iss` is the callback's
         parameter of this name, if it has one. Raises `InvalidRequest` that says what to do.
         """
-        pending = await self._pending.take(state)
-        if iss is None and pending.must_name_issuer:
-            raise InvalidRequest(
-                "iss", f"{pending.at.issuer} has to name itself in this callback and did not"
-            )
-        if iss is not None and iss != pending.at.issuer:
-            raise InvalidRequest(
-                "iss", "this answer comes from a different authorization server than the one that was asked"
-            )
+        pending = await self._pending.take(state, iss)
         await self._check_wanted(state, pending)
         form = {
             "grant_type": "authorization_code",
@@ -483,12 +475,12 @@ class Consents:
         access = self._access.get((user_key, server_key))
         return access.consent if access else ""
 
-    async def refuse(self, state: str, error: str, description: str) -> str:
+    async def refuse(self, state: str, error: str, description: str, *, iss: str | None = None) -> str:
         """The browser came back with an error in place of a code. The state is used up.
 
         Returns what the user is shown: that nothing was granted, or what the server says is wrong.
         """
-        pending = await self._pending.take(state)
+        pending = await self._pending.take(state, iss)
         said = ": ".join(filter(None, (error, description)))[:MAX_REASON]
         denied = error == "access_denied"
         logger.log(

@@ -113,8 +113,13 @@ class PendingConsents:
             await self._secrets.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
         self._asked[asked] = (state, authorization)
 
-    async def take(self, state: str) -> PendingConsent:
-        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
+    async def take(self, state: str, iss: str | None = None) -> PendingConsent:
+        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old.
+
+        An answer that names another issuer in `iss` (RFC 9207) does not use it up: the user's own is to come.
+        """
+        if (known := await self._known(state)) is not None:
+            _check_issuer(known, iss)
         pending = self._pending.pop(state, None)
         if self._secrets:
             stored = await self._secrets.take(PENDING_CONSENTS, _digest(state))
@@ -125,6 +130,21 @@ class PendingConsents:
                 "state", "this link has been used, or is too old. Resume the request for a new one"
             )
         return pending
+
+    async def _known(self, state: str) -> PendingConsent | None:
+        if self._secrets is None:
+            return self._pending.get(state)
+        stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
+        return msgspec.json.decode(stored, type=PendingConsent) if stored else None
+
+
+def _check_issuer(pending: PendingConsent, iss: str | None) -> None:
+    if iss is None and pending.must_name_issuer:
+        raise InvalidRequest("iss", f"{pending.at.issuer} has to name itself in this callback and did not")
+    if iss is not None and iss != pending.at.issuer:
+        raise InvalidRequest(
+            "iss", "this answer comes from a different authorization server than the one that was asked"
+        )
 
 
 def _digest(state: str) -> str:

@@ -20,7 +20,8 @@ async def oauth_callback(request: Request) -> Response:
     if sse.HEAD in request.scope:  # a preview of the link must not spend it
         return PlainTextResponse()
     if not code:
-        said = await consents.refuse(state, given["error"], given.get("error_description", ""))
+        why = given.get("error_description", "")
+        said = await consents.refuse(state, given["error"], why, iss=given.get("iss"))
         return PlainTextResponse(
             f"{said} Go back to the conversation and reject the request, or resume it for a new link."
         )
