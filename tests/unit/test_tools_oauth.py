@@ -1021,6 +1021,11 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
         ({"token_endpoint": "http://evil.example/token"}, "cannot be used for authorization"),
         ({"authorization_endpoint": "javascript:alert(1)"}, "cannot be used for authorization"),
         ({"token_endpoint": "https://user:pw@x.example/"}, "cannot be used for authorization"),
+        ({"token_endpoint": "https://x.example/token#t"}, "cannot be used for authorization"),
+        ({"authorization_endpoint": "https://x.example/a#x"}, "cannot be used for authorization"),
+        ({"authorization_endpoint": "https://x.example/a b"}, "cannot be used for authorization"),
+        ({"authorization_endpoint": "https://x.example/\u202ea"}, "cannot be used for authorization"),
+        ({"authorization_endpoint": "https://x.example/" + "a" * 8_000}, "cannot be used for authorization"),
     ],
 )
 async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata: Json, error: str) -> None:

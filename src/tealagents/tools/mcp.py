@@ -46,7 +46,7 @@ from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
 from tealagents.tools.oauth import TOKEN_SECONDS, Consents, owner_key
-from tealagents.tools.oauth_servers import Challenge, ProtectedServer
+from tealagents.tools.oauth_servers import Challenge, ProtectedServer, is_one_word
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,6 @@ T = TypeVar("T")
 MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 #: users whose listings are remembered
 MAX_LISTINGS = 2_000
-#: characters of a URL that a user is sent to
-LONGEST_LINK = 8_000
 #: how the SDK begins its errors for answers over HTTP that it cannot read, by code; and one that is whole
 _UNREADABLE = {
     PARSE_ERROR: ("Failed to parse JSON response: ", "Failed to parse SSE message: "),
@@ -394,11 +392,6 @@ def _elicited(error: MCPError) -> str | None:
     elicitations = error.data.get("elicitations") if isinstance(error.data, dict) else None
     for elicitation in elicitations if isinstance(elicitations, list) else []:
         url = elicitation.get("url") if isinstance(elicitation, dict) else None
-        if isinstance(url, str) and len(url) <= LONGEST_LINK and is_http_url(url) and _is_one_word(url):
+        if isinstance(url, str) and is_http_url(url) and is_one_word(url):
             return url
     return None
-
-
-def _is_one_word(url: str) -> bool:
-    """Whether a URL reads as one where it stands in a sentence: no blanks and nothing unseen."""
-    return url.isprintable() and " " not in url

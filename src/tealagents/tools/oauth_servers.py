@@ -28,6 +28,8 @@ MAX_ANSWER, ANSWER_SECONDS = 256_000, 20.0
 MAX_TOKEN = 32_768
 #: characters of a challenge that are looked at
 MAX_CHALLENGE = 8_192
+#: characters of a URL that a user is sent to, without what is asked for
+LONGEST_LINK = 8_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +137,26 @@ class Issuer(NamedTuple):
         return answer.status, json_object(answer.content) or {}
 
     def check(self, url: str) -> None:
-        """`ToolFailed` for what is no https URL, or plain http beyond a named server on loopback."""
+        """`ToolFailed` for what is no https URL, or plain http beyond a named server on loopback.
+
+        Also for a URL with a fragment (RFC 6749, 3.1), and for one that users could not read.
+        """
         try:
             parts = urlsplit(url)
             plain_is_fine = self.named and is_loopback(self.url) and is_loopback(url)
             fine = parts.scheme == "https" or (parts.scheme == "http" and plain_is_fine)
             if not fine or not parts.hostname or "@" in parts.netloc or parts.port == 0:
                 raise unusable(url, "it is not https")
+            if "#" in url or not is_one_word(url):
+                raise unusable(url, "it has a fragment, blanks or invisible characters, or is too long")
             httpx2.URL(url)
         except (ValueError, httpx2.InvalidURL) as error:
             raise unusable(url, "it is not a URL") from error
+
+
+def is_one_word(url: str) -> bool:
+    """Whether a URL reads as one where it stands in a sentence: no blanks and nothing unseen."""
+    return len(url) <= LONGEST_LINK and url.isprintable() and " " not in url
 
 
 def unusable(url: str, reason: str) -> ToolFailed:
