@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import missing
@@ -1249,6 +1249,34 @@ def test_users_are_shown_where_a_server_sends_them(url: str) -> None:
 def test_what_does_not_read_as_one_url_is_not_shown(url: str) -> None:
     """It stands among the service's own words, where a host's model reads it as well."""
     assert adapter._elicited(_elicitation(url)) is None
+
+
+async def test_a_result_that_sends_the_user_to_a_url_is_a_pause() -> None:
+    """As servers do it from 2026-07-28 on; a request for any other input is refused."""
+    sdk = counting([])
+    place = types.ElicitRequestURLParams(message="Sign in.", url="https://x.example/go")
+    no_schema = {"type": "object", "properties": {}}
+    form = types.ElicitRequestFormParams(message="How old?", requested_schema=no_schema)
+
+    @sdk.tool()
+    async def sign_in() -> types.CallToolResult:
+        """Sign in."""
+        requests = {"go": types.ElicitRequest(params=place)}
+        result: Any = types.InputRequiredResult(input_requests=requests, request_state="s")
+        return result  # type: ignore[no-any-return]
+
+    @sdk.tool()
+    async def fill() -> types.CallToolResult:
+        """Fill in."""
+        result: Any = types.InputRequiredResult(input_requests={"f": types.ElicitRequest(params=form)})
+        return result  # type: ignore[no-any-return]
+
+    async with opened_http(sdk) as (server, _):
+        with pytest.raises(NeedsAuthorization) as asked:
+            await call(server, "sign_in")
+        assert (asked.value.server, asked.value.url) == ("web", place.url)
+        with pytest.raises(ToolFailed, match="Elicitation not supported"):
+            await call(server, "fill")
 
 
 def _elicitation(url: str) -> Any:

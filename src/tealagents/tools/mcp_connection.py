@@ -5,10 +5,11 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import mcp_types as types
@@ -17,7 +18,7 @@ from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED
+from mcp_types import CONNECTION_CLOSED, URL_ELICITATION_REQUIRED
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -211,6 +212,9 @@ class MCPConnection:
             # the schema is the server's, too: a pattern or references in it could hold the loop for hours
             client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
             self._check_version(client)
+            if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                asked = partial(_asked_for_input, client.session.dispatch_input_request)
+                client.session.dispatch_input_request = asked  # type: ignore[method-assign]
             self._listed(await _listing(client))
             self._client = client
             self._up.set()
@@ -378,6 +382,16 @@ def _mode(options: MCPServerOptions) -> str:
 
 async def _unchecked(name: str, result: types.CallToolResult) -> None:
     """Stands for the SDK's check of a result against its tool's `outputSchema`."""
+
+
+async def _asked_for_input(
+    answer: Callable[..., Awaitable[Any]], context: object, request: types.InputRequest
+) -> Any:
+    """A result that sends the user to a URL first is the error that earlier versions have for it."""
+    if isinstance(request.params, types.ElicitRequestURLParams):
+        data = {"elicitations": [{"mode": "url", "url": request.params.url}]}
+        return types.ErrorData(code=URL_ELICITATION_REQUIRED, message=request.params.message, data=data)
+    return await answer(context, request)
 
 
 def _announces(client: Client) -> bool:
