@@ -103,12 +103,14 @@ class HumanNeeded(Struct, frozen=True):
             wanted = f"Your authorization is needed before {consents} can run{also}"
             return f"{wanted}: visit the listed URLs, then approve."
         if self.changed:
-            changed = ", ".join(dict.fromkeys(self.changed))
-            return f"{changed} has changed since it was approved. Approve again before {names} can run."
+            changed = list(dict.fromkeys(self.changed))
+            have = "has changed since it was" if len(changed) == 1 else "have changed since they were"
+            return f"{', '.join(changed)} {have} approved. Approve again before {names} can run."
         if not approved:
             return f"The client has to run {names} and send what it returned, or reject it."
         if self.awaits_owner:
-            return f"{names} is approved and waits for the owner of the task to resume it."
+            are = "is approved and waits" if len(self.calls) == 1 else "are approved and wait"
+            return f"{names} {are} for the owner of the task to resume it."
         return f"Approval is needed before {names} can run."
 
 
