@@ -143,15 +143,26 @@ def test_a_request_names_others_by_their_ids(service: ServiceThread, field: str,
 
 
 @pytest.mark.parametrize(
-    "kept", [{"upto": "x"}, {"upto": 1.5}, {"upto": True}, {"upto": []}, {"text": None}, {"text": {}}]
+    "kept",
+    [
+        {"upto": "x"},
+        {"upto": 1.5},
+        {"upto": True},
+        {"upto": []},
+        {"text": None},
+        {"text": {}},
+        5,
+        ["upto"],
+        "x",
+    ],
 )
-def test_a_summary_that_was_tampered_with_is_made_anew(service: ServiceThread, kept: Json) -> None:
+def test_a_summary_that_was_tampered_with_is_made_anew(service: ServiceThread, kept: Any) -> None:
     """What a document says that the view remembers is the view's to judge: later messages are answered."""
     with service.client("ada") as ada:
         document = renamed(exported(ada))
-        remembered = document["requests"][-1]["context"]["view"]["summarize"]
-        assert remembered["text"]
-        remembered |= kept
+        view = document["requests"][-1]["context"]["view"]
+        assert view["summarize"]["text"]
+        view["summarize"] = view["summarize"] | kept if isinstance(kept, dict) else kept
         task = ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
         answer = ada.post("", json=text("go on", task_id=task)).raise_for_status().json()
         steps = ada.get(f"/tasks/{task}/trace").json()["items"]

@@ -17,6 +17,7 @@ from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
+from tealagents.state.importing import TaskImporter
 from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
@@ -30,6 +31,7 @@ from tealagents.threads.context import (
     Providers,
 )
 from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, phrased, search, statements
+from tealagents.threads.views import Part, Upcoming, View
 
 
 @pytest.fixture
@@ -222,6 +224,52 @@ async def test_state_that_cannot_be_kept_stays_as_it_was(store: CountedStore, te
     assert "its state in the thread was not changed" in str(reported.output)
     assert why in str(reported.output)
     assert "This is turn 2." in last_sent(model)
+
+
+class Noting:
+    """A reducer that keeps something beside the messages."""
+
+    name = "noting"
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+        self.seen: list[Any] = []
+
+    async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+        self.seen.append(upcoming.memory.get(self.name))
+        if upcoming.running[0].messages[0].text != "last":
+            upcoming.memory[self.name] = self.kept
+        async for part in parts:
+            yield part
+
+
+@pytest.mark.parametrize("kept", [7, ["a", 1], "text", {"said": [1]}])
+async def test_a_reducer_keeps_any_json_in_a_task(store: CountedStore, kept: Any) -> None:
+    """Over a restart, and along with an export that is imported again. covers: THREAD-8"""
+    noting = Noting(kept)
+    async with Engine(store, ScriptedModel(), view=View([noting])) as engine:
+        task_id = (await engine.say("one")).task_id
+    async with Engine(store, ScriptedModel(), view=View([noting])) as engine:
+        document = await export(engine.tasks, engine.partition, task_id)
+    async with MemoryStore() as other, Engine(other, ScriptedModel(), view=View([noting])) as engine:
+        await TaskImporter(engine.tasks).import_(engine.caller, document)
+        await engine.say("last", task_id)
+    assert noting.seen == [None, kept]
+
+
+@pytest.mark.parametrize("odd", [object(), {("a", "b"): 1}, "\ud800"])
+async def test_what_a_reducer_keeps_that_is_no_json_stays_as_it_was(store: CountedStore, odd: Any) -> None:
+    """As the state of a context provider, with a step that says so. covers: THREAD-8"""
+    noting = Noting(1)
+    async with Engine(store, ScriptedModel(), view=View([noting])) as engine:
+        task_id = (await engine.say("one")).task_id
+        noting.kept = odd
+        assert (await engine.say("two", task_id)).status == "Completed"
+        (reported,) = [step for step in await engine.steps(task_id) if step.is_error]
+        await engine.say("last", task_id)
+    assert (reported.kind, reported.name) == ("reduction", "noting")
+    assert "its state in the thread was not changed: it is not JSON" in str(reported.output)
+    assert noting.seen == [None, 1, 1]
 
 
 # --- when it fails --------------------------------------------------------------------------------

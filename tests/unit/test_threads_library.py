@@ -46,12 +46,14 @@ from tealagents.threads import (
     Invocation,
     LocalThread,
     NotForkable,
+    Part,
     ProviderOptions,
     RemoteThread,
     RemoteUnsupported,
     ThreadDeleted,
     ThreadMismatch,
     ThreadStore,
+    Upcoming,
     WorkflowThread,
 )
 from tealagents.threads.components import ThreadConfigError
@@ -617,6 +619,26 @@ async def test_a_message_is_counted_once_in_a_request(make: MakeAgent) -> None:
         answer = await agent.run('call Shell-look {"path": "/x"}', thread)
     assert [step.kind for step in answer.steps] == ["model", "tool", "model"]
     assert COUNTED.count("earlier") == 1
+
+
+@pytest.mark.parametrize("kept", [7, ["a", 1], "text", object()])
+async def test_a_thread_opens_again_whatever_its_reducers_keep(make: MakeAgent, kept: Any) -> None:
+    """JSON of any kind is kept; what is none is not, and a step says so. covers: THREAD-8"""
+
+    async def keeps(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+        seen.append(upcoming.memory.get("keeps"))
+        upcoming.memory["keeps"] = kept
+        async for part in parts:
+            yield part
+
+    seen: list[Any] = []
+    agent = make(reducers=[keeps])
+    thread = agent.new_thread()
+    answer = await agent.run("hello", thread)
+    await agent.run("hello", agent.open_thread(thread.to_json()))
+    is_json = type(kept) is not object
+    assert seen == [None, kept if is_json else None]
+    assert [step.name for step in answer.steps if step.is_error] == ([] if is_json else ["keeps"])
 
 
 async def test_what_others_add_is_not_taken_for_summarised(make: MakeAgent, service: OfflineModel) -> None:

@@ -42,7 +42,7 @@ from tealagents.state.history import open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
-from tealagents.threads.views import Part, Report, Upcoming
+from tealagents.threads.views import Part, Report, Upcoming, restored_memory
 
 #: seconds that context providers get, in all, to handle a request that failed
 LAST_WORDS_SECONDS = 2.0
@@ -103,6 +103,8 @@ class Turn(Struct, kw_only=True, eq=False):
     providers: Providers
     #: what the providers have added
     gathered: Gathered
+    #: what the conversation remembered before
+    remembered: Json
     #: what the conversation remembers, to be kept with the checkpoint; None: nothing
     context: Json | None
     #: where a remote conversation continues
@@ -121,6 +123,7 @@ class Turn(Struct, kw_only=True, eq=False):
             return None, reports
         states = self.gathered.states  # as they were checked: one that was left behind may still write
         reports += await self.prompt.settle(response[-1])
+        reports += restored_memory(self.context["view"], self.remembered.get("view") or {})
         kept = {**self.context, "providers": states}
         return {name: value for name, value in kept.items() if value}, reports
 
@@ -161,6 +164,7 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
         setup=asked.setup,
         providers=agent.providers,
         gathered=gathered,
+        remembered=remembered,
         context=context,
         remote_id=conversation.remote_id,
     )

@@ -186,10 +186,11 @@ def _check_context(where: str, request: RequestRecord) -> None:
     if type(turn) is not int:
         raise InvalidRequest(f"{where}.context.turn", "must be a number")
     _check_number(turn, f"{where}.context.turn", most=_LAST_EVENT)
-    for name in ("view", "providers"):
-        kept = context.get(name, {})
-        if not isinstance(kept, dict) or not all(isinstance(each, dict) for each in kept.values()):
-            raise InvalidRequest(f"{where}.context.{name}", "must be an object of objects")
+    if not isinstance(context.get("view", {}), dict):  # a reducer may keep any JSON
+        raise InvalidRequest(f"{where}.context.view", "must be an object")
+    states = context.get("providers", {})
+    if not isinstance(states, dict) or not all(isinstance(each, dict) for each in states.values()):
+        raise InvalidRequest(f"{where}.context.providers", "must be an object of objects")
 
 
 def _check_outcome(where: str, request: RequestRecord) -> None:

@@ -53,8 +53,8 @@ class ThreadContext(TypedDict, total=False):
 
     #: the number of the newest round
     turn: int
-    #: of reducers and of context providers, by their names
-    view: dict[str, Json]
+    #: of reducers (any JSON) and of context providers, by their names
+    view: Json
     providers: dict[str, Json]
 
 

@@ -34,7 +34,7 @@ from tealagents.state.codec import encode_json
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.components import ThreadConfigError
-from tealagents.threads.views import Report, Stopwatch
+from tealagents.threads.views import Report, Stopwatch, not_json, state_unchanged
 from tealagents.unwinding import Overdue, unwound, within
 
 log = logging.getLogger(__name__)
@@ -230,15 +230,7 @@ class Providers:
             if error:
                 invocation.state.clear()
                 invocation.state.update(deepcopy(gathered.before.get(name) or {}))
-                reports.append(
-                    Report(
-                        kind="context",
-                        name=name,
-                        started_at=datetime.now(UTC),
-                        output={"error": f"its state in the thread was not changed: {error}"},
-                        is_error=True,
-                    )
-                )
+                reports.append(state_unchanged("context", name, error))
         return reports
 
 
@@ -259,10 +251,9 @@ def _check(provider: object) -> None:
 
 
 def _unkeepable(state: Json) -> str | None:
-    try:
-        size = len(encode_json(state))
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"it is not JSON ({error})"
+    if why := not_json(state):
+        return why
+    size = len(encode_json(state))
     return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
 
 

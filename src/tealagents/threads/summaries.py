@@ -61,7 +61,7 @@ class Summarize:
         self._options = options
 
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        known = _intact(upcoming.memory.get(self.name) or {})
+        known = _intact(upcoming.memory.get(self.name))
         fresh, standing = await self._since(parts, known.get("upto"))
         for part in standing:
             yield part
@@ -139,8 +139,10 @@ class Summarize:
         return None if failed else text
 
 
-def _intact(known: Json) -> Json:
+def _intact(known: object) -> Json:
     """The summary that a conversation remembers; none where an imported document says anything else."""
+    if not isinstance(known, dict):
+        return {}
     return known if type(known.get("upto")) is int and isinstance(known.get("text"), str) else {}
 
 

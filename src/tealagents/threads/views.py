@@ -12,6 +12,7 @@ out together with its results, and the system prompt not at all.
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from inspect import iscoroutine
 from typing import Literal, Protocol, runtime_checkable
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import TealError, ViewFailed, described
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
+from tealagents.state.codec import encode_json
 from tealagents.state.history import grouped
 
 #: when a reducer works: as messages are added, or as they are read for a call of the model
@@ -75,9 +77,9 @@ class Upcoming(Struct, kw_only=True):
     tools: bytes = b""
     #: the running round, in parts, oldest first; empty after it has ended
     running: Sequence[Part] = ()
-    #: the state of reducers in this conversation, by their names; kept with the next checkpoint. A user may
-    #: have written it, into a document that was imported
-    memory: dict[str, Json] = {}
+    #: the state of reducers in this conversation, by their names: any JSON, kept with the next checkpoint. A
+    #: user may have written it, into a document that was imported
+    memory: Json = {}
     moment: Trigger = "before_retrieval"
     reports: list[Report] = []
 
@@ -225,6 +227,33 @@ def check_whole(part: Part) -> None:
     answered = [message.tool_call_id for message in part.messages if message.role == "tool"]
     if sorted(called) != sorted(str(call_id) for call_id in answered):
         raise ViewFailed("A reducer separated a tool call from its result.")
+
+
+def not_json(value: object) -> str | None:
+    """Why a value cannot be written down; None where it can."""
+    try:
+        encode_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"it is not JSON ({error})"
+    return None
+
+
+def state_unchanged(kind: Literal["reduction", "context"], name: str, why: str) -> Report:
+    """The report of a state that could not be kept, and stays as it was."""
+    output: Json = {"error": f"its state in the thread was not changed: {why}"}
+    return Report(kind=kind, name=name, started_at=datetime.now(UTC), output=output, is_error=True)
+
+
+def restored_memory(memory: Json, before: Json) -> list[Report]:
+    """Undoes what made a reducer's state something else than JSON."""
+    reports = []
+    for name, value in list(memory.items()):
+        if why := not_json({name: value}):
+            del memory[name]
+            if name in before:
+                memory[name] = deepcopy(before[name])
+            reports.append(state_unchanged("reduction", str(name), why))
+    return reports
 
 
 def name_of(reducer: object) -> str:
