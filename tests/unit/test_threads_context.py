@@ -175,6 +175,36 @@ async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
     assert document["requests"][-1]["context"]["providers"] == {"clerk": {"turns": 4}}
 
 
+class Usher(Clerk):
+    """Another one."""
+
+    name = "usher"
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+@pytest.mark.parametrize("others", [(), (Usher(),)], ids=["no providers", "another provider"])
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_state_outlasts_turns_without_its_provider(
+    store: CountedStore, kind: Any, others: Sequence[ContextProvider], turns: int
+) -> None:
+    """As while the service runs with another config. What a reducer keeps stays as well. covers: THREAD-10"""
+    model, noting, clerk = ScriptedModel(), Noting("a note"), Clerk()
+    here: dict[str, Any] = {"providers": Providers([clerk]), "thread_kind": kind}
+    if kind == "local":
+        here["view"] = View([noting])
+    async with Engine(store, model, **here) as engine:
+        task_id = (await engine.say("one")).task_id
+    async with Engine(store, model, providers=Providers(others), thread_kind=kind) as engine:
+        for n in range(turns):
+            await engine.say(f"without {n}", task_id)
+    async with Engine(store, model, **here) as engine:
+        record = await engine.say("last", task_id)
+    assert record.context is not None
+    assert record.context["providers"]["clerk"] == {"turns": 2}
+    assert record.context["turn"] == turns + 2
+    assert noting.seen == ([None, "a note"] if kind == "local" else [])
+
+
 async def test_messages_that_are_added_leave_the_state_as_it_was(store: CountedStore) -> None:
     """The agent did not answer them. covers: THREAD-10"""
     model = ScriptedModel()

@@ -57,6 +57,7 @@ from tealagents.threads import (
     WorkflowThread,
 )
 from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.summaries import Summarize, SummarizeOptions
 
 PLUGINS = '''
 from tealagents.domain.errors import NeedsAuthorization
@@ -445,6 +446,46 @@ async def test_context_providers_serve_the_library(
     assert service.requests[-1]["body"]["messages"][-2]["content"] == "here 2, ever 3"
     if entered:
         await agent.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("others", [None, ContextProvider()], ids=["no providers", "another provider"])
+async def test_an_agent_without_the_provider_leaves_its_state_in_the_thread(
+    make: MakeAgent, others: ContextProvider | None
+) -> None:
+    """Also in a fork, and when it answers again. covers: THREAD-10"""
+    agent, other = make(context_providers=Wisher()), make(context_providers=others)
+    thread = agent.new_thread()
+    await agent.run("wish", thread)
+    await other.run("hello", thread)
+    assert thread.state["wisher"] == {"wishes": 1}
+    assert thread.fork().state["wisher"] == {"wishes": 1}
+    await agent.run("wish", thread)
+    assert thread.state["wisher"] == {"wishes": 2}
+
+
+async def test_a_summary_outlasts_an_answer_by_an_agent_without_reducers(
+    make: MakeAgent, service: OfflineModel
+) -> None:
+    """It still stands for the same messages. covers: THREAD-8"""
+    agent = make(reducers=[Summarize(SummarizeOptions(max_messages=6, keep_messages=2))])
+    thread = agent.new_thread()
+    for n in range(5):
+        await agent.run(f"turn {n}", thread)
+    kept = thread.context["view"]
+    other = make(reducers=[])
+    other.adopt(thread)
+    await other.run("plain", thread)
+    assert thread.context["view"] == kept
+    agent.adopt(thread)
+    await agent.run("last", thread)
+    sent = service.requests[-1]["body"]["messages"]
+    assert kept["summarize"]["text"] in json.dumps(sent)
+    assert [each["content"] for each in sent if each["role"] == "user"] == [
+        "turn 3",
+        "turn 4",
+        "plain",
+        "last",
+    ]
 
 
 class Listener(ContextProvider):

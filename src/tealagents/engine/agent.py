@@ -37,7 +37,7 @@ class AgentSpec:
 
     @property
     def remembers(self) -> bool:
-        """Checkpoints keep a context: the state of reducers and context providers."""
+        """It changes what checkpoints keep as context: the state of reducers and context providers."""
         return self.view is not None or bool(self.providers)
 
     @property

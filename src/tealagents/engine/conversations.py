@@ -75,7 +75,7 @@ class TaskConversations:
         self.agent = agent
         self.tasks = tasks
         history, records = tasks.history, tasks.records
-        remembers = agent.remembers and agent.thread_kind == "local"
+        remembers = agent.thread_kind == "local"
         #: for agents with a view, and for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)

@@ -22,6 +22,7 @@ from tealagents.domain.models import (
     ToolCall,
     User,
 )
+from tealagents.domain.paths import count_round
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
     Answered,
@@ -105,7 +106,7 @@ class Turn(Struct, kw_only=True, eq=False):
     gathered: Gathered
     #: what the conversation remembered before
     remembered: Json
-    #: what the conversation remembers, to be kept with the checkpoint; None: nothing
+    #: what the conversation remembers, to be kept with the checkpoint; None: the agent does not touch it
     context: Json | None
     #: where a remote conversation continues
     remote_id: str | None
@@ -120,11 +121,13 @@ class Turn(Struct, kw_only=True, eq=False):
         self.reported = True
         reports = await self.providers.invoked(self.gathered, response, None)
         if self.context is None:
-            return None, reports
+            return count_round(self.remembered) or None, reports
         states = self.gathered.states  # as they were checked: one that was left behind may still write
+        before = self.remembered.get("providers") or {}
+        absent = {name: state for name, state in before.items() if name not in self.gathered.invocations}
         reports += await self.prompt.settle(response[-1])
         reports += restored_memory(self.context["view"], self.remembered.get("view") or {})
-        kept = {**self.context, "providers": states}
+        kept = {**self.context, "providers": absent | states}
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:
@@ -140,7 +143,7 @@ class Turn(Struct, kw_only=True, eq=False):
 
 async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) -> Turn:
     """What the model is sent and may call in this turn."""
-    remembered = await conversation.remembered() if agent.remembers else {}
+    remembered = await conversation.remembered()
     gathered = await _gather(agent, conversation, asked, remembered)
     toolbox = agent.toolbox.of(asked.owner)
     if gathered.tools:
