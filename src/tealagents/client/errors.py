@@ -21,6 +21,7 @@
 An unknown code is a plain `ProblemError`. So is an error of a gateway in between, which has no code.
 """
 
+import copyreg
 import json
 import re
 from collections.abc import Mapping
@@ -31,6 +32,10 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 class ClientError(Exception):
     """Base of all errors that come from the network or the service."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
+        return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
 class ConnectionLost(ClientError):

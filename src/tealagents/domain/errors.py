@@ -28,7 +28,8 @@
 """
 
 import asyncio
-from typing import ClassVar
+import copyreg
+from typing import Any, ClassVar
 
 
 class TealError(Exception):
@@ -42,6 +43,10 @@ class TealError(Exception):
         #: seconds after which trying again can help, or None
         self.retry_after = retry_after
         self.ids: dict[str, str] = {name: value for name, value in ids.items() if value is not None}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
+        return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
     def with_ids(self, **ids: str | None) -> "TealError":
         """The same error, knowing more ids; those it had stay."""
