@@ -5,6 +5,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -441,6 +442,42 @@ def test_not_sending_again(trouble: Reply, error: type[ClientError]) -> None:
     with pytest.raises(error):
         send(network)
     assert len(network.calls) == 1
+
+
+GATEWAY_TIMEOUT = Reply(status=504, body=b"<html>nginx</html>")
+AWAY = problem(503, "persistence_unavailable")
+
+
+def talk(network: Network, how: str) -> Any:
+    return network.run(getattr(network.operations(), how)("hello", {}))
+
+
+@pytest.mark.parametrize("how", ["send", "stream", "background"])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [GATEWAY_TIMEOUT],
+        [IN_PROGRESS, GATEWAY_TIMEOUT],
+        [IN_PROGRESS, UNSENT],
+        [Reply(status=200, body=b"<html>")],
+        [AWAY],
+    ],
+)
+def test_what_is_raised_for_a_message_knows_its_key(how: str, answers: list[Reply | Lost]) -> None:
+    """With another key it might run twice: an answer of a gateway does not say whether it runs."""
+    network = Network(sending(*answers))
+    ask = network.stream if how == "stream" else partial(talk, network, how)
+    with pytest.raises(ClientError) as raised:
+        ask()
+    assert raised.value.idempotency_key == network.calls[0].headers["Idempotency-Key"]
+
+
+def test_what_is_raised_for_another_call_has_no_key() -> None:
+    """There is none to send it again with."""
+    network = Network(sending(GATEWAY_TIMEOUT))
+    with pytest.raises(ProblemError) as raised:
+        network.run(network.operations().task("t"))
+    assert raised.value.idempotency_key is None
 
 
 def test_request_in_progress() -> None:

@@ -33,6 +33,9 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 class ClientError(Exception):
     """Base of all errors that come from the network or the service."""
 
+    #: of a message: for sending the same message again, which executes it once
+    idempotency_key: str | None = None
+
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
         return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
@@ -42,7 +45,7 @@ class ConnectionLost(ClientError):
     """No answer after as many attempts as the `Retry` allows.
 
     To continue later: `request_id` and `last_event_id` are for `follow`; `idempotency_key` is for sending the
-    same message again, which executes it once.
+    same message again.
     """
 
     def __init__(

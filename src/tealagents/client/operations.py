@@ -4,9 +4,9 @@ The two drivers have a method of the same name for each.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from tealagents.client import calls
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
@@ -25,10 +25,14 @@ from tealagents.client.documents import (
     Step,
     Task,
 )
+from tealagents.client.errors import ClientError
 from tealagents.client.events import StreamEvent
 from tealagents.client.items import Action, Content
 from tealagents.client.rules import Cursor, Rules
-from tealagents.client.wire import Flow, Stream, segment
+from tealagents.client.wire import Call, Flow, Stream, segment
+
+T = TypeVar("T")
+Y = TypeVar("Y")
 
 
 class Operations(Rules):
@@ -37,13 +41,16 @@ class Operations(Rules):
     # --- messages and requests ------------------------------------------------------------------------
 
     def send(self, content: Content, options: MessageOptions) -> Flow[Answer]:
-        return self.answer(calls.message(content, options))
+        call = calls.message(content, options)
+        return _keyed(call, self.answer(call))
 
     def stream(self, content: Content, options: MessageOptions, cursor: Cursor) -> Stream[StreamEvent, None]:
-        return self.followed(calls.as_stream(calls.message(content, options)), cursor)
+        call = calls.as_stream(calls.message(content, options))
+        return _keyed(call, self.followed(call, cursor))
 
     def background(self, content: Content, options: MessageOptions) -> Flow[Accepted]:
-        return self.accepted(calls.in_background(calls.message(content, options)))
+        call = calls.in_background(calls.message(content, options))
+        return _keyed(call, self.accepted(call))
 
     def wait(self, request_id: str, timeout: float | None) -> Flow[Answer]:
         return self.waited(request_id, math.inf if timeout is None else timeout)
@@ -138,6 +145,15 @@ class Operations(Rules):
 
     def tenant_tasks(self, oid: str | None, status: str | None, metadata: str | None) -> Stream[Task, None]:
         return self.listed("/tenant/tasks", Task.parse, oid=oid, status=status, metadata=metadata)
+
+
+def _keyed(message: Call, flow: Generator[Y, Any, T]) -> Generator[Y, Any, T]:
+    """The flow of a message: what it raises knows the key that the message was sent with."""
+    try:
+        return (yield from flow)
+    except ClientError as error:
+        error.idempotency_key = error.idempotency_key or message.headers[calls.IDEMPOTENCY_KEY]
+        raise
 
 
 def _request(request_id: str) -> str:
