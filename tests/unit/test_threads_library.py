@@ -5,8 +5,10 @@ import base64
 import json
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -628,6 +630,63 @@ def test_an_agent_may_be_entered_by_several_in_one_event_loop_after_another() ->
 
     for _ in range(2):
         asyncio.run(several())
+
+
+def in_threads(*works: Callable[[], Any]) -> list[Any]:
+    """What each returns in a thread of its own, or the `RuntimeError` it raises."""
+
+    def outcome(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        return list(threads.map(outcome, works, timeout=60))
+
+
+@pytest.mark.parametrize("way", ["async with", "run"])
+def test_an_agent_is_used_in_one_event_loop_at_a_time(make: MakeAgent, tmp_path: Path, way: str) -> None:
+    """A second loop is refused while the first works with what belongs to it: it hung for ever."""
+    opened, may_end = threading.Event(), threading.Event()
+
+    class Waiting(ContextProvider):
+        async def invoked(self, invocation: Invocation, response: Any, error: BaseException | None) -> None:
+            await invocation.memory.remember(invocation.text)
+            opened.set()
+            await asyncio.to_thread(may_end.wait, 30)
+
+    agent = make(
+        context_providers=Waiting(ProviderOptions(timeout_seconds=60)) if way == "run" else None,
+        secrets={"TA_PERSISTENCE": f"sqlite:///{tmp_path}/memory.db"},
+    )
+
+    async def first() -> str:
+        async with agent if way == "async with" else nullcontext():
+            if way == "async with":
+                opened.set()
+                await asyncio.to_thread(may_end.wait, 30)
+            return (await agent.run("hello")).text
+
+    def second() -> str:
+        opened.wait(30)
+        try:
+            return asyncio.run(agent.run("hello")).text
+        finally:
+            may_end.set()
+
+    answered, refused = in_threads(partial(asyncio.run, first()), second)
+    assert isinstance(answered, str)
+    assert isinstance(refused, RuntimeError)
+    assert "one event loop at a time" in str(refused)
+    assert asyncio.run(agent.run("hello")).text
+
+
+def test_an_agent_without_context_providers_answers_in_several_event_loops(make: MakeAgent) -> None:
+    """Where it is not entered, each call opens what it needs."""
+    agent = make()
+    answers = in_threads(*[lambda: asyncio.run(agent.run("My name is Ada.")).text] * 4)
+    assert answers == ["Nice to meet you, Ada."] * 4
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:

@@ -86,9 +86,9 @@ class Agent:
         if context_providers is not None and not isinstance(context_providers, Sequence):
             context_providers = [context_providers]
         own = None if context_providers is None else Providers(context_providers)
-        if own is None:
-            providers_of(config)  # what is wrong with them is said now
-        self._providers = Shared(lambda: providers_of(self.config) if own is None else own)
+        there = providers_of(config) if own is None else own  # what is wrong with them is said now
+        #: None: it has none, and may be used in several event loops at once
+        self._providers = Shared(lambda: providers_of(self.config) if own is None else own) if there else None
         self._store = store_of(config)
         #: what providers remember of the user; in memory it would be forgotten where it is closed
         self._opened_store = Shared(lambda: self._store, stays=not self._store.durable)
@@ -137,6 +137,7 @@ class Agent:
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Opened]:
         if self._shared.value is not None:
+            self._shared.check_loop()
             yield self._shared.value
             return
         stack = AsyncExitStack()
@@ -152,8 +153,9 @@ class Agent:
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[Opened]:
         async with AsyncExitStack() as stack:
-            providers = await stack.enter_async_context(self._providers.opened())
-            if providers:
+            providers = Providers()
+            if self._providers is not None:
+                providers = await stack.enter_async_context(self._providers.opened())
                 await stack.enter_async_context(self._opened_store.opened())
                 await self._check_store()
             yield await stack.enter_async_context(

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, Literal, TypeVar
@@ -44,7 +45,10 @@ class LoopLock:
 
 
 class Shared(Generic[T]):
-    """What several users at once work with: opened by the first of them, closed by the last."""
+    """What several users at once work with: opened by the first of them, closed by the last.
+
+    All are in one event loop, which what is open belongs to; when it is closed, another may open it.
+    """
 
     def __init__(self, opening: Callable[[], AbstractAsyncContextManager[T]], *, stays: bool = False) -> None:
         """`stays`: once it is open it is not closed."""
@@ -53,22 +57,48 @@ class Shared(Generic[T]):
         self._opening = opening
         self._stays = stays
         self._users = 0
+        #: those that enter, use and leave it, and where
+        self._busy = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._guard = threading.Lock()
         self._changing = LoopLock()
         self._stack = AsyncExitStack()
 
+    def check_loop(self) -> None:
+        """`RuntimeError` where it is in use in another event loop."""
+        if self._busy and self._loop is not asyncio.get_running_loop() and self._loop_runs():
+            raise RuntimeError(
+                "An agent that is entered with `async with`, or has context providers, can be used in one "
+                "event loop at a time; this one is in use in another. Make an agent for each thread."
+            )
+
+    def _loop_runs(self) -> bool:
+        return self._loop is not None and self._loop.is_running()
+
     async def enter(self) -> T:
-        async with self._changing():
-            if self.value is None:
-                self.value = await self._stack.enter_async_context(self._opening())
-            self._users += 1
-            return self.value
+        with self._guard:
+            self.check_loop()
+            self._loop = asyncio.get_running_loop()
+            self._busy += 1
+        try:
+            async with self._changing():
+                if self.value is None:
+                    self.value = await self._stack.enter_async_context(self._opening())
+                self._users += 1
+                return self.value
+        except BaseException:
+            self._busy -= 1
+            raise
 
     async def leave(self) -> None:
         self._users -= 1  # before anything is waited for: who is canceled there has left, too
-        async with self._changing():
-            if not self._users and not self._stays:
-                self.value = None
-                await self._stack.aclose()
+        try:
+            async with self._changing():
+                if not self._users and not self._stays:
+                    self.value = None
+                    await self._stack.aclose()
+        finally:
+            self._busy -= 1
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[T]:
