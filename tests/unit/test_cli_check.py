@@ -171,6 +171,19 @@ def test_a_class_that_takes_no_options_is_refused(
     assert f"{named!r} cannot be made with its options" in checked.output
 
 
+def test_a_context_provider_whose_package_is_missing_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the extra that brings it: the service would not start."""
+    monkeypatch.setitem(sys.modules, "mem0", None)
+    config = folder / "config.yaml"
+    config.write_text(f"{config.read_text()}\n  thread: {{context_providers: [mem0]}}\n")
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+    assert "spec.thread.context_providers[0]: " in checked.output
+    assert "pip install 'tealagents[mem0]'" in checked.output
+
+
 PARTS = {
     "client": "agent.client",
     "toolset": "agent.toolsets[0]",

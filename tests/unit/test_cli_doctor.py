@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -298,9 +299,12 @@ NOWHERE = "127.0.0.1:1"
             editing("plugins: [Clock]", "mcp_servers: [{name: far, command: ./none}]"),
             "the tools cannot be opened: {config}:5: spec.agent: MCP server far: the command",
         ),
-        (
+        pytest.param(
             editing("spec:", "spec:\n  thread: {context_providers: [mem0]}"),
             "the context providers cannot be opened: The context provider mem0 needs",
+            marks=pytest.mark.skipif(
+                find_spec("mem0") is None, reason="needs pip install 'tealagents[mem0]'"
+            ),
         ),
         (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
         (certificate_that_is_none, "the tools cannot be opened: "),

@@ -227,9 +227,11 @@ def test_the_folder_that_is_made_for_its_files_is_private(
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra."""
-    monkeypatch.setitem(sys.modules, "mem0", None)
+    """The extra: before anything is opened, or of a package of Mem0's when it is imported."""
     provider: Any = open_provider("mem0", {})
+    monkeypatch.setitem(sys.modules, "mem0", None)
+    with pytest.raises(ThreadConfigError, match=r"pip install 'tealagents\[mem0\]'"):
+        open_provider("mem0", {})
     with pytest.raises(ThreadConfigError, match=r"pip install 'tealagents\[mem0\]'"):
         provider._opened()
     assert os.environ["MEM0_TELEMETRY"] == "False"

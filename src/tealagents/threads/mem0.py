@@ -52,6 +52,11 @@ class Mem0Provider(ContextProvider):
     #: the opened client
     _memory: Any = None
 
+    def __init__(self, options: Mem0Options | None = None) -> None:
+        super().__init__(options)
+        if find_spec("mem0") is None:
+            raise _missing("mem0")
+
     async def __aenter__(self) -> "Mem0Provider":
         self._memory = await asyncio.to_thread(self._opened)
         return self
@@ -125,12 +130,16 @@ def _imported(directory: str | None) -> Any:
         make_folders(os.environ.get("MEM0_DIR") or os.path.expanduser("~/.mem0"))
     try:
         import mem0
-    except ModuleNotFoundError as missing:
-        raise ThreadConfigError(
-            f"The context provider mem0 needs a package that is not installed ({missing.name}): "
-            "pip install 'tealagents[mem0]'."
-        ) from missing
+    except ModuleNotFoundError as error:
+        raise _missing(error.name) from error
     return mem0
+
+
+def _missing(package: str | None) -> ThreadConfigError:
+    return ThreadConfigError(
+        f"The context provider mem0 needs a package that is not installed ({package}): "
+        "pip install 'tealagents[mem0]'."
+    )
 
 
 def _silence() -> None:
