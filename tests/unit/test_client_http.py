@@ -1,6 +1,7 @@
 """Both drivers over real HTTP, against a service that keeps the contract and connections that break."""
 
 import asyncio
+import gc
 import inspect
 import math
 import socket
@@ -595,6 +596,33 @@ def test_given_http_client_is_left_open(service: ContractServer) -> None:
         with Client(service.url + "/", "alice", http=http) as client:
             assert client.send("hello").output == "hello "
         assert not http.is_closed
+
+
+# no loop is left that could close the first connection
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_async_client_serves_one_event_loop_after_another(service: ContractServer) -> None:
+    """As in a program that calls `asyncio.run` for each job; a closed one serves none."""
+    client = AsyncClient(service.url, token="alice")
+
+    async def streamed() -> str | None:
+        return (await client.stream("hello").answer()).output
+
+    said = [asyncio.run(client.send("hello")).output, asyncio.run(streamed())]
+    assert len({*said, asyncio.run(client.send("hello")).output}) == 1
+    asyncio.run(client.aclose())
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(client.health())
+    gc.collect()
+
+
+async def test_an_async_client_is_used_in_one_event_loop_at_a_time(service: ContractServer) -> None:
+    """Another one is refused while the first runs: connections belong to a loop."""
+    async with AsyncClient(service.url, token="alice") as client:
+        await client.health()
+        with pytest.raises(RuntimeError, match="one event loop at a time"):
+            await asyncio.to_thread(lambda: asyncio.run(client.health()))
+        await client.health()
 
 
 async def test_canceled_caller_frees_its_connection(service: ContractServer) -> None:

@@ -27,9 +27,16 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor, Positioned
-from tealagents.client.waits import AsyncChunks, AsyncToken, async_bearer, async_release, async_sleep, usable
+from tealagents.client.waits import (
+    AsyncChunks,
+    AsyncConnections,
+    AsyncToken,
+    async_bearer,
+    async_release,
+    async_sleep,
+    usable,
+)
 from tealagents.client.wire import (
-    LIMITS,
     Call,
     Close,
     Effect,
@@ -84,12 +91,10 @@ class AsyncClient:
         self._token = usable(token)
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
-        self._owns_http = http is None
-        self._http = http or httpx.AsyncClient(limits=LIMITS)
+        self._connections = AsyncConnections(http)
 
     async def aclose(self) -> None:
-        if self._owns_http:
-            await self._http.aclose()
+        await self._connections.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -280,7 +285,7 @@ class AsyncClient:
         return AsyncItems(flow, self._wire())
 
     def _wire(self) -> "_AsyncWire":
-        return _AsyncWire(self._http, self.base_url, self._token, self._timeouts)
+        return _AsyncWire(self._connections, self.base_url, self._token, self._timeouts)
 
 
 class AsyncItems(Generic[E]):
@@ -346,8 +351,10 @@ class AsyncEventStream(AsyncItems[StreamEvent], Positioned):
 class _AsyncWire:
     """Carries out effects, and holds at most one open stream."""
 
-    def __init__(self, http: httpx.AsyncClient, base_url: str, token: AsyncToken, timeouts: Timeouts) -> None:
-        self._http = http
+    def __init__(
+        self, connections: AsyncConnections, base_url: str, token: AsyncToken, timeouts: Timeouts
+    ) -> None:
+        self._connections = connections
         self._base_url = base_url
         self._token = token
         self._timeouts = timeouts
@@ -372,11 +379,10 @@ class _AsyncWire:
         return None
 
     async def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        request = build_request(
-            self._http, self._base_url, call, await async_bearer(self._token), self._timeouts
-        )
+        http = self._connections.client()
+        request = build_request(http, self._base_url, call, await async_bearer(self._token), self._timeouts)
         try:
-            response = await self._http.send(request, stream=True, follow_redirects=False)
+            response = await http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
                 self._chunks = cast(AsyncChunks, response.aiter_bytes())

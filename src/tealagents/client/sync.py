@@ -29,9 +29,16 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor, Positioned
-from tealagents.client.waits import Chunks, Token, bearer, release, sleep, usable
+from tealagents.client.waits import (
+    Chunks,
+    Connections,
+    Token,
+    bearer,
+    release,
+    sleep,
+    usable,
+)
 from tealagents.client.wire import (
-    LIMITS,
     Call,
     Close,
     Effect,
@@ -86,12 +93,10 @@ class Client:
         self._token = usable(token)
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
-        self._owns_http = http is None
-        self._http = http or httpx.Client(limits=LIMITS)
+        self._connections = Connections(http)
 
     def close(self) -> None:
-        if self._owns_http:
-            self._http.close()
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,7 +285,7 @@ class Client:
         return Items(flow, self._wire())
 
     def _wire(self) -> "_Wire":
-        return _Wire(self._http, self.base_url, self._token, self._timeouts)
+        return _Wire(self._connections, self.base_url, self._token, self._timeouts)
 
 
 class Items(Generic[E]):
@@ -346,8 +351,8 @@ class EventStream(Items[StreamEvent], Positioned):
 class _Wire:
     """Carries out effects, and holds at most one open stream."""
 
-    def __init__(self, http: httpx.Client, base_url: str, token: Token, timeouts: Timeouts) -> None:
-        self._http = http
+    def __init__(self, connections: Connections, base_url: str, token: Token, timeouts: Timeouts) -> None:
+        self._connections = connections
         self._base_url = base_url
         self._token = token
         self._timeouts = timeouts
@@ -372,9 +377,10 @@ class _Wire:
         return None
 
     def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        request = build_request(self._http, self._base_url, call, bearer(self._token), self._timeouts)
+        http = self._connections.client()
+        request = build_request(http, self._base_url, call, bearer(self._token), self._timeouts)
         try:
-            response = self._http.send(request, stream=True, follow_redirects=False)
+            response = http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
                 self._chunks = cast(Chunks, response.iter_bytes())

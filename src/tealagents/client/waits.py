@@ -4,6 +4,7 @@
 `async_sleep`.
 """
 
+import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -12,6 +13,8 @@ from typing import TypeVar
 
 import anyio
 import httpx
+
+from tealagents.client.wire import LIMITS
 
 T = TypeVar("T")
 
@@ -24,6 +27,57 @@ Chunks = Generator[bytes, None, None]
 
 sleep = time.sleep
 async_sleep = anyio.sleep
+
+
+class Connections:
+    """The HTTP client that calls are made with: one that was given, or its own."""
+
+    def __init__(self, given: httpx.Client | None) -> None:
+        self._owned = given is None
+        self._http = given or httpx.Client(limits=LIMITS)
+
+    def client(self) -> httpx.Client:
+        return self._http
+
+    def close(self) -> None:
+        """What was given is left open."""
+        if self._owned:
+            self._http.close()
+
+
+class AsyncConnections:
+    """The HTTP client that calls are made with: one that was given, or its own.
+
+    Connections belong to an event loop. Where that has ended, as in a program that calls `asyncio.run` for
+    each job, the client's own are made anew.
+    """
+
+    def __init__(self, given: httpx.AsyncClient | None) -> None:
+        self._owned = given is None
+        self._http = given or httpx.AsyncClient(limits=LIMITS)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def client(self) -> httpx.AsyncClient:
+        """`RuntimeError` where it is in use in another event loop that still runs."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # of Trio
+            return self._http
+        if loop is not self._loop and self._owned and not self._http.is_closed:
+            if self._loop is not None:
+                if self._loop.is_running():
+                    raise RuntimeError(
+                        "An AsyncClient can be used in one event loop at a time; this one is used in another."
+                        " Make a client for each, or use Client, which serves many threads."
+                    )
+                self._http = httpx.AsyncClient(limits=LIMITS)
+            self._loop = loop
+        return self._http
+
+    async def aclose(self) -> None:
+        """What was given is left open."""
+        if self._owned:
+            await self.client().aclose()
 
 
 def usable(token: T) -> T:
