@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from tealagents.threads import (
     ThreadStore,
     WorkflowThread,
 )
+from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 
 pytest_plugins = ["tealagents.testing.pytest_servers"]
@@ -795,3 +797,10 @@ async def test_old_keys_open_stored_threads(tmp_path: Path) -> None:
     async with open_store(url, env={"TA_ENCRYPTION_KEY": second}) as store:
         with pytest.raises(CorruptState, match="none of those given"):
             await ThreadStore(store, "Tester").load(thread.thread_id)
+
+
+def test_messages_in_redis_need_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said where the store is made, and not with the first message."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ThreadConfigError, match=r"pip install 'tealagents\[redis\]'"):
+        RedisMessages("redis://127.0.0.1:1")

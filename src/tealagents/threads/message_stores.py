@@ -11,6 +11,7 @@ import os
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message
 from tealagents.domain.ports import SEALED
+from tealagents.threads.components import ThreadConfigError
 
 T = TypeVar("T")
 
@@ -283,6 +285,8 @@ class RedisMessages:
         ttl_seconds: int | None = None,
         prefix: str = "tealagents:messages",
     ) -> None:
+        if find_spec("redis") is None:
+            raise ThreadConfigError("RedisMessages needs redis: pip install 'tealagents[redis]'")
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be at least 1")
         self._url = url
