@@ -1,5 +1,7 @@
 """An auth provider of one's own that names no one: nothing is stored for a user that cannot be read."""
 
+import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -30,6 +32,10 @@ class Faulty:
         answer = self.ANSWERS.get(token, Caller(User("t", token)))
 
         async def awaited() -> Any:
+            if token == "canceled":  # as what it waited for was
+                raise asyncio.CancelledError
+            if token == "leaving":
+                sys.exit(3)
             return answer
 
         return answer if token == "sync" else awaited()
@@ -60,6 +66,8 @@ def service() -> Iterator[ServiceThread]:
         ("user", "did not return a Caller"),
         ("text", "did not return a Caller with a User"),
         ("sync", "is not async"),
+        ("canceled", "its authenticate raised CancelledError"),
+        ("leaving", "its authenticate raised SystemExit"),
     ],
 )
 def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: str, why: str) -> None:

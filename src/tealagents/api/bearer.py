@@ -17,6 +17,7 @@ from tealagents.domain.errors import (
     NotFound,
     TealError,
     Unauthenticated,
+    ends_task,
 )
 from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Authenticator
@@ -50,10 +51,15 @@ class Bearer:
     async def _identified(self, token: str) -> Caller:
         """Whom the provider names. `InternalError` where it names no one: it may be anyone's code, and what
         was stored for an id that is no text could not be read again."""
-        answer: object = self._authenticator.authenticate(token)
-        if not isawaitable(answer):
-            raise self._names_no_one("its authenticate is not async")
-        caller = await answer
+        try:
+            answer: object = self._authenticator.authenticate(token)
+            if not isawaitable(answer):
+                raise self._names_no_one("its authenticate is not async")
+            caller = await answer
+        except BaseException as error:
+            if isinstance(error, Exception) or ends_task(error):
+                raise
+            raise self._names_no_one(f"its authenticate raised {type(error).__name__}") from error
         if not (isinstance(caller, Caller) and isinstance(caller.user, User)):
             raise self._names_no_one("its authenticate did not return a Caller with a User")
         try:
