@@ -446,6 +446,19 @@ def raising(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Par
     raise RuntimeError("cannot begin")
 
 
+async def texts_within(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    async for part in parts:
+        yield part.changed(["hello"])  # type: ignore[list-item]
+
+
+async def no_messages(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    yield Part(messages=5)  # type: ignore[arg-type]
+
+
+async def numbered(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    yield Part(standing=5)  # type: ignore[arg-type]
+
+
 async def texts_only(found: AsyncIterator[Any], upcoming: Upcoming) -> AsyncIterator[Any]:
     async for part in found:
         yield part.messages[0].text
@@ -482,6 +495,9 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
         ([raising], "cannot begin"),
         ([every_other, raising], "cannot begin"),
         ([texts_only], "yielded str, not a Part"),
+        ([texts_within], "yielded a Part with a str in place of a Message"),
+        ([no_messages], "not iterable"),
+        ([numbered], "yielded a Part whose standing text is int"),
     ],
 )
 async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:

@@ -218,6 +218,11 @@ def _checked(part: object) -> Part:
     """What a reducer yielded, if that is a part."""
     if not isinstance(part, Part):
         raise TypeError(f"it yielded {type(part).__name__}, not a Part")
+    for each in part.messages:
+        if not isinstance(each, Message):
+            raise TypeError(f"it yielded a Part with a {type(each).__name__} in place of a Message")
+    if not isinstance(part.standing, str):
+        raise TypeError(f"it yielded a Part whose standing text is {type(part.standing).__name__}")
     return part
 
 
