@@ -141,6 +141,20 @@ def test_variables_of_make_are_those_of_the_makefile() -> None:
     assert set().union(*named.values()) <= known
 
 
+def test_what_pages_import_is_public() -> None:
+    """A program that was written by a guide needs no module that may change in any version."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    sentence = page.partition("These modules are public, too:")[2].partition("Everything else")[0]
+    public = set(re.findall(r"`([a-z_.]+)`", sentence))
+    imported = {
+        module
+        for each in PAGES
+        for block in blocks(each, "python")
+        for module in re.findall(r"^\s*from tealagents\.([a-z_.]+) import", block, re.MULTILINE)
+    }
+    assert {each for each in imported if not each.startswith("testing.")} <= public
+
+
 def test_every_page_is_in_the_index() -> None:
     """The index links to every page of the documentation."""
     index = (ROOT / "docs/index.md").read_text()
