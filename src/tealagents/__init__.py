@@ -20,3 +20,8 @@ def __getattr__(name: str) -> Any:
 
         return import_module("tealagents.agent").Agent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Also the names that are imported when they are first asked for."""
+    return sorted({*globals(), *__all__})

@@ -1548,6 +1548,13 @@ def test_importing_the_package_is_cheap() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""
 
 
+@pytest.mark.parametrize("package", ["tealagents", "tealagents.threads"])
+def test_names_that_are_imported_late_are_listed(package: str) -> None:
+    """By `dir`, as a shell does that completes them, before one of them is used."""
+    code = f"import {package} as p; assert {{*p.__all__, '__file__'}} <= {{*dir(p)}}, dir(p)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_public_name_is_there() -> None:
     """What the package says it offers can be imported."""
     import tealagents

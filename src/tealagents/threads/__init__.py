@@ -99,3 +99,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    """Also the names that are imported when they are first asked for."""
+    return sorted({*globals(), *__all__})
