@@ -33,6 +33,8 @@ class TaskConversation:
 
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
+        if not kept.agent.remembers:  # to hand on what others keep would cost a read
+            return {}
         if kept.agent.thread_kind == "remote":
             return await kept.tasks.records.context_of(partition, head) or {}
         if kept.agent.view is None:
@@ -75,7 +77,7 @@ class TaskConversations:
         self.agent = agent
         self.tasks = tasks
         history, records = tasks.history, tasks.records
-        remembers = agent.thread_kind == "local"
+        remembers = agent.remembers and agent.thread_kind == "local"
         #: for agents with a view, and for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)

@@ -101,7 +101,7 @@ class Window(Generic[T]):
 class Windows(Generic[T]):
     """The windows of the tasks last used, within `KEPT_BYTES`.
 
-    `known` makes what is kept of a round. Without `remembers` no context is read.
+    `known` makes what is kept of a round. Without `remembers` no context is read: there is none.
     """
 
     def __init__(
