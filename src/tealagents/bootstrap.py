@@ -315,13 +315,15 @@ async def _is_there(store: BaseStore) -> bool:
         return True
 
 
-async def _still_asks(tasks: Tasks, user_key: str, request_id: str, state: str) -> bool:
-    """Whether a user's request shows the link with this state; one that is running may look for its token."""
+async def _still_asks(tasks: Tasks, user_key: str, request_id: str) -> bool:
+    """Whether a user's request may still need what it asked the user to authorize: it is neither over nor too
+    late. What it shows now does not say so: an approver may have decided the pause with the link."""
     with suppress(NotFound):
         request = (await tasks.request(keys.user(tasks.records.agent, user_key), request_id)).value
         pause = request.pause
-        links = [str(each["url"]) for each in pause.authorizations] if pause else []
-        return request.status == "Running" or any(state in link for link in links)
+        return request.status == "Running" or (
+            request.status == "Paused" and pause is not None and pause.expires_at > tasks.records.clock.now()
+        )
     return False
 
 

@@ -129,10 +129,23 @@ def test_a_link_ends_with_the_request_that_asked(provider: Provider, ended: str)
             time.sleep(1.1)
         visited = httpx.get(back)
         assert visited.status_code == 422
-        assert "Send the message again, or resume the request" in visited.json()["detail"]
+        assert "Send the message again for a new link" in visited.json()["detail"]
         assert "has been used" in httpx.get(back).json()["detail"]
         assert provider.granted == []
         assert send(ada, "call secure-connect {}")["status"] == "Paused"
+
+
+def test_a_link_stays_good_when_an_approver_is_first(service: ServiceThread, provider: Provider) -> None:
+    """The pause that waits for the owner names no link; the owner is on the way back with the first one."""
+    with service.client("ada") as ada, service.client("boss") as boss:
+        paused = send(ada, "call secure-connect {}")
+        back = back_from(provider, "Ada", paused)
+        resume = f"/requests/{paused['request_id']}/resume"
+        assert boss.post(resume, json={"action": "approve"}).json()["status"] == "Paused"
+        assert httpx.get(back).status_code == 200
+        second = ada.get(f"/requests/{paused['request_id']}").json()["content"]
+        which = {"approval_id": second["approval_id"]}
+        assert ada.post(resume, params=which, json={"action": "approve"}).json()["status"] == "Completed"
 
 
 def test_a_link_ends_once_another_has_been_used(service: ServiceThread, provider: Provider) -> None:

@@ -26,13 +26,14 @@ PATIENCE, PAUSE = 8.0, 0.1
 #: what may be the matter with any call while processes come and go
 ALWAYS = frozenset({"draining", "persistence_unavailable", "interrupted", "overloaded", "not_found"})
 SENT = ALWAYS | {
+    "approval_expired",  # sent again under its key, when no one had decided
     "task_busy",
     "approval_pending",
     "request_canceled",
     "request_in_progress",
     "request_timeout",
 }
-DECIDED = SENT | {"already_decided", "approval_expired", "not_found"}
+DECIDED = SENT | {"already_decided"}
 REUSED = ALWAYS | {"idempotency_key_reused", "request_in_progress"}
 CHANGED = ALWAYS | {"task_busy", "approval_pending", "invalid_request"}
 #: the way of OpenAI to offer a tool

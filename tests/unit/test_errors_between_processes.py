@@ -18,6 +18,8 @@ from tealagents.domain.errors import (
     InsufficientScope,
     InvalidRequest,
     ModelFailed,
+    NeedsAuthorization,
+    NeedsOwner,
     Overloaded,
     PersistenceUnavailable,
     RequestInProgress,
@@ -42,6 +44,8 @@ RAISED: list[Exception] = [
     ModelFailed("away", retry_after=2, http_status=500),
     CorruptState("log/1", "is cut", place="in /data", task_id="t"),
     PersistenceUnavailable("no host db"),
+    NeedsAuthorization("mail", "https://auth.example", ("read",), begun=True),
+    NeedsOwner("not yours", begun=True),
     ThreadMismatch("another agent's"),
 ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
 from tools_setup import Context, by_name
@@ -797,11 +798,55 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
     first = (await consents.ask(Context(), server)).url
     now[0] += 11
 
+    looked = 0
+
     async def away(*_: object) -> tuple[int, Json]:
+        nonlocal looked
+        looked += 1
         raise ToolFailed("It is away.")
 
     monkeypatch.setattr(oauth, "token_request", away)
-    assert (await consents.ask(Context(), server)).url == first
+    for _ in range(3):  # each look would cost the user a while
+        assert (await consents.ask(Context(), server)).url == first
+    assert looked == 1
+
+
+async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None:
+    """Whether the link is still wanted is looked up before it is used up."""
+    pretender.publish()
+    server, consents = ProtectedServer(name="x", issuer=pretender.url, client_id="me"), Consents(CALLBACK)
+    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    answers: list[bool | Exception] = [PersistenceUnavailable("away"), True]
+
+    async def still_asks(*_: str) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    consents.still_asks = still_asks
+    with pytest.raises(PersistenceUnavailable):
+        await consents.complete(state, "code")
+    assert await consents.complete(state, "code") == "x"
+
+
+async def test_an_endpoint_that_does_not_answer_in_time_is_not_looked_for(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and may have taken the refresh token: the user reads which one it is."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+
+    async def slow(*_: object) -> tuple[int, Json]:
+        raise ToolFailed("slow is slow") from httpx2.ReadTimeout("slow")
+
+    async def found(*_: object) -> str:
+        raise AssertionError("it was looked for")
+
+    monkeypatch.setattr(oauth, "token_request", slow)
+    monkeypatch.setattr(oauth, "_token_endpoint", found)
+    with pytest.raises(ToolFailed, match="slow is slow"):
+        await Consents(CALLBACK, secrets=secrets).token(Context(), server)
 
 
 async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:

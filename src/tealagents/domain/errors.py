@@ -32,7 +32,15 @@ import copyreg
 from typing import Any, ClassVar
 
 
-class TealError(Exception):
+class _Copied(Exception):
+    """Can be copied, and passed between processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
+        return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
+
+
+class TealError(_Copied):
     """Base of all. `ids` holds those of session_id, task_id, request_id, approval_id that are known."""
 
     code: ClassVar[str] = "internal_error"
@@ -43,10 +51,6 @@ class TealError(Exception):
         #: seconds after which trying again can help, or None
         self.retry_after = retry_after
         self.ids: dict[str, str] = {name: value for name, value in ids.items() if value is not None}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
-        return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
     def with_ids(self, **ids: str | None) -> "TealError":
         """The same error, knowing more ids; those it had stay."""
@@ -338,7 +342,7 @@ class ToolFailed(Exception):
         self.unknown = unknown
 
 
-class NeedsAuthorization(Exception):
+class NeedsAuthorization(_Copied):
     """Raised by a tool that needs the user's own consent before it can be called.
 
     `url` is where the user grants it; it is shown in the pause's `authorizations`. `begun` says that the
@@ -353,7 +357,7 @@ class NeedsAuthorization(Exception):
         self.begun = begun
 
 
-class NeedsOwner(Exception):
+class NeedsOwner(_Copied):
     """Raised by a tool that needs the owner's token while another user's request is running it.
 
     `begun` as in `NeedsAuthorization`.

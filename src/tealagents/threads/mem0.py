@@ -54,7 +54,7 @@ class Mem0Provider(ContextProvider):
 
     def __init__(self, options: Mem0Options | None = None) -> None:
         super().__init__(options)
-        if find_spec("mem0") is None:
+        if sys.modules.get("mem0") is None and find_spec("mem0") is None:
             raise _missing("mem0")
 
     async def __aenter__(self) -> "Mem0Provider":

@@ -8,6 +8,7 @@ service.
 import asyncio
 import fcntl
 import os
+import sys
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
@@ -285,7 +286,7 @@ class RedisMessages:
         ttl_seconds: int | None = None,
         prefix: str = "tealagents:messages",
     ) -> None:
-        if find_spec("redis") is None:
+        if sys.modules.get("redis") is None and find_spec("redis") is None:
             raise ThreadConfigError("RedisMessages needs redis: pip install 'tealagents[redis]'")
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be at least 1")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
 
+import httpx2
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -60,6 +61,8 @@ SEEN_SECONDS = 60.0
 #: for how long a replica that dies while it renews a grant holds up the others: longer than an answer takes;
 #: and how often the others look
 RENEWAL_SECONDS, RENEWAL_PAUSE = ANSWER_SECONDS + 5, 0.2
+#: seconds for an authorization server to say whether it knows this service, which a user waits for
+PROBE_SECONDS = 5.0
 #: between two tries to store a renewed grant, while the store is away
 SAVE_SECONDS = 1.0
 #: characters that are shown of why an authorization server refused
@@ -109,8 +112,8 @@ class Consents:
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._callback_url = callback_url
-        #: whether a user's request (the two first) still asks by the link with a state; None: all do
-        self.still_asks: Callable[[str, str, str], Awaitable[bool]] | None = None
+        #: whether a user's request may still need what it asked for; None: all do
+        self.still_asks: Callable[[str, str], Awaitable[bool]] | None = None
         self._secrets = secrets
         self._now = now
         self._pending = PendingConsents(secrets, now, pending_seconds)
@@ -225,14 +228,17 @@ class Consents:
         grant = self._usable(stored, server)
         if stored is None or grant is None:
             return None
-        grant, status, answer = await self._asked_to_renew(server, grant)
+        try:
+            # beyond that another replica renews it, with the same token
+            async with asyncio.timeout(RENEWAL_SECONDS - 1):
+                grant, status, answer = await self._asked_to_renew(server, grant)
+        except TimeoutError:
+            raise _not_now(grant) from None
         if status != 200 or "access_token" not in answer:
             error = answer.get("error", "")
             logger.info("%s did not renew a user's token: %s", grant.at.issuer, error or status)
             if status >= 500 or status in (408, 429) or error in _FOR_NOW:
-                raise ToolFailed(
-                    f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
-                )
+                raise _not_now(grant)
             current = await self._stored(user_key, server)
             newer = self._usable(current, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
@@ -262,6 +268,8 @@ class Consents:
         try:
             status, answer = await self._asked_for_token(grant.at, form)
         except ToolFailed as error:
+            if not isinstance(error.__cause__, httpx2.ConnectError | None):  # it is there
+                raise
             failed, status, answer = error, 404, {}
         if status not in _GONE:
             return grant, status, answer
@@ -392,8 +400,10 @@ class Consents:
         if self._registrations.may_be_forgotten(at.client):
             form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
             form["redirect_uri"] = self._callback_url or ""
-            with suppress(ToolFailed):  # it may be back when the user visits the link
-                await self._asked_for_token(at, form)
+            self._registrations.seen(at.client)  # without an answer, too, it is not asked again at once
+            with suppress(ToolFailed, TimeoutError):  # it may be back when the user visits the link
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self._asked_for_token(at, form)
         return self._registrations.has(at.client)
 
     def _url(self, endpoint: str, state: str, pending: PendingConsent) -> str:
@@ -423,8 +433,14 @@ class Consents:
         Returns the name of the server it is for. A state can be used once. `iss` is the callback's
         parameter of this name, if it has one. Raises `InvalidRequest` that says what to do.
         """
-        pending = await self._pending.take(state, iss)
-        await self._check_wanted(state, pending)
+        asked = await self._pending.known(state, iss)
+        try:  # before it is used up: the store may be away
+            if asked is not None:
+                await self._check_wanted(asked)
+        except InvalidRequest:
+            await self._pending.take(state)
+            raise
+        pending = await self._pending.take(state)
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -451,14 +467,14 @@ class Consents:
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
 
-    async def _check_wanted(self, state: str, pending: PendingConsent) -> None:
+    async def _check_wanted(self, pending: PendingConsent) -> None:
         """Refuses what would grant something that no request waits for, or replace what the user granted."""
         name, asked = pending.server_name, (pending.user_key, pending.request_id)
-        if self.still_asks is not None and not await self.still_asks(*asked, state):
+        if self.still_asks is not None and not await self.still_asks(*asked):
             raise InvalidRequest(
                 "state",
-                f"the request that asked to authorize {name} has ended, or no longer asks for it. Send the "
-                "message again, or resume the request, for a new link",
+                f"the request that asked to authorize {name} has ended. Send the message again "
+                "for a new link",
             )
         if await self._last_consent(pending.user_key, pending.server_key) not in ("", pending.consent):
             raise InvalidRequest(
@@ -480,7 +496,8 @@ class Consents:
 
         Returns what the user is shown: that nothing was granted, or what the server says is wrong.
         """
-        pending = await self._pending.take(state, iss)
+        await self._pending.known(state, iss)
+        pending = await self._pending.take(state)
         said = ": ".join(filter(None, (error, description)))[:MAX_REASON]
         denied = error == "access_denied"
         logger.log(
@@ -505,6 +522,10 @@ async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
             return None
     endpoint: str = (await server_metadata(server, issuer))["token_endpoint"]
     return endpoint
+
+
+def _not_now(grant: _Grant) -> ToolFailed:
+    return ToolFailed(f"{grant.at.issuer} did not renew the user's authorization now. Try again later.")
 
 
 @asynccontextmanager

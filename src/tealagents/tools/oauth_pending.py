@@ -113,13 +113,8 @@ class PendingConsents:
             await self._secrets.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
         self._asked[asked] = (state, authorization)
 
-    async def take(self, state: str, iss: str | None = None) -> PendingConsent:
-        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old.
-
-        An answer that names another issuer in `iss` (RFC 9207) does not use it up: the user's own is to come.
-        """
-        if (known := await self._known(state)) is not None:
-            _check_issuer(known, iss)
+    async def take(self, state: str) -> PendingConsent:
+        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
         pending = self._pending.pop(state, None)
         if self._secrets:
             stored = await self._secrets.take(PENDING_CONSENTS, _digest(state))
@@ -131,11 +126,19 @@ class PendingConsents:
             )
         return pending
 
-    async def _known(self, state: str) -> PendingConsent | None:
+    async def known(self, state: str, iss: str | None) -> PendingConsent | None:
+        """What the state stands for, which is not used up; None where it is used already.
+
+        `InvalidRequest` for an answer that names another issuer in `iss` (RFC 9207): the user's is to come.
+        """
         if self._secrets is None:
-            return self._pending.get(state)
-        stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
-        return msgspec.json.decode(stored, type=PendingConsent) if stored else None
+            pending = self._pending.get(state)
+        else:
+            stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
+            pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
+        if pending is not None:
+            _check_issuer(pending, iss)
+        return pending
 
 
 def _check_issuer(pending: PendingConsent, iss: str | None) -> None:
