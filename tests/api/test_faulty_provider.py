@@ -2,10 +2,14 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import pytest
+from talk import in_service
 from wire import problem, text
 
 from tealagents.domain.models import Caller, User
@@ -26,6 +30,9 @@ class Faulty:
         "sync": Caller(User("t", "ada")),
     }
 
+    #: a call has come that is held up
+    HELD: ClassVar = threading.Event()
+
     def __init__(self, options: object, clock: object) -> None: ...
 
     def authenticate(self, token: str) -> Any:
@@ -34,6 +41,9 @@ class Faulty:
         async def awaited() -> Any:
             if token == "canceled":  # as what it waited for was
                 raise asyncio.CancelledError
+            if token == "held":
+                self.HELD.set()
+                await asyncio.Event().wait()
             if token == "leaving":
                 sys.exit(3)
             return answer
@@ -54,6 +64,25 @@ class Faulty:
 def service() -> Iterator[ServiceThread]:
     with offline_service(env={"TA_AUTH": f"{__name__}:Faulty"}) as (running, _):
         yield running
+
+
+@pytest.mark.parametrize(("path", "code"), [("", "code"), ("/openai/v1/responses", "error")])
+def test_what_the_server_cuts_off_is_answered_in_the_words_of_its_protocol(path: str, code: str) -> None:
+    """A process that has drained waits only so long for a call that something holds up, such as a store."""
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        running = stack.enter_context(ExitStack())
+        env = {"TA_AUTH": f"{__name__}:Faulty"}
+        service, _ = running.enter_context(offline_service(env=env, protocols=["openai"]))
+        client = stack.enter_context(service.client("held"))
+        Faulty.HELD.clear()
+        answer = pool.submit(client.post, path, json=text("hi"))
+        assert Faulty.HELD.wait(60)
+        in_service(service, service.app.exchange.service.drain(0))
+        running.close()
+        held = answer.result(60)
+    assert held.status_code == 503, held.text
+    said = held.json() if code == "code" else held.json()["error"]
+    assert said["code"] == "persistence_unavailable"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The application of one protocol: its routes, its errors, its protected resource, and who may call."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from starlette.applications import Starlette
@@ -50,8 +51,11 @@ class _Authenticated:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        caller = await self._exchange.identify(request)
-        response = await self._handler(self._exchange, caller, request, **request.path_params)
+        try:
+            caller = await self._exchange.identify(request)
+            response = await self._handler(self._exchange, caller, request, **request.path_params)
+        except asyncio.CancelledError as canceled:
+            raise self._exchange.cut_off(canceled) from None
         await response(scope, receive, send)
 
 

@@ -167,6 +167,13 @@ class Exchange:
         directory = self.tasks.directory
         return await directory.locate(caller, kind, identifier, reading=reading, deciding=deciding)
 
+    def cut_off(self, canceled: asyncio.CancelledError) -> BaseException:
+        """What a call is answered that is canceled: the server ends those that a drained process still has,
+        such as where the store does not answer, and would send a text of its own."""
+        if not self.service.admission.draining:
+            return canceled
+        return PersistenceUnavailable("the process ends, and the store has not answered", retry_after=1)
+
     def partition(self, caller: Caller) -> str:
         """The partition of what is the caller's own."""
         return self.records.partition(caller.user)

@@ -3,6 +3,7 @@
 FastAPI costs a third of the start of a process and a tenth of a turn, and this API reads its bodies itself.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from inspect import Parameter as Argument
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tealagents.api import query
+from tealagents.api.v1alpha1.context import exchange_of
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -138,7 +140,10 @@ class _Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         given = self._arguments(request) if self._takes_more else {}
-        response = await self._endpoint(request, **given)
+        try:
+            response = await self._endpoint(request, **given)
+        except asyncio.CancelledError as canceled:
+            raise exchange_of(request).cut_off(canceled) from None
         await response(scope, receive, send)
 
     @cached_property
