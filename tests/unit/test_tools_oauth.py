@@ -811,6 +811,19 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
     assert looked == 1
 
 
+async def test_a_consent_without_a_refresh_token_ends_other_links_too(pretender: Pretender) -> None:
+    """Although nothing of it is stored: a link of before would replace it."""
+    pretender.publish()
+    pretender.answered = {"refresh_token": ""}
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    consents = Consents(CALLBACK, secrets=SecretStore())
+    asked = [await consents.ask(Context(request_id=each), server) for each in ("1", "2")]
+    first, second = (parse_qs(urlsplit(each.url).query)["state"][0] for each in asked)
+    assert await consents.complete(first, "code") == "x"
+    with pytest.raises(InvalidRequest, match="another link"):
+        await consents.complete(second, "code")
+
+
 async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None:
     """Whether the link is still wanted is looked up before it is used up."""
     pretender.publish()

@@ -484,10 +484,9 @@ class Consents:
             )
 
     async def _last_consent(self, user_key: str, server_key: str) -> str:
-        """Empty where there is none. Without a store no other process can complete what this one asks for."""
-        if self._secrets:
-            stored = await self._secrets.get(user_key, server_key)
-            return msgspec.json.decode(stored, type=_Grant).consent if stored else ""
+        """Empty where there is none. Of one without a refresh token, nothing is stored."""
+        if self._secrets and (stored := await self._secrets.get(user_key, server_key)):
+            return msgspec.json.decode(stored, type=_Grant).consent
         access = self._access.get((user_key, server_key))
         return access.consent if access else ""
 
