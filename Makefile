@@ -12,6 +12,9 @@ PORT   ?= 8000
 # Tests wait for servers, leases and processes; but each worker collects all tests and starts servers of its own.
 WORKERS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 
+# A file is run by one worker: what its tests share is started once.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+
 # Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -43,7 +46,7 @@ run: $(READY) ## Serve configs/hello.yaml on http://127.0.0.1:8000, without any 
 	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
 
 test: $(COMPILED) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE)
 
 # What the tests themselves need stays as it is locked. Old versions warn of the newer ones of what they use.
 lowest: $(READY) $(TOOLS) ## Run the tests with the oldest libraries that pyproject.toml allows
@@ -53,7 +56,7 @@ lowest: $(READY) $(TOOLS) ## Run the tests with the oldest libraries that pyproj
 	@$(BIN)/uv pip compile --quiet --resolution lowest-direct --extra all pyproject.toml --output-file $(LOWEST)/lock
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -r $(LOWEST)/lock
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps --no-build-isolation -e .
-	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -W ignore::DeprecationWarning
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(BY_FILE) -W ignore::DeprecationWarning
 
 check: $(READY) ## Lint, types, generated code, and which layer may import which
 	@$(BIN)/python scripts/generate_sync_client.py --check

@@ -81,6 +81,13 @@ def test_every_folder_opens_with_its_map() -> None:
         assert there <= set(re.findall(r"`(\w+)`", map_of_it)), package
 
 
+def test_every_folder_of_tests_is_run() -> None:
+    """`testpaths` puts the folders in an order, and omits none of them."""
+    paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
+    there = {path.relative_to(ROOT).parts[:2] for path in ROOT.glob("tests/**/test_*.py")}
+    assert set(paths) == {"/".join(parts) for parts in there}
+
+
 def test_contracts_name_each_layer_and_adapter() -> None:
     """The arrows that import-linter holds are those between folders that exist."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
