@@ -4,16 +4,21 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 from threads_setup import CountedStore, Engine, call
 
+from tealagents.api import bodies
+from tealagents.api.v1alpha1.time_travel import AROUND
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Governance, ToolContext, ToolSpec
 from tealagents.state.changes import Changes
+from tealagents.state.codec import encode_json
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
@@ -299,6 +304,13 @@ async def test_what_a_reducer_keeps_that_is_no_json_stays_as_it_was(store: Count
     assert noting.seen == [None, 1, 1]
 
 
+async def brought_back(engine: Engine, task_id: str) -> None:
+    """Exports, deletes and imports a task, as a client does: what comes back was JSON in between."""
+    document = bodies.parse(encode_json(await export(engine.tasks, engine.partition, task_id)), around=AROUND)
+    await Eraser(engine.tasks).delete_task(engine.partition, task_id)
+    await TaskImporter(engine.tasks).import_(engine.caller, document)
+
+
 # --- when it fails --------------------------------------------------------------------------------
 
 
@@ -387,6 +399,40 @@ async def test_what_a_failed_provider_says_is_fit_for_clients(
         (failed,) = [step for step in await engine.steps(record.task_id) if step.is_error]
     assert record.status == "Completed"
     assert failed.output == {"error": shown}
+
+
+@pytest.mark.parametrize("where", ["instructions", "messages", "tools", "invoking", "invoked"])
+async def test_what_a_provider_says_is_made_storable(
+    store: CountedStore, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name of a file that is no UTF-8, say; the task can be continued, exported and imported.
+    covers: THREAD-10, TASK-5"""
+    said = "caf\udce9\0"
+    caplog.set_level("CRITICAL", "tealagents.threads")  # pytest could not report what it captured
+
+    class Latin(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            if where == "invoking":
+                raise LookupError(said)
+            bell = SimpleNamespace(spec=replace(Bell.spec, name="caf\0\0"))
+            added = {"instructions": said, "messages": (invocation.message(said),), "tools": (bell,)}
+            return Context(**{where: added[where]}) if where in added else None  # type: ignore[arg-type]
+
+        async def invoked(
+            self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+        ) -> None:
+            if where == "invoked":
+                raise LookupError(said)
+
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([Latin()])) as engine:
+        record = await engine.say("hello")
+        (step,) = [step for step in await engine.steps(record.task_id) if step.kind == "context"]
+        await brought_back(engine, record.task_id)
+        assert (await engine.say("again", record.task_id)).status == "Completed"
+    assert record.status == "Completed"
+    assert "caf\ufffd\ufffd" in str(step.output)
+    assert ("caf\ufffd\ufffd" in last_sent(model)) == (where in ("instructions", "messages"))
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,16 @@ async def test_a_summary_takes_the_place_of_what_lies_further_back() -> None:
     assert "q4" in asked[1]
 
 
+async def test_a_summary_is_made_storable() -> None:
+    """The task that it is kept in can be exported and imported. covers: THREAD-8, TASK-5"""
+    view = View([reducer("summarize", max_messages=6, keep_messages=2)])
+    memory: dict[str, Json] = {}
+    model = ScriptedModel(lambda _: "They\0 talked \ud83d")
+    composed = await prompt_of(view, HELLOS, [said("user", "now")], model=model, memory=memory).compose()
+    assert memory["summarize"]["text"] == "They\ufffd talked \ufffd"
+    assert composed.reports[0].output == {"summary": "They\ufffd talked \ufffd"}
+
+
 async def test_a_summary_is_not_read_behind() -> None:
     """What it covers is not asked for again."""
     view = View([reducer("summarize", max_messages=6, keep_messages=2)])
@@ -486,6 +496,18 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
         await sent(View([tearing]), history, [said("user", "now")])
     with pytest.raises(ViewFailed, match=r"failing failed .*cannot bear 0"):
         await sent(View([failing]), history, [said("user", "now")])
+
+
+async def test_what_a_reducer_raises_is_made_storable() -> None:
+    """It is the error of the request. covers: THREAD-8"""
+
+    async def failing(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+        raise LookupError("caf\udce9\0")
+        yield
+
+    with pytest.raises(ViewFailed) as failed:
+        await sent(View([failing]), HELLOS, [said("user", "now")])
+    assert "LookupError: caf\ufffd\ufffd" in failed.value.detail
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tealagents.domain.errors import ContextProviderFailed, described, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
+from tealagents.domain.texts import storable
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
@@ -286,7 +287,16 @@ async def _context(provider: ContextProvider, invocation: Invocation) -> Context
         raise TypeError("messages must all be of the class Message")
     if not all(isinstance(getattr(tool, "spec", None), ToolSpec) for tool in context.tools):
         raise TypeError("tools must all have a ToolSpec")
-    return context
+    return replace(
+        context,
+        instructions=storable(context.instructions),
+        messages=tuple(map(_storable, context.messages)),
+    )
+
+
+def _storable(message: Message) -> Message:
+    items = tuple(replace(item, content=storable(item.content)) for item in message.items)
+    return replace(message, items=items)
 
 
 async def _watched(
@@ -310,7 +320,7 @@ async def _watched(
             raise
         log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
         late = isinstance(error, Overdue)
-        failed = f"took longer than {seconds:g} seconds" if late else described(error)
+        failed = f"took longer than {seconds:g} seconds" if late else storable(described(error))
     if failed and provider.options.required and earlier is None:
         raise ContextProviderFailed(
             f"The context provider {provider.name} failed in {what}: {failed.rstrip('.')}."
@@ -333,6 +343,6 @@ def _with_what_was_added(report: Report, context: Context | None) -> Report:
     added: Json = {
         "instructions": context.instructions,
         "messages": [message.text for message in context.messages],
-        "tools": [tool.spec.name for tool in context.tools],
+        "tools": [storable(tool.spec.name) for tool in context.tools],
     }
     return replace(report, output={name: value for name, value in added.items() if value})

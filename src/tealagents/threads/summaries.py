@@ -10,6 +10,7 @@ from tealagents.domain.errors import ModelFailed, TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model, ModelCall
+from tealagents.domain.texts import storable
 from tealagents.threads.reducers import ReducerOptions, text_message
 from tealagents.threads.views import Part, Report, Stopwatch, Upcoming
 
@@ -161,7 +162,7 @@ def _line(message: Message, most: int) -> str:
 
 
 async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelDone]:
-    """One call of the model, outside of any conversation: what it says, and how it ends."""
+    """One call of the model, outside of any conversation: what it says, made storable, and how it ends."""
     messages = (model.encode(text_message(text)) for text in texts)
     call = ModelCall(prompt=(model.encode_system(instructions), *messages))
     answer: list[str] = []
@@ -175,4 +176,4 @@ async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelD
                     answer.append(event.text)
     if done is None:
         raise ModelFailed("The model service ended without an answer.")
-    return "".join(answer).strip(), done
+    return storable("".join(answer)).strip(), done

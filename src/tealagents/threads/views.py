@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import TealError, ViewFailed, described
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
+from tealagents.domain.texts import storable
 from tealagents.state.codec import encode_json
 from tealagents.state.history import grouped
 
@@ -172,7 +173,8 @@ class View:
             raise
         except Exception as error:
             which = "The reducer" if len(self.names) == 1 else "One of the reducers"
-            raise ViewFailed(f"{which} {', '.join(self.names)} failed ({described(error)}).") from error
+            why = storable(described(error))
+            raise ViewFailed(f"{which} {', '.join(self.names)} failed ({why}).") from error
         finally:
             for stream in reversed(streams):
                 if iscoroutine(stream):  # of a reducer without `yield`
