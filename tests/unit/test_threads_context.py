@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from pydantic import BaseModel
-from threads_setup import CountedStore, Engine, call
+from threads_setup import AT, CountedStore, Engine, call
 
 from tealagents.api import bodies
 from tealagents.api.v1alpha1.time_travel import AROUND
@@ -230,6 +230,27 @@ async def test_a_failed_request_leaves_the_state_as_it_was(store: CountedStore) 
     assert "This is turn 2." in last_sent(model)
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+#: what a task's document could not bring back
+UNFIT: Json = {
+    "odd": object(),
+    "nul": "a\0b",
+    "huge": 2**80,
+    "deep": nested(80),
+    "inf": float("inf"),
+    "nan": [float("nan")],
+    "date": AT,
+    "numbered": {1: "one"},
+    "slow": [1e300] * 200,
+}
+
+
 class Hoarder(Clerk):
     """Keeps more than it may, or what cannot be kept."""
 
@@ -238,12 +259,25 @@ class Hoarder(Clerk):
     ) -> None:
         await super().invoked(invocation, response, error)
         if invocation.text != "one":
-            things = {"much": "x" * 100_000, "odd": object(), "round": invocation.state}
+            things = {"much": "x" * 100_000, "round": invocation.state, **UNFIT}
             invocation.state["things"] = things.get(invocation.text)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("much", "100023 bytes"), ("odd", "not JSON"), ("round", "not JSON")]
+    ("text", "why"),
+    [
+        ("much", "100023 bytes"),
+        ("odd", "not JSON"),
+        ("round", "not JSON"),
+        ("nul", "things holds a NUL character"),
+        ("huge", "things is an integer beyond 64 bits"),
+        ("deep", "it is nested deeper than 64 levels"),
+        ("inf", "not JSON"),
+        ("nan", "not JSON"),
+        ("date", "not JSON"),
+        ("numbered", "things has a name that is not a string"),
+        ("slow", "it holds too many numbers"),
+    ],
 )
 async def test_state_that_cannot_be_kept_stays_as_it_was(store: CountedStore, text: str, why: str) -> None:
     """With a step that says so; the request is none the worse. covers: THREAD-10"""
@@ -302,6 +336,51 @@ async def test_what_a_reducer_keeps_that_is_no_json_stays_as_it_was(store: Count
     assert (reported.kind, reported.name) == ("reduction", "noting")
     assert "its state in the thread was not changed: it is not JSON" in str(reported.output)
     assert noting.seen == [None, 1, 1]
+
+
+@pytest.mark.parametrize("unfit", [*UNFIT.values(), "x" * 300_000], ids=[*UNFIT, "much"])
+async def test_a_task_can_be_imported_whatever_a_reducer_tried_to_keep(
+    store: CountedStore, unfit: Any
+) -> None:
+    """It keeps what it kept before, with a step that says so. covers: THREAD-8, TASK-5"""
+    noting = Noting(1)
+    async with Engine(store, ScriptedModel(), view=View([noting])) as engine:
+        task_id = (await engine.say("one")).task_id
+        noting.kept = unfit
+        assert (await engine.say("two", task_id)).status == "Completed"
+        (reported,) = [step for step in await engine.steps(task_id) if step.is_error]
+        await brought_back(engine, task_id)
+        await engine.say("last", task_id)
+    assert (reported.kind, reported.name) == ("reduction", "noting")
+    assert "its state in the thread was not changed" in str(reported.output)
+    assert noting.seen == [None, 1, 1]
+
+
+async def test_what_many_keep_is_bounded_in_all(store: CountedStore) -> None:
+    """The largest changes are undone; what is as it was stays. covers: THREAD-10, TASK-5"""
+
+    class Large(ContextProvider):
+        async def invoked(
+            self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+        ) -> None:
+            if invocation.text != "one":
+                invocation.state["x"] = "x" * (15_000 + int(self.name))
+
+    providers: list[ContextProvider] = []
+    for n in range(20):
+        providers.append(Large())
+        providers[-1].name = str(n)
+    noting = Noting("n" * 20_000)
+    async with Engine(store, ScriptedModel(), providers=Providers(providers), view=View([noting])) as engine:
+        task_id = (await engine.say("one")).task_id
+        record = await engine.say("two", task_id)
+        reported = [step for step in await engine.steps(task_id) if step.is_error]
+        await brought_back(engine, task_id)
+    assert [step.name for step in reported] == ["19", "18", "17", "16"]
+    assert "what the thread remembers is larger than 262144 bytes" in str(reported[0].output)
+    assert record.context is not None
+    assert record.context["view"] == {"noting": "n" * 20_000}
+    assert len(record.context["providers"]) == 16
 
 
 async def brought_back(engine: Engine, task_id: str) -> None:

@@ -28,17 +28,15 @@ from typing_extensions import TypeVar
 
 from tealagents.domain.errors import Draining, InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.json_limits import (
-    DEEPEST,
-    LARGEST_INTEGER,
     MOST_EXTREMES,
     MOST_VALUES,
-    SMALLEST_INTEGER,
     TOO_SLOW,
     too_many,
     too_slow,
 )
 from tealagents.domain.models import Json
-from tealagents.domain.texts import is_encodable
+from tealagents.domain.texts import TOO_DEEP, check_storable
+from tealagents.domain.texts import short as short  # the protocols word their refusals with it, too
 from tealagents.engine.admission import Admission
 
 T = TypeVar("T", bound=BaseModel)
@@ -57,11 +55,8 @@ BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
 FREE = 64 * 1024
 #: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
 MESSAGE_COUNTER = "tealagents.message_counter"
-_TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: values that a body may hold, and one more for so many bytes of an exported task
 VALUES, BYTES_PER_VALUE, BYTES_PER_EXTREME = MOST_VALUES, 20, 1000
-#: characters of what a client sent that a refusal repeats, to say where it is wrong
-REPEATED = 200
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
 #: each takes a kilobyte of memory
 MISTAKES = 1000
@@ -249,9 +244,8 @@ def require_json(request: Request) -> None:
 
 
 def parse(body: bytes, *, around: int = 0) -> Any:
-    """The JSON value of a body, free of what cannot be stored: NUL, lone surrogates, endless depth.
-
-    `around`, of a task's document, is how many levels are around what can be nested as deeply as in any body.
+    """The JSON value of a body, free of what cannot be stored; `around`, of a task's document: see
+    `check_storable`.
     """
     _check_values(body, VALUES + len(body) // BYTES_PER_VALUE if around else VALUES)
     if too_slow(body, MOST_EXTREMES + len(body) // BYTES_PER_EXTREME if around else MOST_EXTREMES):
@@ -260,7 +254,7 @@ def parse(body: bytes, *, around: int = 0) -> Any:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         _explain(body, error)
-    _check(value, around)
+    check_storable(value, around)
     return value
 
 
@@ -277,7 +271,7 @@ def identified(body: bytes) -> Json | None:
         given = json.loads(body)  # which reads lone surrogates, too
         if isinstance(given, dict):
             found = {name: given.get(name) for name in ("id", "method")}
-            _check(found)
+            check_storable(found)
             return found
     return None
 
@@ -285,62 +279,13 @@ def identified(body: bytes) -> Json | None:
 def _explain(body: bytes, error: Exception) -> NoReturn:
     """Says where a body that could not be read goes wrong."""
     if isinstance(error, RecursionError) or "recursion" in str(error).lower():
-        raise InvalidRequest("body", _TOO_DEEP) from None
+        raise InvalidRequest("body", TOO_DEEP) from None
     if isinstance(error, UnicodeDecodeError):
         raise InvalidRequest("body", "is not UTF-8", malformed=True) from None
     if b"\\u" in body:
         with contextlib.suppress(ValueError, RecursionError):
-            _check(json.loads(body))
+            check_storable(json.loads(body))
     raise InvalidRequest("body", f"is not valid JSON: {error}", malformed=True) from None
-
-
-class _Unfit(Exception):
-    """A value within a body that cannot be kept; on its way out it learns where it was."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path: list[str] = []
-
-    def within(self, part: object) -> "_Unfit":
-        self.path.append(short(str(part)))
-        return self
-
-
-def _check(value: Any, around: int = 0) -> None:
-    try:
-        _look_through(value, -around)
-    except _Unfit as unfit:
-        raise InvalidRequest(".".join(reversed(unfit.path)) or "body", unfit.reason) from None
-
-
-def _look_through(value: Any, depth: int) -> None:
-    if depth > DEEPEST:
-        raise InvalidRequest("body", _TOO_DEEP)
-    if isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _check_text(key)
-            try:
-                _look_through(inner, depth + 1)
-            except _Unfit as unfit:
-                raise unfit.within(key) from None
-    elif isinstance(value, list):
-        for n, inner in enumerate(value):
-            try:
-                _look_through(inner, depth + 1)
-            except _Unfit as unfit:
-                raise unfit.within(n) from None
-    elif isinstance(value, int) and not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
-        raise _Unfit("is an integer beyond 64 bits")
-
-
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise _Unfit("holds a NUL character")
-    if not text.isascii() and not is_encodable(text):
-        raise _Unfit("holds a lone surrogate, which is not a character")
 
 
 def validated(kind: type[T], value: Any) -> T:
@@ -442,11 +387,6 @@ def _counted(error: ErrorDetails) -> str | None:
 
 def _field(error: ErrorDetails) -> str:
     return short(".".join(map(str, error["loc"]))) or "body"
-
-
-def short(text: str) -> str:
-    """What a client sent, as far as a refusal repeats it."""
-    return text if len(text) <= REPEATED else text[:REPEATED] + "…"
 
 
 def _lowered(text: str) -> str:

@@ -43,7 +43,7 @@ from tealagents.state.history import open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
-from tealagents.threads.views import Part, Report, Upcoming, restored_memory
+from tealagents.threads.views import Part, Report, Upcoming, restored_context, restored_memory
 
 #: seconds that context providers get, in all, to handle a request that failed
 LAST_WORDS_SECONDS = 2.0
@@ -128,6 +128,7 @@ class Turn(Struct, kw_only=True, eq=False):
         reports += await self.prompt.settle(response[-1])
         reports += restored_memory(self.context["view"], self.remembered.get("view") or {})
         kept = {**self.context, "providers": absent | states}
+        reports += restored_context(kept, self.remembered)
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:

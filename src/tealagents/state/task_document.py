@@ -20,6 +20,7 @@ from tealagents.domain.models import (
     ENDED,
     Body,
     Head,
+    Json,
     MessageBody,
     Path,
     RequestEnd,
@@ -33,7 +34,7 @@ from tealagents.state.changes import check_metadata
 from tealagents.state.codec import encode_json
 
 FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
-#: bytes of what context providers and views may have remembered at one checkpoint
+#: bytes of what context providers and views may remember at one checkpoint
 MOST_CONTEXT = 256 * 1024
 #: of all entries, how often requests may claim them in all: each has its own
 MOST_OVERLAP = 4
@@ -180,8 +181,8 @@ def _check_context(where: str, request: RequestRecord) -> None:
     context = request.context
     if context is None:
         return
-    if len(encode_json(context)) > MOST_CONTEXT:
-        raise InvalidRequest(f"{where}.context", f"is larger than {MOST_CONTEXT} bytes of JSON")
+    if why := context_problem(context):
+        raise InvalidRequest(f"{where}.context", why)
     turn = context.get("turn", 0)
     if type(turn) is not int:
         raise InvalidRequest(f"{where}.context.turn", "must be a number")
@@ -191,6 +192,14 @@ def _check_context(where: str, request: RequestRecord) -> None:
     states = context.get("providers", {})
     if not isinstance(states, dict) or not all(isinstance(each, dict) for each in states.values()):
         raise InvalidRequest(f"{where}.context.providers", "must be an object of objects")
+
+
+def context_problem(context: Json) -> str | None:
+    """Why what a conversation remembers cannot be read with every turn; None where it can."""
+    encoded = encode_json(context)
+    if len(encoded) > MOST_CONTEXT:
+        return f"is larger than {MOST_CONTEXT} bytes of JSON"
+    return TOO_SLOW if too_slow(encoded) else None
 
 
 def _check_outcome(where: str, request: RequestRecord) -> None:

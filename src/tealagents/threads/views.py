@@ -10,6 +10,7 @@ The running round never passes through a reducer: it is always sent whole. So a 
 out together with its results, and the system prompt not at all.
 """
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from copy import deepcopy
@@ -20,15 +21,20 @@ from typing import Literal, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import TealError, ViewFailed, described
+from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described
+from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
-from tealagents.domain.texts import storable
+from tealagents.domain.texts import check_storable, storable
 from tealagents.state.codec import encode_json
 from tealagents.state.history import grouped
+from tealagents.state.task_document import context_problem
 
 #: when a reducer works: as messages are added, or as they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
+
+#: who keeps each part of what a conversation remembers, as the kind of their steps in the trace
+_PARTS: dict[str, Literal["reduction", "context"]] = {"view": "reduction", "providers": "context"}
 
 
 class Part(Struct, kw_only=True, eq=False):
@@ -237,18 +243,22 @@ def check_whole(part: Part) -> None:
 
 
 def not_json(value: object) -> str | None:
-    """Why a value cannot be written down; None where it can."""
+    """Why a value cannot be kept in a thread, and imported again with its task; None where it can."""
     try:
-        encode_json(value)
+        encoded = encode_json(value)
+        json.dumps(value, allow_nan=False)  # msgspec writes null for NaN, and text for a date
+        check_storable(value)
+    except InvalidRequest as refusal:
+        return f"{'it' if refusal.field == 'body' else refusal.field} {refusal.reason}"
     except (TypeError, ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
-    return None
+    return f"it {TOO_SLOW}" if too_slow(encoded) else None
 
 
 def state_unchanged(kind: Literal["reduction", "context"], name: str, why: str) -> Report:
     """The report of a state that could not be kept, and stays as it was."""
     output: Json = {"error": f"its state in the thread was not changed: {why}"}
-    return Report(kind=kind, name=name, started_at=datetime.now(UTC), output=output, is_error=True)
+    return Report(kind=kind, name=storable(name), started_at=datetime.now(UTC), output=output, is_error=True)
 
 
 def restored_memory(memory: Json, before: Json) -> list[Report]:
@@ -256,11 +266,35 @@ def restored_memory(memory: Json, before: Json) -> list[Report]:
     reports = []
     for name, value in list(memory.items()):
         if why := not_json({name: value}):
-            del memory[name]
-            if name in before:
-                memory[name] = deepcopy(before[name])
+            _restore(name, memory, before)
             reports.append(state_unchanged("reduction", str(name), why))
     return reports
+
+
+def restored_context(context: Json, before: Json) -> list[Report]:
+    """Undoes the largest changes of what reducers and context providers keep, until all of it is small enough
+    to be read and written with every turn."""
+    reports: list[Report] = []
+    if context_problem(context) is None:
+        return reports
+    changes = [
+        (len(encode_json(value)), part, kind, name)
+        for part, kind in _PARTS.items()
+        for name, value in context[part].items()
+        if value != (before.get(part) or {}).get(name)
+    ]
+    for _, part, kind, name in sorted(changes, reverse=True):
+        if (why := context_problem(context)) is None:
+            break
+        _restore(name, context[part], before.get(part) or {})
+        reports.append(state_unchanged(kind, name, f"what the thread remembers {why}"))
+    return reports
+
+
+def _restore(name: str, kept: Json, before: Json) -> None:
+    del kept[name]
+    if name in before:
+        kept[name] = deepcopy(before[name])
 
 
 def name_of(reducer: object) -> str:
