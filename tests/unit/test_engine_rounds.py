@@ -8,7 +8,7 @@ from engine_setup import ADA, Faulty, Function, Process, Scripted, calls, noting
 from executed_lines import lines_of
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
-from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine import loop
@@ -224,3 +224,36 @@ async def test_calls_that_share_an_id_are_renamed_without_trying_each_number_aga
         assert made == ["c", *(f"c-{n}" for n in range(2, 30 * rounds + 1))]
         lines.append(found.executed)
     assert lines[1] < 2.5 * lines[0]
+
+
+HIGH, LOW = "\ud83d", "\ude00"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ((f"a {HIGH}", f"{LOW} b"), ("a ", "\U0001f600 b")),
+        ((HIGH, LOW), ("\U0001f600",)),
+        ((HIGH, f"{LOW}{HIGH}", f"{LOW}\0"), ("\U0001f600", "\U0001f600\ufffd")),
+        ((f"a{HIGH}", "b"), ("a", "\ufffdb")),
+        ((LOW, f"a{HIGH}"), ("\ufffd", "a", "\ufffd")),
+        ((HIGH, HIGH, LOW), ("\ufffd", "\U0001f600")),
+        ((HIGH, ("no", True)), ("\ufffd", "no")),
+        (((f"no{HIGH}", True), (LOW, True)), ("no", "\U0001f600")),
+    ],
+)
+async def test_a_character_in_two_deltas_is_kept(
+    said: tuple[str | tuple[str, bool], ...], shown: tuple[str, ...]
+) -> None:
+    """A half is shown with its other half; without one, as U+FFFD. Text and refusal do not mix."""
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for each in said:
+            yield TextDelta(each) if isinstance(each, str) else TextDelta(*each)
+        yield ModelDone(finish_reason="stop")
+
+    async with process(None, Scripted(answer)) as here:
+        request = await here.ask(streamed=True)
+        events = [recorded.event for recorded in await here.followed(request.request_id)]
+    assert tuple(event.text for event in events if isinstance(event, TextDelta)) == shown
+    assert request.output == "".join(shown)

@@ -1,5 +1,6 @@
 """What the clients make of an answer, without a wire."""
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterable
@@ -392,6 +393,44 @@ def test_half_a_character_in_an_answer_is_no_fault() -> None:
     """Services that cut text in the middle of a pair are still read."""
     said = list(ChatReading().take(b'{"choices":[{"index":0,"delta":{"content":"\\ud83d x"}}]}'))
     assert said == [TextDelta("? x")]
+
+
+HALVES = ("a \ud83d", "\ude00 b")
+
+
+@pytest.mark.parametrize(
+    ("reading", "events"),
+    [
+        (ChatReading, [chunk(content=half) for half in HALVES]),
+        (ChatReading, [chunk(content=[{"type": "text", "text": half}]) for half in HALVES]),
+        (ChatReading, [chunk(refusal=half) for half in HALVES]),
+        (ResponsesReading, [{"type": "response.output_text.delta", "delta": half} for half in HALVES]),
+        (ResponsesReading, [{"type": "response.refusal.delta", "delta": half} for half in HALVES]),
+    ],
+)
+def test_halves_of_a_character_in_two_events_are_left_to_be_put_together(
+    reading: Callable[[], Reading], events: list[Any]
+) -> None:
+    """Services that cut text by UTF-16 units lose no emoji."""
+    here = reading()
+    said = [delta.text for each in events for delta in here.take(json.dumps(each).encode())]
+    assert said == [*HALVES]
+
+
+def test_halves_of_a_character_in_arguments_and_thoughts_are_put_together() -> None:
+    """These are read once they are whole."""
+    reading = ChatReading()
+    for each in (
+        *(chunk(reasoning_content=half) for half in HALVES),
+        *(chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": half}]) for half in HALVES),
+        fragment(0, None, "A-b", '{"x": "\ud83d'),
+        fragment(0, None, None, '\ude00"}'),
+        chunk(finish_reason="tool_calls"),
+    ):
+        assert list(reading.take(json.dumps(each).encode())) == []
+    done = reading.done()
+    assert [call.arguments for call in done.tool_calls] == ['{"x": "\U0001f600"}']
+    assert done.native.count("a \U0001f600 b") == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -304,20 +304,43 @@ class _Reply(Struct):
     first: float = 0.0
     text: list[str] = []
     refusal: bool = False
+    #: half a character at the end of a delta: the other half begins the next one
+    half: TextDelta | None = None
     done: ModelDone | None = None
 
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
         """What has come at once; the deltas of text in it, as they can be stored."""
-        deltas = []
+        deltas: list[TextDelta] = []
         for event in batch:
             if isinstance(event, TextDelta):  # most are
-                kept = storable(event.text)
-                deltas.append(event if kept is event.text else TextDelta(kept, event.refusal))
-                self.text.append(kept)
-                self.refusal = self.refusal or event.refusal
+                if self.half is None and storable(event.text) is event.text:
+                    deltas.append(event)
+                else:
+                    deltas += self._put_together(event)
             else:
+                deltas += self._left_alone()
                 self.done = event
+        for delta in deltas:
+            self.text.append(delta.text)
+            self.refusal = self.refusal or delta.refusal
         return deltas
+
+    def _put_together(self, event: TextDelta) -> Iterator[TextDelta]:
+        """A delta with the half before it, and without the one that it ends with."""
+        text = event.text
+        if self.half is not None and self.half.refusal == event.refusal:
+            text, self.half = self.half.text + text, None
+        yield from self._left_alone()
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self.half = text[:-1], TextDelta(text[-1], event.refusal)
+        if text:
+            yield TextDelta(storable(text), event.refusal)
+
+    def _left_alone(self) -> Iterator[TextDelta]:
+        """The half whose other half does not come."""
+        if self.half is not None:
+            yield TextDelta(storable(self.half.text), self.half.refusal)
+            self.half = None
 
     def ended(self) -> ModelDone:
         """How it has ended; `ModelFailed` where that is no answer."""

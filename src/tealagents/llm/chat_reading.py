@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, TokenUsage, ToolCall
+from tealagents.domain.texts import storable
 from tealagents.llm.encoding import Shape, argument_text, is_object, parsed, reader, token_usage
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.native import ChatReasoning, kept
@@ -82,7 +83,7 @@ class _Completion(Struct, gc=False):
     object: Any = None
 
 
-_read = reader(_Completion)
+_read = reader(_Completion, {"content", "text", "refusal", "arguments", "reasoning_content", "summary"})
 
 
 class _Assembled:
@@ -117,7 +118,12 @@ class _Assembled:
         if self._closed or self._depth or "}" not in marks:
             return False
         self._closed = True  # nothing that follows makes an object of what is none now
-        return is_object("".join(self.arguments))
+        return is_object(self.written)
+
+    @property
+    def written(self) -> str:
+        """The arguments so far."""
+        return storable("".join(self.arguments))
 
 
 class _Calls:
@@ -295,7 +301,7 @@ class ChatReading:
 
     def _tool_calls(self) -> Iterator[ToolCall]:
         for place, call in enumerate(self._calls.all):
-            written = "".join(call.arguments)
+            written = call.written
             yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
 
     def _made_id(self, place: int, name: str, written: str) -> str:

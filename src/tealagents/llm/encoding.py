@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +17,8 @@ Shape = TypeVar("Shape")
 #: characters of a name, and those that services do not take in one
 MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+#: half a character that does not wait for its other half at an end of its text
+_HALF_WITHIN = re.compile("(?!\\A[\udc00-\udfff]|[\ud800-\udbff]\\Z)[\ud800-\udfff]")
 #: sent in place of an answer without words
 _NO_ANSWER = "(no answer)"
 _Count = Annotated[int, Meta(ge=0, lt=2**53)]
@@ -26,9 +28,13 @@ MAX_PARTS = 100_000
 MAX_EXTREMES = 1000
 
 
-def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
+def reader(shape: type[Shape], continued: Collection[str] = ()) -> Callable[[bytes], Shape]:
     """A function that reads JSON into `shape`; `ValueError` for what is no JSON, has another shape or would
-    take long to read."""
+    take long to read.
+
+    A text under a name in `continued` may begin and end with half a character, of which the other half is in
+    the events around it.
+    """
     decode = msgspec.json.Decoder(shape, strict=False).decode
 
     def read(data: bytes) -> Shape:
@@ -43,7 +49,8 @@ def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
                 raise
         # services that cut text by UTF-16 units send half characters, which only the standard library reads
         try:
-            return msgspec.convert(_throughout(json.loads(data), _whole_characters), shape, strict=False)
+            whole = _throughout(json.loads(data), _whole_characters, continued)
+            return msgspec.convert(whole, shape, strict=False)
         except RecursionError:
             raise ValueError("is nested too deeply") from None
 
@@ -67,19 +74,27 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(_throughout(value, _writable))
 
 
-def _throughout(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with all keys and leaves changed."""
+def _throughout(value: Any, change: Callable[[Any], Any], continued: Collection[str] = ()) -> Any:
+    """The value with all keys and leaves changed; of texts that are `continued` all but their ends."""
     match value:
         case dict():
-            return {change(key): _throughout(item, change) for key, item in value.items()}
+            return {
+                change(key): _HALF_WITHIN.sub("?", item)
+                if key in continued and isinstance(item, str)
+                else _throughout(item, change, continued)
+                for key, item in value.items()
+            }
         case list() | tuple():
-            return [_throughout(item, change) for item in value]
+            return [_throughout(item, change, continued) for item in value]
         case _:
             return change(value)
 
 
 def _whole_characters(leaf: Any) -> Any:
-    return leaf.encode("utf-8", "replace").decode() if isinstance(leaf, str) else leaf
+    if not isinstance(leaf, str):
+        return leaf
+    whole = leaf.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # halves that meet
+    return whole.encode("utf-8", "replace").decode()
 
 
 def _writable(leaf: Any) -> Any:

@@ -81,7 +81,7 @@ class _Event(Struct, gc=False):
     response: _StoredResponse | None = None
 
 
-_read_event = reader(_Event)
+_read_event = reader(_Event, {"delta"})
 read_stored = reader(_StoredResponse)
 read_page = reader(_ItemPage)
 
