@@ -65,14 +65,12 @@ function Field({draft, required, onInput, onRemove}) {
       <label for=${id}>${exact(name)} <span class="muted">${kind === "json" && "JSON "}${required && "required"}</span></label>
       <${Input} id=${id} draft=${draft} wrong=${wrong} about=${`${id}-unseen ${id}-about ${id}-wrong`} onInput=${onInput} />
       ${!required && html`<button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>`}
-      ${HIDING.has(kind) && html`<${Unseen} id=${`${id}-unseen`} text=${draft.text} />`}
+      ${(kind === "text" || kind === "json") && html`<${Unseen} id=${`${id}-unseen`} text=${draft.text} />`}
       ${about && html`<p id=${`${id}-about`} class="about muted">${readable(about)}</p>`}
       ${wrong && html`<p id=${`${id}-wrong`} class="wrong" role="status">${error.message}</p>`}
     </div>
   `;
 }
-
-const HIDING = new Set(["text", "json"]);
 
 function Input({id, draft: {name, kind, text, options}, wrong, about, onInput}) {
   const common = {id, name, "aria-invalid": wrong, "aria-describedby": about};

@@ -7,7 +7,7 @@ export function keepFocus() {
   let trail = [];
   /** what had it when its part of the page was hidden, which may come back: on a phone the list, and a conversation */
   let hidden = null;
-  document.addEventListener("focusin", ({target}) => (trail = within(target)));
+  document.addEventListener("focusin", (event) => (trail = event.composedPath().slice(0, -2))); // up to the root
   // who points elsewhere has left it
   document.addEventListener("pointerdown", ({target}) => trail[0]?.contains(target) || (trail = []));
   const look = () => {
@@ -23,9 +23,3 @@ export function keepFocus() {
 }
 
 const isThere = (element) => element.checkVisibility() && !element.disabled;
-
-function within(element) {
-  const trail = [];
-  for (let each = element; each; each = each.parentElement) trail.push(each);
-  return trail;
-}

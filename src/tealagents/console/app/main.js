@@ -43,7 +43,7 @@ function Console({config, session, onSignOut, onLapsed}) {
   const [place, id] = route.path;
   return html`
     <${App.Provider} value=${known}>
-      <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
+      <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById("main").focus())}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
         <${Inbox}>
           <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
@@ -92,12 +92,6 @@ function watched(token, onLapsed) {
     return answer;
   };
   return {token: renewable ? renewed : token, fetch: call};
-}
-
-/** The address stays: what follows its `#` is the view. */
-function toMain(event) {
-  event.preventDefault();
-  document.getElementById("main").focus();
 }
 
 function View({route}) {

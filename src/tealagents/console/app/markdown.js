@@ -10,8 +10,7 @@ import "../vendor/dompurify.js";
 
 const purify = globalThis.DOMPurify;
 
-const escaped = (text) =>
-  text.replace(/[&<>"']/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})[c]);
+const escaped = (text) => new Option(text).innerHTML;
 
 const marked = new Marked({
   gfm: true,
@@ -25,8 +24,8 @@ const marked = new Marked({
 
 const ALLOWED = {
   ALLOWED_TAGS: [
-    ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
-    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
+    "p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a",
+    "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td",
   ],
   ALLOWED_ATTR: ["href", "start", "align"],
   ADD_URI_SAFE_ATTR: ["start", "align"], // others have to be addresses

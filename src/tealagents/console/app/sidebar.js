@@ -63,7 +63,6 @@ function useTasks(client, status, ofTenant) {
 
 /** `word` in the title or anywhere in the metadata; `key:value` at that key. */
 function matches(task, filter) {
-  if (!filter) return true;
   const wanted = filter.toLowerCase();
   const [, key, value] = /^([\w.-]+):(.*)$/.exec(wanted) ?? [];
   const metadata = Object.entries(task.metadata ?? {});
@@ -117,15 +116,7 @@ const nothing = (filtered, more) =>
   more ? "No match among those loaded so far. Load older ones."
     : filtered ? "No match. Try another filter." : "Nothing yet. Your conversations will appear here.";
 
-function bySession(tasks) {
-  const groups = new Map();
-  for (const task of tasks) {
-    const key = task.session_id ?? task.task_id;
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(task);
-  }
-  return [...groups];
-}
+const bySession = (tasks) => [...Map.groupBy(tasks, (task) => task.session_id ?? task.task_id)];
 
 function SessionGroup({session, tasks, current, reload}) {
   const {client, me, notify} = useApp();

@@ -20,12 +20,8 @@ export function SignIn({config, onSignedIn, error}) {
 function NameForm({onSignedIn}) {
   const [name, setName] = useState("");
   const wrong = name !== "" && !NAME.test(name);
-  const submit = (event) => {
-    event.preventDefault();
-    if (NAME.test(name)) onSignedIn(asUser(name));
-  };
   return html`
-    <form onSubmit=${submit}>
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(asUser(name)))}>
       <label for="name">Your name</label>
       <input id="name" value=${name} onInput=${(event) => setName(event.target.value)} autocomplete="username"
         autofocus spellcheck=${false} aria-describedby="name-help" aria-invalid=${wrong} />
@@ -41,12 +37,8 @@ function NameForm({onSignedIn}) {
 
 function TokenForm({onSignedIn}) {
   const [token, setToken] = useState("");
-  const submit = (event) => {
-    event.preventDefault();
-    onSignedIn(withToken(token.trim()));
-  };
   return html`
-    <form onSubmit=${submit}>
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(withToken(token.trim())))}>
       <label for="token">Bearer token</label>
       <input id="token" type="password" value=${token} onInput=${(event) => setToken(event.target.value)}
         autocomplete="off" autofocus aria-describedby="token-help" />

@@ -5,11 +5,7 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 
 export const isDark = () => (localStorage.getItem(KEPT) ?? (system.matches ? "dark" : "light")) === "dark";
 
-export function applyTheme() {
-  const chosen = localStorage.getItem(KEPT);
-  if (chosen) document.documentElement.dataset.theme = chosen;
-  else delete document.documentElement.dataset.theme;
-}
+export const applyTheme = () => (document.documentElement.dataset.theme = localStorage.getItem(KEPT) ?? "");
 
 /** The other one; where that is the system's, nothing is kept. */
 export function switchTheme() {

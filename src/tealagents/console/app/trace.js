@@ -43,13 +43,11 @@ const Legend = () => html`
 
 /** Requests, newest first, with their steps in the order in which they began, and the time they span. */
 function byRequest(steps) {
-  const groups = new Map();
-  for (const step of steps) {
-    if (!groups.has(step.request_id)) groups.set(step.request_id, []);
+  const timed = steps.map((step) => {
     const began = Date.parse(step.started_at) + microseconds(step.started_at);
-    groups.get(step.request_id).push({...step, began, ended: began + step.duration_ms});
-  }
-  return [...groups].map(([id, of]) => spanOf(id, waits(of))).reverse();
+    return {...step, began, ended: began + step.duration_ms};
+  });
+  return [...Map.groupBy(timed, (step) => step.request_id)].map(([id, of]) => spanOf(id, waits(of))).reverse();
 }
 
 /** What a Date leaves out of a time, in milliseconds. */
@@ -70,7 +68,7 @@ function spanOf(id, steps) {
   const from = steps[0].began;
   const last = steps.reduce((latest, step) => Math.max(latest, step.ended), from);
   const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
-  return {id, steps, from, last, to: Math.max(last, from + 0.1), tokens, failed: steps.some((step) => step.kind === "error")};
+  return {id, steps, from, last, span: Math.max(last - from, 0.1), tokens};
 }
 
 /** The newest requests, with the steps of theirs that are `shown`; and the one that is wanted, however old. */
@@ -85,7 +83,7 @@ function cut(requests, most, wanted) {
 
 function Waterfall({request, wanted}) {
   const place = useRef(null);
-  const {steps, shown, from, last, to, tokens} = request;
+  const {steps, shown, from, last, span, tokens} = request;
   useEffect(() => wanted && place.current.scrollIntoView({block: "start"}), [wanted]);
   return html`
     <section class="waterfall card" ref=${place} data-wanted=${wanted} aria-label=${`Request ${shortId(request.id)}`}>
@@ -94,9 +92,9 @@ function Waterfall({request, wanted}) {
         <span class="muted">${duration(last - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
         <code class="muted" title=${request.id}>${shortId(request.id)}</code>
       </header>
-      ${last > from && html`<${Scale} span=${to - from} />`}
+      ${last > from && html`<${Scale} span=${span} />`}
       <ol>
-        ${shown.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
+        ${shown.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${span} />`)}
       </ol>
     </section>
   `;

@@ -149,7 +149,7 @@ export function Cut({content}) {
 }
 
 export function Ended({status, problem}) {
-  if (status === "Paused" || status === "Running" || status === "Queued") return html`<${Status} value=${status} />`;
+  if (!OVER.includes(status)) return html`<${Status} value=${status} />`;
   const canceled = status === "Canceled";
   const stopped = canceled && problem?.code !== "approval_expired";
   const words = problem ? inWords(problem) : {title: "It failed", detail: ""};
