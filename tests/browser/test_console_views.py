@@ -1046,6 +1046,8 @@ def test_entries_of_another_day_name_the_day(ada: Tab, service: ServiceThread) -
         "|" + "a|" * 150 + "\n|" + "-|" * 150 + "\n" + "|\n" * 150,
         "|" + "a|" * 150 + "\n|" + "-|" * 150 + "\n" + "|\n\u00a0\n" * 75,
         "> - |" + "a|" * 150 + "\n>   |" + ":-: |" * 150 + "\n" + ">   |\n" * 150,
+        ">" * 3000 + " deep",
+        "- " * 500 + "deep",
     ],
 )
 def test_text_that_is_slow_to_parse_is_shown_as_it_is(ada: Tab, slow: str) -> None:
@@ -1071,6 +1073,15 @@ def test_long_text_that_is_fast_to_parse_is_formatted(ada: Tab) -> None:
 def test_a_block_of_20_kb_without_blank_lines_is_formatted(ada: Tab, block: str) -> None:
     """Its lines, cells and items are short, so it is fast to parse."""
     assert _drawn(ada, f"Here **it** is:\n\n{block}") == "markdown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-" * 40, "+--------------------------+", "```\n id | name\n" + "-" * 24 + "+------\n  1 | x\n```"],
+)
+def test_a_long_line_of_dashes_is_no_list(ada: Tab, line: str) -> None:
+    """A rule, or the border of a table: what stands around it is formatted."""
+    assert _drawn(ada, f"Here **it** is:\n\n{line}\n\n- one") == "markdown"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ const COSTLIEST_ITEMS = 1e7;
 const COSTLIEST_TEXTS = 3e8;
 /** cells of tables, whose rows are filled up to the width of the header, items and paragraphs */
 const MOST_TEXTS = 10_000;
-const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
+const DEEPEST_LINE = /^[ \t]*(?:(?:>|(?:[-*+]|\d+[.)])(?=[ \t]))[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
 const ENDS_OF_BLOCKS = /\n[ \t]*\n/;
