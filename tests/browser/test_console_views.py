@@ -1084,6 +1084,22 @@ def test_a_long_line_of_dashes_is_no_list(ada: Tab, line: str) -> None:
     assert _drawn(ada, f"Here **it** is:\n\n{line}\n\n- one") == "markdown"
 
 
+def test_a_footnote_of_one_word_is_shown(ada: Tab) -> None:
+    """It looks like the address of a link, which is not shown."""
+    shown = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.createElement("div");
+        render(html`<${Markdown} text=${text} />`, place);
+        return [place.textContent, place.querySelector("a").href];
+    }"""
+    text = "5 MB[^1], see [there][1].\n\n[1]: https://example.com/\n\n  [^1]: Documentation"
+    said, link = ada.page.evaluate(shown, text)
+    assert "5 MB[^1]" in said
+    assert "[^1]: Documentation" in said
+    assert link == "https://example.com/"
+
+
 @pytest.mark.parametrize(
     "start", ["- a\n", "> 1. a\n", "- a\n\n  b\n", "-\n  a\n", "1.\n   a\n", "> -\n> a\n"]
 )

@@ -15,6 +15,8 @@ const escaped = (text) => new Option(text).innerHTML;
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  // a footnote is no address
+  tokenizer: {def: (text) => (/^ *\[\^/.test(text) ? undefined : false)},
   renderer: {
     html: ({raw}) => escaped(raw),
     image: ({raw}) => escaped(raw),
