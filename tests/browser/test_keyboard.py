@@ -71,6 +71,16 @@ def test_a_phone_does_not_cover_the_answer_with_its_keyboard(tabs: Tabs, service
     expect(_message(phone)).not_to_be_focused()
 
 
+def test_the_enter_that_ends_a_composition_sends_nothing(ada: Tab) -> None:
+    """Safari has ended it by then: what is left to know the key by is its code."""
+    _message(ada).fill("My name")
+    ended = {"key": "Enter", "keyCode": 229, "bubbles": True, "cancelable": True}
+    _message(ada).evaluate("(field, how) => field.dispatchEvent(new KeyboardEvent('keydown', how))", ended)
+    _message(ada).press_sequentially(" is Ada.")
+    _message(ada).press("Enter")
+    expect(ada.page.locator(".bubble")).to_have_text("You said:My name is Ada.")
+
+
 def test_an_answer_is_stopped(ada: Tab) -> None:
     """What is said instead is written at once."""
     ada.say("Please wait at the gate.")

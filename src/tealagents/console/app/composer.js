@@ -84,7 +84,8 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     keep((known) => [...known, ...read]);
   };
   const pressed = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touched) submit(event);
+    // 229: it ends a composition, which in Safari is over by then
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229 && !touched) submit(event);
   };
   // spreadsheets and word processors add a picture of the text
   const paste = (event) => {
