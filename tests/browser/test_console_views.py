@@ -812,6 +812,26 @@ def test_what_is_not_loaded_yet_is_offered(tabs: Tabs, service: ServiceThread) -
     expect(lea.button("Show more")).to_have_count(0)
 
 
+def test_a_filter_finds_titles_that_were_not_in_view(tabs: Tabs, service: ServiceThread) -> None:
+    """They are looked up for it; until they are there it is not said that nothing matches."""
+    oldest, *_ = (talk(service, f"number {n}", user="nat")[0] for n in range(8))
+    nat = tabs.signed_in(f"{service.url}/console/", "nat", viewport={"width": 1180, "height": 360})
+    titles = nat.page.locator(".tasks .title")
+    expect(titles.first).to_have_text("number 7")
+    expect(titles.last).to_contain_text("Task ")
+    held: list[Route] = []
+    beginning = f"**/tasks/{oldest['task_id']}/messages?**"
+    nat.page.route(beginning, lambda route: held.append(route), times=1)
+    with nat.page.expect_request(beginning):
+        nat.page.get_by_label("Filter by title").fill("number 0")
+    expect(nat.text("Looking up titles …")).to_be_visible()
+    held[0].continue_()
+    expect(titles).to_have_text(["number 0"])
+    expect(nat.text("Looking up titles …")).to_have_count(0)
+    nat.page.get_by_label("Filter by title").fill("number 9")
+    expect(nat.text("No match. Try another filter.")).to_be_visible()
+
+
 def _by_two(route: Route) -> None:
     route.continue_(url=re.sub(r"limit=\d+", "limit=2", route.request.url))
 

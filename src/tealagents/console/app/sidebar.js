@@ -1,7 +1,7 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
+import {passes, Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
@@ -72,13 +72,32 @@ function matches(task, filter) {
   return title.includes(wanted) || task.task_id.startsWith(wanted) || text(task.metadata ?? {}).includes(wanted);
 }
 
+/** Looks up how a task begins; empty where it has no message, or none that can be read. */
+async function lookUp(client, {task_id}) {
+  const {items} = await client.messages(task_id, {limit: 1}).page().catch((error) => {
+    if (passes(error)) throw error;
+    return {items: []};
+  });
+  titles.set(task_id, items.length ? titleFrom(items[0].items) : "");
+}
+
+/** How many titles a filter lacks, which are looked up a few at a time. */
+function useTitles(items, filter) {
+  const {client} = useApp();
+  const lacking = items.filter((task) => filter && !task.error && !titleOf(task) && !titles.values.has(task.task_id));
+  const look = () => Promise.all(lacking.slice(0, 3).map((task) => lookUp(client, task)));
+  useRead(look, [client, lacking[0]?.task_id]);
+  return lacking.length;
+}
+
 function TaskList({current}) {
   const {client, roles} = useApp();
   const [status, setStatus] = useState("");
   const [filter, setFilter] = useState("");
   const [ofTenant, setOfTenant] = useState(false);
   const {items, loaded, error, reload, more} = useTasks(client, status, ofTenant);
-  const groups = useMemo(() => bySession(items.filter((task) => matches(task, filter))), [items, filter]);
+  const lacking = useTitles(items, filter);
+  const groups = useMemo(() => bySession(items.filter((task) => matches(task, filter))), [items, filter, lacking]);
   return html`
     <section class="tasks" aria-label="Conversations">
       ${roles.includes("auditor") && html`<${Whose} ofTenant=${ofTenant} onChange=${setOfTenant} />`}
@@ -97,7 +116,9 @@ function TaskList({current}) {
         ${groups.map(([session, tasks]) => html`
           <${SessionGroup} key=${session} session=${session} tasks=${tasks} current=${current} reload=${reload} />
         `)}
-        ${loaded && groups.length === 0 && html`<p class="nothing">${nothing(status || filter, more)}</p>`}
+        ${lacking > 0
+          ? html`<p class="nothing">Looking up titles …</p>`
+          : loaded && groups.length === 0 && html`<p class="nothing">${nothing(status || filter, more)}</p>`}
         ${more && html`<button class="quiet wide" onClick=${more}>Older conversations</button>`}
       </div>
     </section>
@@ -191,10 +212,9 @@ export function Title({task}) {
   const found = titles.use(task.task_id);
   const given = titleOf(task);
   const look = async (signal) => {
-    if (given || titles.values.has(task.task_id)) return;
+    if (given || titles.values.get(task.task_id)) return;
     await inView(place.current, signal);
-    const {items} = await client.messages(task.task_id, {limit: 1}).page();
-    if (items.length) titles.set(task.task_id, titleFrom(items[0].items));
+    await lookUp(client, task);
   };
   useRead(look, [task.task_id, given]); // where it fails it is gone by now, or the list shows what is wrong
   const title = readable(given || found || `Task ${shortId(task.task_id)}`);
