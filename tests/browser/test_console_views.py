@@ -299,6 +299,21 @@ def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThre
     ada.button("Reject").click()
 
 
+def test_an_edit_leaves_line_endings_as_they_were(ada: Tab, service: ServiceThread) -> None:
+    """A field for text has one kind of them: a text with another is edited as JSON, which shows them."""
+    (pause,) = talk(service, r'call Files-delete {"path": "one\r\ntwo\rthree"}')
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    path = ada.page.get_by_label("path JSON required")
+    expect(path).to_have_value(r'"one\r\ntwo\rthree"')
+    path.fill(r'"one\r\ntwo\rfour"')
+    ada.button("Approve").click()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    with service.client("ada") as client:
+        messages = client.get(f"/tasks/{pause['task_id']}/messages").raise_for_status().json()["items"]
+    (result,) = (each for each in messages if each["role"] == "tool")
+    assert result["items"][0]["content"] == "one\r\ntwo\rfour is deleted"
+
+
 #: what is not seen where it stands, or not seen for what it is; the last ones of these are blanks
 HIDING = (
     "\0\x1b\x7f\x85\xad\u034f\u061c\u115f\u17b4\u180b\u180e\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066"

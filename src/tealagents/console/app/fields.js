@@ -122,6 +122,7 @@ function withoutNull(property) {
 function kindOf(value) {
   const number = JSON.isRawJSON?.(value) ? Number(value.rawJSON) : value;
   if (typeof number === "number") return Number.isInteger(number) ? "integer" : "number";
+  if (typeof value === "string" && value.includes("\r")) return "json"; // a field for text would change it
   return SCALARS[typeof value] ?? "json";
 }
 
