@@ -274,6 +274,29 @@ document.dispatchEvent(new Event("visibilitychange"))"""
 
 
 @pytest.mark.usefixtures("closed")
+def test_of_two_branches_that_run_the_end_is_shown(ada: Tab, service: ServiceThread, gate: Path) -> None:
+    """Of one that is answered, and of one that is stopped, while they are compared."""
+    waiting = {"items": [{"content_type": "text", "content": "Please wait at the gate."}]}
+    with service.client("ada") as client:
+        answered, stopped = (
+            client.post("", json=waiting, headers={"prefer": "respond-async"}).raise_for_status().json()
+            for _ in range(2)
+        )
+        ada.open("compare", answered["task_id"], "current", stopped["task_id"], "current")
+        running = ada.page.locator(".branch .status")
+        expect(running).to_have_text(["Running", "Running"])
+        assert running.first.evaluate("(status) => status.offsetWidth < status.parentElement.offsetWidth / 2")
+        client.post(f"/requests/{stopped['request_id']}/cancel").raise_for_status()
+        gate.touch()
+        for request in (answered, stopped):
+            client.get(f"/requests/{request['request_id']}/events").raise_for_status()
+    ada.look_again()
+    expect(ada.text("The gate is open now.")).to_be_visible()
+    expect(ada.text("Stopped")).to_be_visible()
+    expect(running).to_have_count(0)
+
+
+@pytest.mark.usefixtures("closed")
 def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> None:
     """Although it brings nothing for as long as the agent waits. What was lost is announced once."""
     ada.say("Please wait at the gate.")

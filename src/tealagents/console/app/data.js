@@ -56,6 +56,9 @@ export function useRead(read, keys, everyMs) {
   return {...state, reload};
 }
 
+/** milliseconds after which a task that is looked at is read again */
+export const FRESH = 2500;
+
 /** Calls `reload`, unless it is null, when a task was made or changed in this page. */
 export function useChanges(reload) {
   useEffect(() => {

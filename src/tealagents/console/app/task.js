@@ -1,7 +1,7 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
-import {useChanges, useRead} from "./data.js";
+import {FRESH, useChanges, useRead} from "./data.js";
 import {asObject, longTime, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
@@ -19,9 +19,6 @@ const TABS = [
   ["audit", "Audit", "audit", Audit],
   ["details", "Details", "info", Details],
 ];
-
-/** milliseconds after which a task that is looked at is read again */
-const FRESH = 2500;
 
 export function TaskView({taskId, tab}) {
   const {client, me} = useApp();

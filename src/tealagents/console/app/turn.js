@@ -84,7 +84,7 @@ export function Turn({turn, task, actions}) {
       `)}
       <div class="answer">
         <${Guard}><${Parts} of=${turn.requestId} parts=${parts} /><//>
-        <${Ending} requestId=${turn.requestId} answered=${turn.answered} place=${place} />
+        <${Ending} requestId=${turn.requestId} answered=${turn.answered} task=${task} place=${place} />
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
     </section>
@@ -111,13 +111,13 @@ function AnswerFooter({turn, task}) {
   `;
 }
 
-const OVER = ["Completed", "Failed", "Canceled"];
+export const OVER = ["Completed", "Failed", "Canceled"];
 
 /**
  * How a request ended, which its messages do not say, looked up once it can be seen, and what there was of an answer
  * that is not among them.
  */
-function Ending({requestId, answered, place}) {
+function Ending({requestId, answered, task, place}) {
   const {client, requests} = useApp();
   const look = async (signal) => {
     if (requests.has(requestId)) return;
@@ -126,7 +126,7 @@ function Ending({requestId, answered, place}) {
     if (OVER.includes(found.status)) requests.set(requestId, found);
     return found;
   };
-  const {data} = useRead(look, [client, requestId]);
+  const {data} = useRead(look, [client, requestId, task.last_updated]);
   const request = requests.get(requestId) ?? data;
   if (answered) return html`<${Cut} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
