@@ -629,6 +629,21 @@ def test_of_a_text_that_comes_with_a_picture_the_text_is_pasted(ada: Tab) -> Non
     ada.button("Remove cells.png").click()
 
 
+def test_files_are_dropped_into_a_message_and_text_is_left_to_the_browser(ada: Tab) -> None:
+    """It inserts the text where it is dropped."""
+    dragged = """(field, text) => {
+      const dataTransfer = new DataTransfer();
+      if (text) dataTransfer.setData("text/plain", text);
+      else dataTransfer.items.add(new File([new Uint8Array([1])], "dropped.png", {type: "image/png"}));
+      const how = {dataTransfer, bubbles: true, cancelable: true};
+      return ["dragover", "drop"].map((name) => !field.dispatchEvent(new DragEvent(name, how)));
+    }"""
+    field = ada.open("new").page.get_by_role("textbox", name="Message", exact=True)
+    assert field.evaluate(dragged, "some words") == [False, False]
+    assert field.evaluate(dragged, "") == [True, True]
+    ada.button("Remove dropped.png").click()
+
+
 def test_metadata_that_is_being_written_stays(ada: Tab, service: ServiceThread) -> None:
     """While the task goes on, and beside what was changed elsewhere meanwhile."""
     (answer,) = talk(service, "hello", metadata={"crew": "north", "mood": "good"})

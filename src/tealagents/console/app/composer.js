@@ -92,10 +92,14 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     const {files} = event.clipboardData;
     if (files.length && !event.clipboardData.getData("text/plain")) (event.preventDefault(), add(files));
   };
-  const drop = (event) => (event.preventDefault(), add(event.dataTransfer.files));
+  const dragged = (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    if (event.type === "drop") add(event.dataTransfer.files);
+  };
   return html`
     ${error && html`<${Problem} error=${error} />`}
-    <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
+    <form class="composer" onSubmit=${submit} onDrop=${dragged} onDragOver=${dragged}>
       <${Images} images=${images} onRemove=${(gone) => keep((now) => now.filter((image) => image !== gone))} />
       <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${pressed} onPaste=${paste}></textarea>
