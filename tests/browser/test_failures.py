@@ -484,7 +484,15 @@ def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, se
 
 
 @pytest.mark.parametrize(
-    "code", ["approval_expired", "interrupted", "persistence_unavailable", "request_timeout", "draining"]
+    "code",
+    [
+        "approval_expired",
+        "interrupted",
+        "persistence_unavailable",
+        "request_timeout",
+        "draining",
+        "too_large",
+    ],
 )
 def test_what_clients_are_told_is_said_in_words_for_people(ada: Tab, code: str) -> None:
     """Who chats has no idempotency key, and who approves has no message to send."""

@@ -106,6 +106,7 @@ const DETAILS = {
   interrupted: "The process that was answering stopped before it was done. If it is still wanted, the message has to be sent again.",
   persistence_unavailable: AGAIN,
   request_timeout: "Send the message again, or ask for less at once.",
+  too_large: "It is too large for this service. Shorten it, or use fewer or smaller images.",
 };
 
 /** Whether the service cannot be reached, or cannot answer now; a gateway in front of it gives no code. */
