@@ -512,7 +512,7 @@ def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str
 
 
 def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: ServiceThread) -> None:
-    """And does not lie over what one writes."""
+    """It lies neither over what one writes nor over the way back, and who has read it closes it."""
     (answer,) = talk(service, "hello")
     ada.page.set_viewport_size({"width": 390, "height": 780})
     ada.open("tasks", answer["task_id"])
@@ -525,6 +525,11 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: Servic
     assert message
     assert shown
     assert shown["y"] + shown["height"] < message["y"]
+    header = ada.page.locator(".task-header").bounding_box()
+    assert header
+    assert header["y"] + header["height"] < shown["y"]
+    notice.click()
+    expect(notice).to_have_attribute("data-shown", "false")
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 

@@ -50,7 +50,7 @@ function Console({config, session, onSignOut, onLapsed}) {
           <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
         <//>
       </div>
-      <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
+      <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""} onClick=${() => setNotice("")}>${notice}</div>
     <//>
   `;
 }
