@@ -4,10 +4,12 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-TRACES = b"/v1/traces\n"
+TRACES, LOGS = b"/v1/traces\n", b"/v1/logs\n"
 
 
 class Collector:
@@ -34,10 +36,19 @@ class Collector:
     @property
     def spans(self) -> list[Span]:
         """Those that were exported."""
-        bodies = [each.removeprefix(TRACES) for each in self.taken if each.startswith(TRACES)]
-        exports = map(ExportTraceServiceRequest.FromString, bodies)
+        exports = map(ExportTraceServiceRequest.FromString, self._bodies(TRACES))
         resources = [resource for export in exports for resource in export.resource_spans]
         return [span for each in resources for scope in each.scope_spans for span in scope.spans]
+
+    @property
+    def records(self) -> list[LogRecord]:
+        """The lines of the log that were exported."""
+        exports = map(ExportLogsServiceRequest.FromString, self._bodies(LOGS))
+        resources = [resource for export in exports for resource in export.resource_logs]
+        return [record for each in resources for scope in each.scope_logs for record in scope.log_records]
+
+    def _bodies(self, path: bytes) -> list[bytes]:
+        return [each.removeprefix(path) for each in self.taken if each.startswith(path)]
 
     @property
     def url(self) -> str:
@@ -53,6 +64,6 @@ class Collector:
         self._thread.join()
 
 
-def attributes(span: Span) -> Mapping[str, str]:
-    """Those of a span that are text."""
-    return {each.key: each.value.string_value for each in span.attributes}
+def attributes(of: Span | LogRecord) -> Mapping[str, str]:
+    """Those of a span, or of a line of the log, that are text."""
+    return {each.key: each.value.string_value for each in of.attributes}

@@ -15,6 +15,7 @@ from a2a_talk import VERSION, message
 from agui_talk import run_input, user
 from collecting import Collector, attributes
 from mcp_talk import ACCEPT, asking, opened, post
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 from replicas import SCRIPT, ended
@@ -48,6 +49,7 @@ class Seen(NamedTuple):
     lines: list[dict[str, Any]]
     metrics: str
     spans: list[Span]
+    records: list[LogRecord]
 
     def value(self, name: str, **labels: str) -> float:
         families = text_string_to_metric_families(self.metrics)
@@ -96,7 +98,7 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
         service.terminate()
         lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
         of_requests = [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
-        yield Seen(of_requests, metrics, collector.spans)
+        yield Seen(of_requests, metrics, collector.spans, collector.records)
 
 
 #: how many of MCP's three messages came in a session, which is opened by two calls more
@@ -156,6 +158,24 @@ def test_what_is_not_served_is_counted_as_refused(seen: Seen) -> None:
         assert len([line for line in seen.lines if line["status"] == status]) == 3
         assert len([line for line in seen.lines if line.get("code") == code]) == 3
         assert seen.value("tealagents_refusals_total", error_type=code) == 3
+
+
+def test_each_line_is_exported_within_its_span(seen: Seen) -> None:
+    """With its ids, its route and how it ended, whatever was called. covers: APP-5"""
+    spans = {span.span_id: span.name for span in seen.spans}
+    ids = ("session_id", "task_id", "request_id")
+    exported = []
+    for record in seen.records:
+        about = attributes(record)
+        if (route := about.get("tealagents.route")) is not None:
+            assert spans[record.span_id] in (route, route.removesuffix(" (no route)"), "invoke_agent Tester")
+            named = {name: about[f"tealagents.{name}"] for name in ids if f"tealagents.{name}" in about}
+            exported.append((route, about.get("error.type"), named))
+    lines = [(each["route"], each.get("code")) for each in seen.lines]
+    assert sorted(map(repr, exported)) == sorted(
+        repr((*line, {name: each[name] for name in ids if name in each}))
+        for line, each in zip(lines, seen.lines, strict=True)
+    )
 
 
 def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from botocore.auth import SigV4Auth
@@ -13,6 +14,7 @@ from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
+from tealagents.engine.observer import current_ids
 from tealagents.telemetry.exporting import Exported
 from tealagents.telemetry.logs import JsonLines, Readable, configure_logs
 
@@ -90,6 +92,41 @@ def test_what_asyncio_says_of_a_lost_exception_is_exported_as_it_is_logged(
     """Cut as well: a collector keeps what it is sent."""
     logging.getLogger("asyncio").error(f"Task exception was never retrieved\nfuture: {SECRET}")
     assert bodies(exported) == ["Task exception was never retrieved"]
+
+
+def test_a_line_is_exported_with_its_facts_and_ids(exported: InMemoryLogRecordExporter) -> None:
+    """Named as on spans; a value that no attribute can have is text."""
+    facts = {"route": "GET /A/1", "status": 503, "code": "overloaded", "duration": 0.5, "prompt_tokens": 7}
+    logging.getLogger("requests").warning("GET", extra={"facts": {**facts, "task_id": Path("t\udc80")}})
+    token = current_ids.set({"request_id": "r"})
+    logging.getLogger("requests").warning("ended", extra={"facts": {"status": "Failed"}})
+    current_ids.reset(token)
+    encode_logs(exported.get_finished_logs())
+    call, message = (dict(each.log_record.attributes or {}) for each in exported.get_finished_logs())
+    assert call == {
+        "logger": "requests",
+        "tealagents.route": "GET /A/1",
+        "http.response.status_code": 503,
+        "error.type": "overloaded",
+        "tealagents.duration": 0.5,
+        "gen_ai.usage.input_tokens": 7,
+        "tealagents.task_id": r"t\udc80",
+    }
+    assert message == {"logger": "requests", "tealagents.request_id": "r", "tealagents.status": "Failed"}
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_where_an_exception_was_raised_is_exported(
+    exported: InMemoryLogRecordExporter, content: bool
+) -> None:
+    """As it is logged: without its text, unless content is allowed. covers: APP-5"""
+    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, Exported))
+    Exported(handler._logger, content=content).handle(record())
+    [raised] = exported.get_finished_logs()
+    where = str((raised.log_record.attributes or {})["exception.stacktrace"])
+    assert where == JsonLines(content=content).formatException(record().exc_info)
+    assert "in failing" in where
+    assert (SECRET in where) is content
 
 
 def test_a_wrong_log_call_fails_no_caller(

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
 from tealagents.engine.observer import current_ids
-from tealagents.telemetry.logs import named_ids, said
+from tealagents.telemetry.logs import JsonLines, named_facts, named_ids, said
 from tealagents.telemetry.scraping import offered
 
 #: seconds that what is left may take to be exported at the end
@@ -48,6 +48,7 @@ class Exported(logging.Handler):
         super().__init__()
         self._logger = logger
         self._content = content
+        self._lines = JsonLines(content=content)
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("opentelemetry"):
@@ -59,18 +60,28 @@ class Exported(logging.Handler):
 
     def _export(self, record: logging.LogRecord) -> None:
         severity = next(number for level, number in _SEVERITIES if record.levelno >= level)
-        attributes = {"logger": record.name, **named_ids(current_ids.get())}
+        attributes = {
+            "logger": record.name,
+            **named_ids(current_ids.get()),
+            **named_facts(getattr(record, "facts", {})),
+        }
         if record.exc_info and record.exc_info[0] is not None:
             attributes["exception.type"] = record.exc_info[0].__name__
-        message = said(record, content=self._content)
+            attributes["exception.stacktrace"] = self._lines.formatException(record.exc_info)
         self._logger.emit(
             timestamp=int(record.created * 1e9),
             severity_number=severity,
             severity_text=record.levelname,
-            # a name that is no text, as of a file, would lose every record that is exported with it
-            body=message.encode("utf-8", "backslashreplace").decode(),
-            attributes=attributes,
+            body=_sendable(said(record, content=self._content)),
+            attributes={name: _sendable(value) for name, value in attributes.items()},
         )
+
+
+def _sendable(value: object) -> str | float:
+    """A name that is no text, as of a file, would lose every record that is exported with it."""
+    if isinstance(value, int | float):
+        return value
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 class OwnTraces(TracerProvider):

@@ -5,6 +5,7 @@ query, in which an authorization comes back with its code, is nowhere.
 """
 
 import time
+from functools import partial
 from typing import Any
 
 from opentelemetry import context, metrics, trace
@@ -13,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tealagents.telemetry.requests import method_of, route_of, status_in
+from tealagents.telemetry.requests import logged_within, method_of, route_of, status_in
 
 #: how a trace comes from the caller and goes on to what is called; a caller's baggage is for neither
 TRACE_CONTEXT = TraceContextTextMapPropagator()
@@ -84,4 +85,5 @@ class HttpRequests:
         parent = TRACE_CONTEXT.extract(Headers(scope=scope))
         name, path = str(about["http.request.method"]), {"url.path": scope["path"]}
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes={**about, **path})
+        logged_within(partial(trace.use_span, span))
         return span, context.attach(trace.set_span_in_context(span, parent))

@@ -15,6 +15,12 @@ from tealagents.engine.observer import current_ids
 _encoded = msgspec.json.Encoder(enc_hook=str).encode
 #: facts of a request that its message names
 _NAMED = ("route", "status")
+#: facts of a request as its spans name them
+_ON_SPANS = {
+    "code": "error.type",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+}
 
 #: libraries whose debug output holds messages or headers
 _TALKATIVE = (
@@ -42,6 +48,13 @@ _WEBSOCKETS = ("uvicorn.error", "websockets")
 def named_ids(ids: Mapping[str, str]) -> dict[str, str]:
     """Ids as attributes of what is exported."""
     return {f"tealagents.{name}": value for name, value in ids.items()}
+
+
+def named_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says of a request as attributes of what is exported."""
+    numeric = {"status": "http.response.status_code"} if isinstance(facts.get("status"), int) else {}
+    names = _ON_SPANS | numeric
+    return {names.get(name, f"tealagents.{name}"): value for name, value in facts.items()}
 
 
 def _no_handshake(record: logging.LogRecord) -> bool:

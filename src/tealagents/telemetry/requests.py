@@ -7,6 +7,8 @@ is answered, with the HTTP status. Calls of probes are logged at DEBUG.
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,7 +26,7 @@ _ACCEPTED = 202
 class _Call:
     """One HTTP request."""
 
-    __slots__ = ("began", "code", "ids", "request_id", "scope", "status")
+    __slots__ = ("began", "code", "ids", "request_id", "scope", "status", "within")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -36,6 +38,8 @@ class _Call:
         self.request_id: str | None = None
         #: what it has named
         self.ids: dict[str, str] = {}
+        #: makes its span the current one, where it has one
+        self.within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def route(self) -> str:
@@ -89,6 +93,12 @@ def _named(path: str, value: str, name: str) -> str | None:
 
 
 _call: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
+def logged_within(span: Callable[[], AbstractContextManager[object]]) -> None:
+    """Has the line of the current call written within its span, which has ended by then."""
+    if (call := _call.get()) is not None:
+        call.within = span
 
 
 class LoggedRequests(Observer):
@@ -167,7 +177,8 @@ class RequestLog:
             _call.reset(token)
             if call.request_id is None or call.status == _ACCEPTED:
                 level = logging.DEBUG if scope["path"].startswith(self._probes) else logging.INFO
-                _write(level, call.route, call.status or 500, call.code, call.began, **call.ids)
+                with call.within():
+                    _write(level, call.route, call.status or 500, call.code, call.began, **call.ids)
 
 
 def _write(
