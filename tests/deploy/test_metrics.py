@@ -218,6 +218,20 @@ def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> No
         assert min(first) not in workers_of(service)
 
 
+def test_a_worker_that_is_added_or_removed_is_wanted_or_not(nursery: Nursery, tmp_path: Path) -> None:
+    """By SIGTTIN and SIGTTOU: the alert on missing workers compares the two numbers."""
+    with monitored(nursery, tmp_path, workers=2) as running:
+
+        def seen() -> tuple[float, ...]:
+            return tuple(map(running.value, ("tealagents_workers", "tealagents_workers_wanted")))
+
+        until(lambda: seen() == (2, 2))
+        os.kill(running.process.pid, signal.SIGTTIN)
+        until(lambda: seen() == (3, 3))
+        os.kill(running.process.pid, signal.SIGTTOU)
+        until(lambda: seen() == (2, 2))
+
+
 def workers_of(service: MonitoredService) -> set[str]:
     return {sample.labels["worker"] for sample in service.samples() if "worker" in sample.labels}
 
@@ -266,7 +280,7 @@ def test_a_folder_too_long_for_sockets_fails_the_start(
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with (
         pytest.raises(OSError, match="set TMPDIR to a folder with a short path"),
-        scraping.gathered("127.0.0.1", free_port(), 2),
+        scraping.gathered("127.0.0.1", free_port(), lambda: 2),
     ):
         pass
     assert not list(folder.iterdir())
@@ -282,7 +296,7 @@ def test_a_worker_that_is_read_while_it_starts_is_seen_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its socket is there before it listens: that is no dead worker, whose socket would be removed."""
-    workers, listen = scraping._Workers(tmp_path, 1), scraping._SocketServer.server_activate
+    workers, listen = scraping._Workers(tmp_path, lambda: 1), scraping._SocketServer.server_activate
     answered: list[float] = []
 
     def look() -> None:

@@ -108,6 +108,7 @@ def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
         resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, files)
         until(lambda: len(in_flight(service)) == 2)
         assert stays in in_flight(service)
+        assert service.value("tealagents_workers_wanted") == 2  # none was added
         assert service.terminate() == 0
 
 

@@ -23,7 +23,7 @@ from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, build_or_exit
 from tealagents.cli.supervisor import Supervisor
-from tealagents.config import load
+from tealagents.config import TelemetryOptions, load
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
@@ -237,7 +237,7 @@ def test_no_process_is_started_once_a_signal_has_come(
     monkeypatch.setattr(BaseReload, "run", lambda each: started.append(each))
     with socket.socket() as listener:
         for stopped, count in (([signal.SIGTERM], 0), ([], 2)):
-            _run_workers(2, listener, {}, stopped)
+            _run_workers(TelemetryOptions(), 2, listener, {}, stopped)
             _run_reloading(tmp_path, listener, {}, stopped, lambda: None)
             assert len(started) == count
 

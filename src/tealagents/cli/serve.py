@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
 from tealagents.cli.output import OutputLost
-from tealagents.config import ServiceConfig
+from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.config.problems import reason
 from tealagents.serving import STOPPING
 
@@ -253,8 +253,7 @@ def _run(
         follow = partial(_follow_again, model, config.offline_script)
         _run_reloading(config.source.parent, listener, options, stopped, follow)
     elif workers > 1:
-        with _metrics_of_workers(config, workers):
-            _run_workers(workers, listener, options, stopped)
+        _run_workers(config.telemetry, workers, listener, options, stopped)
     else:
         _run_here(config, listener, options, stopped)
 
@@ -286,17 +285,16 @@ def _run_here(
 
 
 @contextlib.contextmanager
-def _metrics_of_workers(config: ServiceConfig, workers: int) -> Iterator[None]:
-    """Answers Prometheus for all workers, where there is a port for it."""
-    options = config.telemetry
-    if options.metrics_port is None:
+def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) -> Iterator[None]:
+    """Answers Prometheus for all workers, of which so many are `wanted`, where there is a port for it."""
+    if telemetry.metrics_port is None:
         yield
         return
     from tealagents.telemetry.scraping import gathered
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(gathered(options.metrics_host, options.metrics_port, workers))
+            stack.enter_context(gathered(telemetry.metrics_host, telemetry.metrics_port, wanted))
         except OSError as error:
             raise fail(str(error)) from None
         yield
@@ -334,7 +332,11 @@ def _run_reloading(
 
 
 def _run_workers(
-    workers: int, listener: socket.socket, options: dict[str, Any], stopped: Sequence[int]
+    telemetry: TelemetryOptions,
+    workers: int,
+    listener: socket.socket,
+    options: dict[str, Any],
+    stopped: Sequence[int],
 ) -> None:
     """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start.
 
@@ -348,7 +350,8 @@ def _run_workers(
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     if stopped:  # before the supervisor listened to signals
         return
-    supervisor.run()
+    with _metrics_of_workers(telemetry, lambda: supervisor.processes_num):
+        supervisor.run()
     if supervisor.served or supervisor.stopped:
         return
     if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):

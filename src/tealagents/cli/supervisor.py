@@ -102,6 +102,13 @@ class Supervisor(Multiprocess):
             self.processes[index] = other
             self._retire(worker)
 
+    def handle_ttin(self) -> None:
+        """Adds a worker. One that cannot begin is not wanted, either."""
+        try:
+            super().handle_ttin()
+        finally:
+            self.processes_num = len(self.processes)
+
     def handle_ttou(self) -> None:
         """Removes a worker, unless it is the last."""
         if self.processes_num > 1:

@@ -14,7 +14,7 @@ import socketserver
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -132,13 +132,14 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def gathered(host: str, port: int, workers: int) -> Iterator[None]:
-    """Offers at `host` and `port` what so many workers offer, which are started meanwhile."""
+def gathered(host: str, port: int, wanted: Callable[[], int]) -> Iterator[None]:
+    """Offers at `host` and `port` what the workers offer, which are started meanwhile, and how many there
+    should be at the time."""
     with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
         _try_socket(folder)
         os.environ[SOCKETS] = folder
         registry = CollectorRegistry()
-        registry.register(_Workers(Path(folder), workers))
+        registry.register(_Workers(Path(folder), wanted))
         try:
             yield from _answering(server, registry)
         finally:
@@ -192,7 +193,7 @@ def _answering(server: Any, registry: Collector) -> Iterator[None]:
 class _Workers(Collector):
     """What the workers offer, each sample with the process it came from; and how many answer, of how many."""
 
-    def __init__(self, folder: Path, wanted: int) -> None:
+    def __init__(self, folder: Path, wanted: Callable[[], int]) -> None:
         self._folder = folder
         self._wanted = wanted
 
@@ -211,7 +212,7 @@ class _Workers(Collector):
                 ]
         yield from families.values()
         yield GaugeMetricFamily("tealagents_workers", "Workers that answered the last scrape.", answered)
-        yield GaugeMetricFamily("tealagents_workers_wanted", "Workers that there should be.", self._wanted)
+        yield GaugeMetricFamily("tealagents_workers_wanted", "Workers that there should be.", self._wanted())
 
 
 def _empty(family: Metric) -> Metric:
