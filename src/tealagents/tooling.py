@@ -1,9 +1,9 @@
 """The tools of one config: plugins, OpenAPI services, MCP servers, governed by the catalogue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from tealagents.config import ServiceConfig
+from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.domain.ports import Clock, Delegation, Tool, Toolset, ToolSpec
 from tealagents.state.records import RecordStore
 from tealagents.state.secret_store import SecretStore
@@ -28,7 +28,17 @@ def _sources(config: ServiceConfig) -> Sources:
         toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
         more_to_come=bool(config.thread.context_providers),
+        trace_headers=_trace_headers(config.telemetry),
     )
+
+
+def _trace_headers(telemetry: TelemetryOptions) -> Callable[[], Mapping[str, str]]:
+    """What names the headers that continue the current trace: none where there are no traces."""
+    if not telemetry.traced:
+        return dict
+    from tealagents.telemetry.http import trace_headers
+
+    return trace_headers
 
 
 class Tooling:

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 from replicas import SCRIPT, ended
 from served_routes import PROTOCOLS
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from talk import AGENT, PLUGINS, call
+from tools_setup import served
 from wire import Json, text
 
 from tealagents.llm.offline import OfflineModel
@@ -252,6 +257,41 @@ def test_a_tool_server_is_called_within_the_trace_and_quoted_nowhere(
         [traceparent] = (tmp_path / "traces").read_text().splitlines()
         assert traceparent.split("-")[1:3] == [span.trace_id.hex(), span.span_id.hex()]
         assert not any(b"canary-argument" in sent for sent in collector.taken)
+
+
+def test_an_openapi_service_is_called_within_the_trace(nursery: Nursery, tmp_path: Path) -> None:
+    """It continues the trace from the span of the tool, and gets no baggage of the caller. covers: APP-5"""
+    seen: list[Mapping[str, str]] = []
+
+    async def weather(request: Request) -> PlainTextResponse:
+        seen.append(request.headers)
+        return PlainTextResponse("sunny")
+
+    document = {"openapi": "3.0.3", "paths": {"/weather": {"get": {"operationId": "weather"}}}}
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
+    with (
+        OfflineModel() as model,
+        Collector() as collector,
+        served(Starlette(routes=[Route("/weather", weather)])) as url,
+    ):
+        remote = {"plugin_name": "Wx", "openapi_json_path": "openapi.json", "server_url": url}
+        (tmp_path / "remote.yaml").write_text(json.dumps({"remote_plugins": [remote]}))
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+            "TA_REMOTE_PLUGIN_PATH": str(tmp_path / "remote.yaml"),
+        }
+        config = agent_config(agent={"remote_plugins": ["Wx"]})
+        with nursery.service(config, env) as service, service.client() as ada:
+            trace = {"traceparent": f"00-{7:032x}-b7ad6b7169203331-01", "baggage": "user=ada"}
+            ada.post("", json=text(call("Wx-weather")), headers=trace).raise_for_status()
+            assert service.terminate() == 0
+    [span] = [each for each in collector.spans if each.name == "execute_tool Wx-weather"]
+    [headers] = seen
+    assert headers["traceparent"] == f"00-{7:032x}-{span.span_id.hex()}-01"
+    assert "baggage" not in headers
 
 
 def test_a_collector_that_never_answers_keeps_no_process(nursery: Nursery) -> None:

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,14 +53,18 @@ def server() -> Iterator[str]:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, document: Json, server: str | None, **more: Any
+    folder: Path,
+    document: Json,
+    server: str | None,
+    trace_headers: Callable[[], Mapping[str, str]] = dict,
+    **more: Any,
 ) -> AsyncIterator[dict[str, Tool]]:
     file = folder / "openapi.json"
     file.write_text(json.dumps(document))
     options = RemotePluginOptions(
         plugin_name="Library", openapi_json_path=str(file), server_url=server and f"{server}/v1", **more
     )
-    async with OpenAPIPlugin(options) as plugin:
+    async with OpenAPIPlugin(options, trace_headers=trace_headers) as plugin:
         yield by_name(plugin)
 
 
@@ -292,6 +296,19 @@ async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: s
         assert "Authorization" not in tools["Library-search"].spec.parameters["properties"]
         with pytest.raises(ToolFailed, match="There is no argument 'Authorization'"):
             await sent(tools, "search", q="x", Authorization="Bearer mine")
+
+
+async def test_a_trace_of_the_operations_own_is_kept(tmp_path: Path, server: str) -> None:
+    """A call continues the current trace, unless an argument fills the header that the document declares."""
+    document = library.document()
+    declared = {"name": "traceparent", "in": "header", "schema": {"type": "string"}}
+    document["paths"]["/search"]["get"]["parameters"].append(declared)
+    trace = {"traceparent": "ours", "tracestate": "ours"}
+    async with opened(tmp_path, document, server, lambda: trace) as tools:
+        continued = (await sent(tools, "search", q="x"))["headers"]
+        own = (await sent(tools, "search", q="x", traceparent="its own"))["headers"]
+    assert trace.items() <= continued.items()
+    assert (own["traceparent"], own.get("tracestate")) == ("its own", None)
 
 
 async def test_missing_and_null_arguments(tmp_path: Path, server: str) -> None:

@@ -23,6 +23,13 @@ _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
+def trace_headers() -> dict[str, str]:
+    """Those that continue the current trace where they are sent."""
+    headers: dict[str, str] = {}
+    TRACE_CONTEXT.inject(headers)
+    return headers
+
+
 class HttpRequests:
     """ASGI middleware: observes every request except probes, whatever the protocol. A WebSocket is one."""
 

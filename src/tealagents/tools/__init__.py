@@ -96,6 +96,8 @@ class Sources:
 
     #: whether requests may bring tools of their own: then the catalogue may name what is not there at start
     more_to_come: bool = False
+    #: the headers that continue the trace of the current call at an OpenAPI service
+    trace_headers: Callable[[], Mapping[str, str]] = dict
 
     @cached_property
     @tools_of("TA_PLUGIN_CATALOG_FILE")
@@ -126,7 +128,11 @@ class Sources:
             )
         entries = remote_plugins(self.remote_plugin_file, list(self.remote), self.environment)
         return [
-            OpenAPIPlugin(options, authorized=self._are_authorized(options.plugin_name))
+            OpenAPIPlugin(
+                options,
+                authorized=self._are_authorized(options.plugin_name),
+                trace_headers=self.trace_headers,
+            )
             for options in entries
         ]
 

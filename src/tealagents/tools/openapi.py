@@ -8,7 +8,7 @@ another's request).
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -52,9 +52,17 @@ _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 class OpenAPIPlugin:
     """The operations of one document. Entering it reads the document and opens the client."""
 
-    def __init__(self, options: RemotePluginOptions, *, authorized: bool = False) -> None:
-        """`authorized`: its calls may carry tokens that the catalogue's `auth` asked users for."""
+    def __init__(
+        self,
+        options: RemotePluginOptions,
+        *,
+        authorized: bool = False,
+        trace_headers: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`authorized`: its calls may carry tokens that the catalogue's `auth` asked users for.
+        `trace_headers`: those that continue the trace of the current call at the service."""
         self._options = options
+        self._trace_headers = trace_headers
         self._secret = authorized or bool(
             options.headers or options.pass_user_token or options.on_behalf_of_scopes
         )
@@ -78,7 +86,7 @@ class OpenAPIPlugin:
         server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
-            service = RemoteApi(self._options, server, client)
+            service = RemoteApi(self._options, server, client, self._trace_headers)
             names = tool_names(self._options.plugin_name, [one.function for one in chosen])
             self._tools = tuple(
                 OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
@@ -131,8 +139,15 @@ class _Unauthorized(ToolFailed):
 class RemoteApi:
     """Sends requests to one server."""
 
-    def __init__(self, options: RemotePluginOptions, url: str, client: BoundedClient) -> None:
+    def __init__(
+        self,
+        options: RemotePluginOptions,
+        url: str,
+        client: BoundedClient,
+        trace_headers: Callable[[], Mapping[str, str]],
+    ) -> None:
         self.options = options
+        self._trace_headers = trace_headers
         self._url = url
         self._client = client
 
@@ -156,6 +171,9 @@ class RemoteApi:
     async def _answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
         authorization = await self._authorization(context)
         headers = _one_of_each(request.headers, authorization, self.options.headers)
+        trace = self._trace_headers()
+        if trace.keys().isdisjoint(headers):  # else the operation continues a trace of its own
+            headers.update(trace)
         place = f"{operation.method} {operation.path}"
         url = self._target(request, place)
         try:
