@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import threading
@@ -130,6 +131,7 @@ class Patient:
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient]:
     for module in (doctor, finding):
         monkeypatch.setattr(module, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(doctor, "COLLECTOR_SECONDS", 60.0)
     with ExitStack() as stack:
         yield Patient(tmp_path, stack)
 
@@ -169,7 +171,8 @@ def answering(
 
 def test_a_sound_service_has_nothing(patient: Patient) -> None:
     """Neither its config, nor what it depends on, nor the service that runs."""
-    with ServiceThread(patient.config, patient.env) as service:
+    with ServiceThread(patient.config, patient.env) as service, answering(200, {}) as collector:
+        patient.env.update(TA_OTEL_ENDPOINT=collector, TA_METRICS_PORT=str(free_port()))
         code, said = patient.examined(service.url, "--port", str(free_port()))
     assert (code, said) == (0, "✓ no problems found\n")
 
@@ -257,6 +260,10 @@ def certificate_that_is_none(patient: Patient) -> None:
     patient.env.update(TA_ENTRA_CLIENT_ID="c", TA_ENTRA_CERTIFICATE=str(file))
 
 
+def collector_that_knows_no_traces(patient: Patient) -> None:
+    patient.env["TA_OTEL_ENDPOINT"] = patient.stack.enter_context(answering(404, {}))
+
+
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
 
@@ -308,6 +315,9 @@ NOWHERE = "127.0.0.1:1"
         ),
         (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
         (certificate_that_is_none, "the tools cannot be opened: "),
+        (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}"), "or correct TA_OTEL_ENDPOINT"),
+        (collector_that_knows_no_traces, "/v1/traces: Failed to export spans batch code: 404"),
+        (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}/v1/traces"), "TA_OTEL_ENDPOINT: must be without /v1/"),
     ],
 )
 def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], Any], said: str) -> None:
@@ -388,6 +398,24 @@ def test_a_used_port_is_found(patient: Patient) -> None:
         code, found = patient.examined("--port", str(service.port))
     assert code == 1
     assert f"port {service.port} on 127.0.0.1 is in use" in found
+
+
+def test_a_used_port_of_the_metrics_is_found(patient: Patient) -> None:
+    """As `serve` refuses it, where the port of the service is asked for; else the service itself may run."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = taken.getsockname()[1]
+        for metrics, said in (
+            (used, f"the metrics cannot be offered at 127.0.0.1:{used}"),
+            (port, f"TA_METRICS_PORT: {port} is the port of the service"),
+        ):
+            patient.env["TA_METRICS_PORT"] = str(metrics)
+            code, found = patient.examined("--port", str(port))
+            assert code == 1
+            assert said in found
+            assert found.count("✗") == 1, found
+        patient.env["TA_METRICS_PORT"] = str(used)
+        assert patient.examined() == (0, "✓ no problems found\n")
 
 
 def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -> None:

@@ -1,8 +1,9 @@
 """`tealagents doctor`: what keeps a service from working, and what to do about it.
 
-It looks at the config, the store, the authority, the model service, the tools, the context providers and the
-clocks as `serve` would use them, and at a running service from outside. It writes one record to the store,
-which it deletes again, asks the model of each agent for one word, and starts MCP servers that are commands.
+It looks at the config, the store, the authority, the model service, the tools, the context providers, the
+collector and the clocks as `serve` would use them, and at a running service from outside. It writes one
+record to the store, which it deletes again, asks the model of each agent for one word, sends the collector an
+export without traces, and starts MCP servers that are commands.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.findings import find, placed_tools
+from tealagents.cli.findings import find, placed_tools, unusable_metrics
 from tealagents.cli.loading import absent, unusable
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
@@ -51,6 +52,8 @@ SHORTEST_LEASE = 3.0
 TASKS_VERIFIED = 5
 #: seconds that a server is given to answer
 ANSWER_SECONDS = 10.0
+#: and the collector of telemetry
+COLLECTOR_SECONDS = 5.0
 #: the stores that no one has to start
 _OF_FILES = ("sqlite", "files")
 
@@ -105,6 +108,8 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         found += [each async for each in _store(config)]
     if port is not None:
         found += _port(port)
+        if config is not None and (metrics := unusable_metrics(config, port)):
+            found.append(Ailment(metrics))
     if untrusting := _certificates():
         return [*found, *untrusting]  # no server can be called
     if config is not None and whole:
@@ -114,6 +119,7 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
             found += await _tools(agent, key)
             found += await _providers(agent)
         found += [each async for each in _authority(config)]
+        found += await _collector(config)
     if url is not None:
         found += [each async for each in _service(url, config)]
     return found
@@ -387,6 +393,26 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
         )
     if skew := _skew(date):
         yield _skewed("the authority", skew)
+
+
+async def _collector(config: ServiceConfig) -> list[Ailment]:
+    if config.telemetry.endpoint is None:
+        return []
+    from tealagents.outbound.addresses import shown
+    from tealagents.telemetry.exporting import refused_export
+
+    url = f"{config.telemetry.endpoint.rstrip('/')}/v1/traces"
+    why = await asyncio.to_thread(refused_export, url, COLLECTOR_SECONDS)
+    if why is None:
+        return []
+    return [
+        Ailment(
+            f"the collector takes no traces at {shown(url)}: {why}",
+            "Start it, or correct TA_OTEL_ENDPOINT: where it takes OTLP over HTTP, usually at port 4318. Set "
+            "OTEL_EXPORTER_OTLP_HEADERS if it asks for a key, and OTEL_EXPORTER_OTLP_CERTIFICATE if its "
+            "certificate is not trusted.",
+        )
+    ]
 
 
 # --- a running service ------------------------------------------------------------------------------

@@ -68,6 +68,22 @@ def examine(found: Findings, config: ServiceConfig) -> None:
         found.wrong += wired.problems_at_start(config, "127.0.0.1", workers=1)
 
 
+def unusable_metrics(config: ServiceConfig, port: int) -> str | None:
+    """Why the metrics of a service on `port` cannot be offered where they should be; None where they can."""
+    telemetry = config.telemetry
+    if telemetry.metrics_port is None:
+        return None
+    if telemetry.metrics_port == port:
+        return f"TA_METRICS_PORT: {port} is the port of the service; choose one that users do not reach"
+    from tealagents.telemetry.scraping import check_address
+
+    try:
+        check_address(telemetry.metrics_host, telemetry.metrics_port)
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
     """Makes the model's client and the tools of the config's agent, which stands at `place` in the file."""
     from tealagents.bootstrap import START_ERRORS, credential_of, model_of

@@ -145,24 +145,14 @@ def _follow_again(model: "OfflineModel | None", script: Path | None) -> None:
 
 def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> None:
     from tealagents.app import wiring
+    from tealagents.cli.findings import unusable_metrics
 
-    if config.telemetry.metrics_port == port:
-        raise fail(f"TA_METRICS_PORT: {port} is the port of the service; choose one that users do not reach")
-    if config.telemetry.metrics_port is not None:
-        _check_metrics(config.telemetry.metrics_host, config.telemetry.metrics_port)
+    if reason := unusable_metrics(config, port):
+        raise fail(reason)
     if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
     if warning := _unknown_address(config, host):
         warn(warning)
-
-
-def _check_metrics(host: str, port: int) -> None:
-    from tealagents.telemetry.scraping import check_address
-
-    try:
-        check_address(host, port)
-    except OSError as error:
-        raise fail(str(error)) from None
 
 
 def _unknown_address(config: ServiceConfig, host: str) -> str | None:

@@ -3,12 +3,13 @@
 To add one, add a field to `Settings`, or where it wins over a key of the file, an entry to `OVERRIDES`.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 
 from tealagents.config.auth import AUTH
 from tealagents.config.earlier import is_earlier, remarks
@@ -38,6 +39,12 @@ _OF_CLIENTS = frozenset({"TA_TOKEN"})
 
 def _secrets(value: Any) -> Any:
     return tuple(map(SecretStr, value.split())) if isinstance(value, str) else value
+
+
+def _without_signal(endpoint: str) -> str:
+    if signal := re.search(r"/v1/(traces|metrics|logs)(?=/?$)", endpoint):
+        raise ValueError(f"must be without {signal[0]}: the path of each signal is added to it")
+    return endpoint
 
 
 class Settings(Options):
@@ -99,8 +106,8 @@ class Settings(Options):
 
     telemetry_enabled: Flag | None = None
     """Whether traces, metrics and logs are exported. Unset: exported if there is an endpoint."""
-    otel_endpoint: HttpUrl | None = None
-    """Where to export to (OTLP over HTTP)."""
+    otel_endpoint: Annotated[HttpUrl, AfterValidator(_without_signal)] | None = None
+    """Where to export to (OTLP over HTTP). `/v1/traces`, `/v1/metrics` and `/v1/logs` are added to it."""
     metrics_port: Port | None = None
     """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
     metrics_host: Text = "127.0.0.1"

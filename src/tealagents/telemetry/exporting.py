@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
@@ -117,6 +117,26 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
         if options.metrics_port is not None:
             stack.enter_context(offered(registry, options.metrics_host, options.metrics_port))
         yield
+
+
+def refused_export(endpoint: str, seconds: float) -> str | None:
+    """Why the collector takes no traces, as the exporter says it at once; None where it takes them."""
+    said: list[str] = []
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=seconds)
+
+    def noted(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage().partition(" encountered while exporting")[0])
+        if len(said) == 1:
+            exporter.shutdown()  # type: ignore[no-untyped-call]  # it would try again
+        return False
+
+    log = logging.getLogger(OTLPSpanExporter.__module__)
+    log.addFilter(noted)
+    try:
+        taken = exporter.export([]) is SpanExportResult.SUCCESS
+    finally:
+        log.removeFilter(noted)
+    return None if taken else next(iter(said), "the export failed")
 
 
 def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvider]) -> None:
