@@ -590,7 +590,27 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         ),
         (
             "class P(Plugin):\n    @tool\n    def f(self, a: 'Nowhere'): 'x'\n",
-            r"P\.f: a type hint cannot be resolved: name 'Nowhere' is not defined",
+            r"P\.f: a type hint cannot be resolved: NameError: name 'Nowhere' is not defined",
+        ),
+        *(
+            (
+                "import datetime\nfrom typing import Annotated\nfrom pydantic import Field\n"
+                "class Odd:\n    def __get_pydantic_core_schema__(*_): raise LookupError('no such unit')\n"
+                f"class P(Plugin):\n    @tool\n    def f(self, a: int, b: {hint}): 'x'\n",
+                rf"P\.f: {reason}",
+            )
+            for hint, reason in (
+                ("[str]", "the type of 'b' has no JSON schema: "),
+                ("{'a': int}", "the type of 'b' has no JSON schema: "),
+                ("(int, str)", "the type of 'b' has no JSON schema: "),
+                ("5", "the type of 'b' has no JSON schema: "),
+                ("...", "the type of 'b' has no JSON schema: "),
+                ("datetime", "the type of 'b' has no JSON schema: "),
+                ("Odd", "the type of 'b' has no JSON schema: LookupError: no such unit"),
+                ("Annotated[str, Field(pattern='(')]", "the type of 'b' .* error: unclosed group"),
+                ("'the first number'", "a type hint cannot be resolved: .* 'the first number'"),
+                ("int) -> ('a number'", "a type hint cannot be resolved: .* 'a number'"),
+            )
         ),
         (
             "class P(Plugin):\n    @tool(name='no spaces')\n    def f(self): 'x'\n",
@@ -599,6 +619,24 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         (
             "class P(Plugin):\n    on_behalf_of_scopes = 'api://read'\n    @tool\n    def f(self): 'x'\n",
             "P-f: on_behalf_of_scopes must be a list or a tuple of scopes",
+        ),
+        (
+            "class P(Plugin):\n    on_behalf_of_scopes = 5\n    @tool\n    def f(self): 'x'\n",
+            r"P-f: on_behalf_of_scopes must be a list or a tuple of scopes, such as \['User\.Read'\], not 5",
+        ),
+        *(
+            (f"import asyncio\n{source}\n", f"line {line}: the file cannot be loaded: {reason}")
+            for source, line, reason in (
+                ("raise asyncio.CancelledError", 3, "CancelledError"),
+                ("raise GeneratorExit", 3, "GeneratorExit"),
+                ("class Own(BaseException): ...\nraise Own('why')", 4, "Own: why"),
+                ("class Own(Exception):\n    def __str__(self): raise self\nraise Own", 5, "Own"),
+            )
+        ),
+        (
+            "class P(Plugin):\n    @tool\n    def f(self): 'x'\n"
+            "    def __getattribute__(self, name): raise LookupError(name)\n",
+            "P: LookupError: ",
         ),
         ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
         *(

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+from tealagents.domain.errors import described
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
 from tealagents.registry import import_from, place_of
 from tealagents.tools import semantic_kernel
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.results import DONE
@@ -43,12 +44,14 @@ def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = 
     tools: list[Tool] = []
     for name in names:
         kind = _plugin_class(module, name, module_file)
-        if issubclass(kind, Plugin):
-            plugin = _instance(kind, f"{module_file.name}: {name}")
-            plugins.append(plugin)
-            tools += _tools_of(plugin, name, f"{module_file.name}: {name}", threads)
-        else:
-            tools += semantic_kernel.tools_of(kind, name, f"{module_file.name}: {name}", threads)
+        where = f"{module_file.name}: {name}"
+        with blamed(where):
+            if issubclass(kind, Plugin):
+                plugin = _instance(kind, where)
+                plugins.append(plugin)
+                tools += _tools_of(plugin, name, where, threads)
+            else:
+                tools += semantic_kernel.tools_of(kind, name, where, threads)
     return CodePlugins(plugins, tools)
 
 
@@ -132,8 +135,10 @@ def imported(file: Path) -> ModuleType:
     semantic_kernel.stand_in()
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise ToolsetError(_import_failure(file, error)) from error
     return module
 
@@ -143,7 +148,7 @@ def _import_failure(file: Path, error: BaseException) -> str:
         hint = semantic_kernel.missing_package(error.name)
         if hint:
             return f"{file.name}: {hint}"
-    return f"{place_of(error, str(file))}: the file cannot be loaded: {type(error).__name__}: {error}"
+    return f"{place_of(error, str(file))}: the file cannot be loaded: {described(error)}"
 
 
 def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
@@ -171,12 +176,8 @@ def _is_plugin_class(value: Any) -> bool:
 
 
 def _instance(kind: type[Plugin], where: str) -> Plugin:
-    try:
+    with blamed(f"{where}: the plugin cannot be made without arguments"):
         return kind()
-    except (Exception, SystemExit) as error:
-        raise ToolsetError(
-            f"{where}: the plugin cannot be made without arguments: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _tools_of(plugin: Plugin, name: str, where: str, threads: Threads) -> list[Tool]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import ToolFailed, described
 
 #: statuses that also come when the call has reached the service and its answer has not come back: a gateway
 #: gave up waiting (those from 520 on are Cloudflare's and other proxies' own), or the service failed half-way
@@ -28,6 +28,22 @@ def tools_of(*key: str | int) -> Iterator[None]:
     except ToolsetError as error:
         error.key = error.key or key
         raise
+
+
+@contextmanager
+def blamed(said: str) -> Iterator[None]:
+    """What a plugin's code raises from here on is a `ToolsetError`: `said`, which is the place, and why."""
+    try:
+        yield
+    except (ToolsetError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ToolsetError(f"{said}: {in_short(error)}") from error
+
+
+def in_short(error: BaseException) -> str:
+    """Its class, and the first paragraph of its text in one line: pydantic adds advice for other uses."""
+    return " ".join(described(error).partition("\n\n")[0].split())
 
 
 def may_be_done(status: int, headers: Mapping[str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -82,12 +82,15 @@ def check_method(method: Any, where: str) -> None:
 
 def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
     """The scopes in which a plugin acts for the user. `ToolsetError` for a text: it would be its letters."""
-    scopes = getattr(plugin, "on_behalf_of_scopes", ())
-    if isinstance(scopes, str):
-        raise ToolsetError(
-            f"{tool}: on_behalf_of_scopes must be a list or a tuple of scopes, such as [{scopes!r}]."
-        )
-    return tuple(scopes or ())
+    scopes = getattr(plugin, "on_behalf_of_scopes", ()) or ()
+    if isinstance(scopes, Iterable) and not isinstance(scopes, str):
+        named = tuple(scopes)
+        if all(isinstance(scope, str) for scope in named):
+            return named
+    raise ToolsetError(
+        f"{tool}: on_behalf_of_scopes must be a list or a tuple of scopes, such as ['User.Read'], "
+        f"not {scopes!r}."
+    )
 
 
 def method_name(plugin: str, function: str, where: str) -> str:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 
 from docstring_parser import Docstring, ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from pydantic_core import ErrorDetails
@@ -22,7 +21,7 @@ from pydantic_core import ErrorDetails
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
-from tealagents.tools.errors import ToolsetError
+from tealagents.tools.errors import ToolsetError, blamed, in_short
 from tealagents.tools.naming import excerpt, suggestion
 
 #: errors of one call that the model is sent
@@ -97,7 +96,8 @@ class Signature:
                     raise ToolsetError(f"{where}: {parameter} has no name that a model could give it by.")
             else:
                 text = (texts or {}).get(parameter.name) or _documented_text(documented, parameter.name)
-                self._parameters.append(_described(parameter, hint, text, len(self._parameters)))
+                with blamed(f"{where}: {_schemaless(parameter.name)}"):
+                    self._parameters.append(_described(parameter, hint, text, len(self._parameters)))
         self._model = self._arguments_model()
         self.schema: Json = self._json_schema()
 
@@ -117,10 +117,8 @@ class Signature:
         }
 
     def _hints(self, function: Callable[..., Any]) -> dict[str, Any]:
-        try:
+        with blamed(f"{self._where}: a type hint cannot be resolved"):
             return get_type_hints(function, include_extras=True)
-        except (NameError, TypeError, AttributeError) as error:
-            raise ToolsetError(f"{self._where}: a type hint cannot be resolved: {error}.") from error
 
     def _given(self, function: Callable[..., Any]) -> Collection[Parameter]:
         try:
@@ -132,8 +130,8 @@ class Signature:
         fields: Any = {one.attribute: (one.annotation, one.default) for one in self._parameters}
         try:
             model = create_model("Arguments", __base__=_Arguments, **fields)
-        except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
-            raise ToolsetError(f"{self._where}: {self._culprit()}: {_first_line(error)}") from error
+        except Exception as error:  # a type may have code of its own
+            raise ToolsetError(f"{self._where}: {self._culprit()}: {in_short(error)}") from error
         if _has_generator(model.__pydantic_core_schema__):
             raise ToolsetError(
                 f"{self._where}: what its parameters hold would be checked only while the tool reads it: use "
@@ -147,17 +145,13 @@ class Signature:
             field: Any = {one.attribute: (one.annotation, one.default)}
             try:
                 create_model("Arguments", __base__=_Arguments, **field)
-            except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
-                return f"the type of {one.name!r} has no JSON schema"
+            except Exception:  # noqa: BLE001 — what it is has been raised for all of them
+                return _schemaless(one.name)
         return "the arguments have no JSON schema"
 
     def _json_schema(self) -> Json:
-        try:
+        with blamed(f"{self._where}: the types of its parameters have no JSON schema"):
             schema = self._model.model_json_schema(schema_generator=_ToolSchema)
-        except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
-            raise ToolsetError(
-                f"{self._where}: the types of its parameters have no JSON schema: {_first_line(error)}"
-            ) from error
         schema.pop("title", None)
         schema.pop("description", None)
         schema.setdefault("properties", {})
@@ -170,6 +164,10 @@ class Signature:
         if len(details) > MAX_ERRORS:
             lines.append(f"- and {len(details) - MAX_ERRORS} more")
         return "The arguments are not valid, nothing was done:\n" + "\n".join(lines)
+
+
+def _schemaless(name: str) -> str:
+    return f"the type of {name!r} has no JSON schema"
 
 
 def _is_context(parameter: Parameter, hint: Any) -> bool:
@@ -276,7 +274,3 @@ def _explained(detail: ErrorDetails, known: list[str]) -> str:
 #: of a value of any size
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
