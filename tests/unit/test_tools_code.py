@@ -658,6 +658,17 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             "class P(Plugin):\n    @tool\n    def f(): 'x'\n",
             r"P\.f: .*: the first parameter of a method is self",
         ),
+        *(
+            (
+                f"class P(Plugin):\n    @tool\n    def f({parameters}): 'x'\n",
+                rf"P\.f: {first!r} would be the plugin itself: the first parameter of a method is self",
+            )
+            for parameters, first in (
+                ("path: str", "path"),
+                ("path", "path"),
+                ("context: ToolContext, path: str", "context"),
+            )
+        ),
         (
             "class P(Plugin):\n    def __init__(self): exit(3)\n    @tool\n    def f(self): 'x'\n",
             "P: the plugin cannot be made without arguments: SystemExit: 3",
@@ -676,6 +687,26 @@ def test_mistakes_are_reported_with_their_place(tmp_path: Path, source: str, rep
     """Each mistake in a plugin file names the file, the class, the method and the reason."""
     with pytest.raises(ToolsetError, match=f"custom_plugins.py.*{reported}|{reported}"):
         loaded(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    ("marks", "parameters"),
+    [
+        ("", "self: 'P', path: str"),
+        ("", "_self, path: str"),
+        ("@staticmethod", "path: str"),
+        ("@classmethod", "cls, path: str"),
+        ("@wraps(lambda self, path: None)", "*args, **named"),
+    ],
+)
+async def test_only_what_the_model_gives_is_a_parameter(tmp_path: Path, marks: str, parameters: str) -> None:
+    """Not what a method is called on, if there is anything; a decorator may hide it."""
+    tools = loaded(
+        tmp_path,
+        "from functools import wraps\n"
+        f"class P(Plugin):\n    {marks}\n    @tool\n    def f({parameters}) -> str: 'x'\n",
+    )
+    assert list(tools["P-f"].spec.parameters["properties"]) == ["path"]
 
 
 async def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from tealagents.tools.naming import NAME_RULE, VALID_NAME
 from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 
+#: what the first parameter of a method is called, without underscores
+_RECEIVERS = frozenset({"self", "cls", "this", ""})
+
 
 async def run_method(
     method: Callable[..., Any], arguments: dict[str, Any], threads: Threads, name: str, *, nothing: str
@@ -78,6 +81,20 @@ def check_method(method: Any, where: str) -> None:
     function = inspect.unwrap(method)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ToolsetError(f"{where}: a tool returns one result; a generator cannot be a tool.")
+    if inspect.ismethod(method):
+        _check_receiver(method.__func__, where)
+
+
+def _check_receiver(function: Callable[..., Any], where: str) -> None:
+    """`ToolsetError` where `self` was forgotten: what the model should give would be the plugin."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.kind is first.VAR_POSITIONAL:
+        return
+    if first.name.strip("_") not in _RECEIVERS:
+        raise ToolsetError(
+            f"{where}: {first.name!r} would be the plugin itself: the first parameter of a method is self. "
+            "A tool without it is marked @staticmethod."
+        )
 
 
 def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
