@@ -110,6 +110,18 @@ def test_unreadable_dotenv_is_an_error(tmp_path: Path) -> None:
         load(tmp_path / "agent.yaml", env={}, dotenv=tmp_path)
 
 
+def test_a_working_directory_that_is_gone_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths of variables, and `.env`, are looked for there."""
+    (tmp_path / "agent.yaml").write_text(SMALLEST)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match=r"the working directory cannot be used: .*; start in another one"):
+        load(tmp_path / "agent.yaml", env={})
+
+
 def test_no_config_named(tmp_path: Path) -> None:
     """Without a path and without the variable, the variable is named."""
     with pytest.raises(ConfigError, match="TA_SERVICE_CONFIG: is not set"):

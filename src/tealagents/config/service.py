@@ -23,7 +23,7 @@ from tealagents.config.models import (
     Metadata,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake, key_text
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake, key_text, reason
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
@@ -171,6 +171,11 @@ def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Lo
     """The environment, and the file that it or `path` names."""
     problems: list[ConfigProblem] = []
     warnings: list[str] = []
+    try:
+        os.getcwd()
+    except OSError as error:  # it has been deleted; relative paths and `.env` are looked for there
+        message = f"the working directory cannot be used: {reason(error)}; start in another one"
+        raise ConfigError([ConfigProblem(None, None, "", message)]) from None
     environment = read_environment(env, dotenv, problems)
     settings = read_settings(environment, problems, warnings)
     path = path or settings.service_config
