@@ -89,17 +89,41 @@ def test_dotenv_is_below_the_environment(tmp_path: Path) -> None:
     assert config.api_key.get_secret_value() == "a$b${c}"
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("my #1", "my"),
+        ("'my #1'", "my #1"),
+        ('"my #1"  # mine', "my #1"),
+        ("my#1", "my#1"),
+        (r'"a\tb\\"', "a\tb\\"),
+        (r"'a\tb\\'", r"a\tb" + "\\"),
+        (r"a\tb", r"a\tb"),
+        ('say "hi"', 'say "hi"'),
+        ("a$b${NAME}", "a$b${NAME}"),
+    ],
+)
+def test_quotes_and_comments_of_dotenv_are_read_as_documented(
+    tmp_path: Path, written: str, value: str
+) -> None:
+    """Those of python-dotenv."""
+    (tmp_path / "agent.yaml").write_text(SMALLEST)
+    (tmp_path / ".env").write_text(f"NAME={written}\n")
+    assert load(tmp_path / "agent.yaml", env={}, dotenv=tmp_path / ".env").environment == {"NAME": value}
+
+
 def test_mistakes_in_dotenv_have_lines(tmp_path: Path) -> None:
     """What is wrong in `.env` is reported with its line there."""
     (tmp_path / "agent.yaml").write_text(SMALLEST)
     dotenv = tmp_path / ".env"
-    dotenv.write_text("\n\nthis is no assignment\n\nTA_CONCURRENCY=rejct\nTA_COLOUR=red\n")
+    dotenv.write_text("\n\nthis is no assignment\n\nTA_CONCURRENCY=rejct\nTA_COLOUR=red\nTA_PERSISTENCE\n")
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "agent.yaml", env={}, dotenv=dotenv)
     assert [str(problem) for problem in caught.value.problems] == [
         f"{dotenv}:3: this is not NAME=value",
         f"{dotenv}:5: TA_CONCURRENCY: must be 'reject', 'enqueue', 'interrupt' or 'rollback'; "
         "did you mean 'reject'?",
+        f"{dotenv}:7: this is not NAME=value",
     ]
 
 

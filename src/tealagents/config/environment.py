@@ -48,7 +48,8 @@ class Environment:
 def read_environment(
     env: Mapping[str, str], dotenv: Path | None, problems: list[ConfigProblem]
 ) -> Environment:
-    """The environment over `.env`, which need not exist and whose values are taken as they stand."""
+    """The environment over `.env`, which need not exist. Its quotes and comments are those of python-dotenv;
+    a `${NAME}` in it is not replaced."""
     variables: dict[str, str] = {}
     places: dict[str, tuple[str, int]] = {}
     if dotenv is not None:
@@ -71,7 +72,7 @@ def _read_dotenv(path: Path, problems: list[ConfigProblem]) -> Iterator[tuple[st
         return
     for binding in parse_stream(io.StringIO(text)):
         line = binding.original.line + _blank_lines_before(binding.original.string)
-        if binding.error:
+        if binding.error or (binding.key and binding.value is None):
             problems.append(ConfigProblem(str(path), line, "", "this is not NAME=value"))
         elif binding.key and binding.value and binding.value.strip():
             yield binding.key, binding.value.strip(), line

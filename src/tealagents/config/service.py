@@ -316,7 +316,7 @@ def _ordered(problems: list[ConfigProblem]) -> list[ConfigProblem]:
     """In the order of the files, one for each key: the first, of which the others are consequences."""
     first: dict[tuple[str | None, str], ConfigProblem] = {}
     for problem in problems:
-        first.setdefault((problem.file, problem.key or problem.message), problem)
+        first.setdefault((problem.file, problem.key or str(problem)), problem)
     return sorted(first.values(), key=lambda each: (each.file is None, each.file or "", each.line or 0))
 
 
