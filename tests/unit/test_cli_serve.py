@@ -238,7 +238,7 @@ def test_no_process_is_started_once_a_signal_has_come(
     with socket.socket() as listener:
         for stopped, count in (([signal.SIGTERM], 0), ([], 2)):
             _run_workers(TelemetryOptions(), 2, listener, {}, stopped)
-            _run_reloading(tmp_path, listener, {}, stopped, lambda: None)
+            _run_reloading([tmp_path / "config.yaml"], listener, {}, stopped, lambda: None)
             assert len(started) == count
 
 
@@ -523,6 +523,26 @@ def test_a_console_that_the_file_turns_off_is_gone_after_a_reload(nursery: Nurse
         with (tmp_path / "config.yaml").open("a") as file:
             file.write("\n  console: {enabled: false}\n")
         until(lambda: console(url) == 404)
+
+
+def test_a_reload_follows_what_the_config_names_wherever_it_is(nursery: Nursery, tmp_path: Path) -> None:
+    """And `.env` beside the config. The plugin file notes that a process reads it."""
+    for name in ("config", "code", "rules"):
+        (tmp_path / name).mkdir()
+    shutil.copy(DEMO / "config.yaml", tmp_path / "config")
+    source = (DEMO / "custom_plugins.py").read_text()
+    noting = f"{source}\nopen({str(tmp_path / 'started')!r}, 'w').close()\n"
+    (tmp_path / "code" / "plugins.py").write_text(noting)
+    (tmp_path / "rules" / "catalogue.json").write_text('{"plugins": []}')
+    (tmp_path / "config" / ".env").touch()
+    named = {"TA_PLUGIN_MODULE": "code/plugins.py", "TA_PLUGIN_CATALOG_FILE": "rules/catalogue.json"}
+    env = {name: str(tmp_path / file) for name, file in named.items()}
+    with served_from(nursery, tmp_path / "config", "--reload", **env):
+        for edited in ("config/.env", *named.values()):
+            (tmp_path / "started").unlink()
+            with (tmp_path / edited).open("a") as file:
+                file.write("\n")
+            until((tmp_path / "started").exists)
 
 
 def test_an_offline_model_follows_the_script_that_is_edited(nursery: Nursery, tmp_path: Path) -> None:

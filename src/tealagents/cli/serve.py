@@ -58,7 +58,12 @@ def serve_command(
     workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when the config or the code changes.")
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart when code, YAML or .env changes in the folder of the config or of the plugin file, "
+            "or when the catalogue does.",
+        ),
     ] = False,
 ) -> None:
     """Serve the agent of a config file over HTTP.
@@ -241,7 +246,7 @@ def _run(
         configure_logs(config.telemetry.log_level, content=config.telemetry.log_content)
     if reload:
         follow = partial(_follow_again, model, config.offline_script)
-        _run_reloading(config.source.parent, listener, options, stopped, follow)
+        _run_reloading(_files(config), listener, options, stopped, follow)
     elif workers > 1:
         _run_workers(config.telemetry, workers, listener, options, stopped)
     else:
@@ -290,14 +295,21 @@ def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) 
         yield
 
 
+def _files(config: ServiceConfig) -> list[Path]:
+    """The config and what it names that only a new process reads again."""
+    named = (config.plugin_module, config.plugin_catalog_file, config.remote_plugin_path)
+    return [config.source, *(file for file in named if file is not None)]
+
+
 def _run_reloading(
-    folder: Path,
+    files: Sequence[Path],
     listener: socket.socket,
     options: dict[str, Any],
     stopped: Sequence[int],
     follow: Callable[[], None],
 ) -> None:
-    """A process that is replaced by a new one whenever a file of the folder changes; none once `stopped`.
+    """A process that is replaced by a new one whenever code, YAML, `.env` or one of the files changes in the
+    folders of the files; none once `stopped`.
 
     Before, this one may `follow` the change.
     """
@@ -309,8 +321,8 @@ def _run_reloading(
         _WORKER_APP,
         factory=True,
         reload=True,
-        reload_dirs=[str(folder)],
-        reload_includes=["*.yaml", "*.yml", "*.py"],
+        reload_dirs=[str(file.parent) for file in files],
+        reload_includes=["*.yaml", "*.yml", "*.py", ".env", *(file.name for file in files)],
         **options,
     )
     reloader = Reloader(config, target=Server(config).run, sockets=[listener])
