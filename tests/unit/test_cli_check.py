@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tealagents.api.protocols import PROTOCOLS
+from tealagents.cli.findings import find
 from tealagents.cli.main import command_line
+from tealagents.testing.service import agent_config
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 
@@ -438,3 +441,21 @@ def test_brackets_are_shown_as_they_are(folder: Path) -> None:
     checked = check(config.parent)
     assert checked.exit_code == 2, checked.output
     assert f"{config}:" in checked.output
+
+
+def test_ctrl_c_ends_the_import_of_a_plugin(tmp_path: Path) -> None:
+    """The first one: asyncio would cancel what is awaited, which an import is not."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(agent_config(agent={"plugins": ["Files"]})))
+    (tmp_path / "custom_plugins.py").write_text(
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        f"open({str(tmp_path / 'further')!r}, 'w').close()\n"
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            find(tmp_path / "config.yaml")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not (tmp_path / "further").exists()

@@ -42,6 +42,11 @@ class Slow(ContextProvider):
 """
 
 
+#: in a module that a service imports: a start that a signal has ended gets little time, or no end of it
+SOON = "import tealagents.cli.serve as its\nits.UNDO_SECONDS = 0.1\n"
+NEVER = SOON.replace("0.1", "1000")
+
+
 def serve(
     nursery: Nursery, folder: Path, *options: str, program: str | None = None, **env: str
 ) -> "subprocess.CompletedProcess[str]":
@@ -97,15 +102,17 @@ def test_a_start_that_fails_serves_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("then", ["", f"{SOON}time.sleep(1000)\n"])
 def test_a_signal_while_the_service_is_built_ends_it(
-    nursery: Nursery, tmp_path: Path, number: signal.Signals
+    nursery: Nursery, tmp_path: Path, number: signal.Signals, then: str
 ) -> None:
     """However long the modules take that the config names: it serves nothing, and exits with 0."""
-    (tmp_path / "slow.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n" + PROVIDER)
+    slow = f"import os, time\nos.kill(os.getpid(), {number})\n{then}{PROVIDER}"
+    (tmp_path / "slow.py").write_text(slow)
     shutil.copy(DEMO / "custom_plugins.py", tmp_path)
     text = (DEMO / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['slow:Slow']\n")
-    served = serve(nursery, tmp_path)
+    served = serve(nursery, tmp_path, program=PROGRAM)
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
@@ -114,10 +121,11 @@ import asyncio, multiprocessing, os, signal, threading, time
 from tealagents.plugins import Plugin, tool
 
 parent = multiprocessing.parent_process()
-noted = lambda: signal.getsignal(signal.SIGTERM).__self__.should_exit
 if parent and {early}:
+    noted, heard = threading.Event(), signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *given: (heard(*given), noted.set()))
     os.kill(parent.pid, {number})
-    while not noted():
+    while not noted.is_set():
         time.sleep(0.01)
 
 class Files(Plugin):
@@ -142,11 +150,12 @@ def waiting(
     number: int = signal.SIGTERM,
     early: bool = False,
     what: str = "asyncio.Event().wait()",
+    first: str = "",
     program: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """A service whose start waits for a plugin, which sends the signal then, or where it is imported."""
     shutil.copy(DEMO / "config.yaml", folder)
-    plugin = WAITING.format(number=int(number), early=early, what=what)
+    plugin = first + WAITING.format(number=int(number), early=early, what=what)
     (folder / "custom_plugins.py").write_text(plugin)
     store = f"sqlite:///{folder / 'state.db'}"
     return serve(nursery, folder, *options, program=program, TA_PERSISTENCE=store)
@@ -175,10 +184,38 @@ def test_a_signal_while_a_process_is_built_ends_its_start(
 
 def test_a_signal_ends_a_start_that_waits_for_a_thread(nursery: Nursery, tmp_path: Path) -> None:
     """Which nothing can cancel; only the installed program can end at once, and say how."""
-    installed = str(Path(sys.executable).with_name("tealagents"))
     what = "asyncio.to_thread(threading.Event().wait)"
-    served = waiting(nursery, tmp_path, what=what, program=installed)
+    served = waiting(nursery, tmp_path, what=what, program=PROGRAM)
     assert (served.returncode, served.stdout) == (0, ""), served
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+def test_a_signal_ends_a_start_that_a_plugin_blocks(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """It blocks what could cancel it."""
+    what = "asyncio.sleep(time.sleep(1000))"
+    served = waiting(nursery, tmp_path, *options, what=what, first=SOON, program=PROGRAM)
+    assert (served.returncode, served.stdout) == (0, ""), served
+    assert "startup was ended by a signal" in served.stderr
+
+
+def test_a_second_signal_ends_a_start_at_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Without the time that the first one leaves."""
+    what = "asyncio.sleep(os.kill(os.getpid(), signal.SIGINT) or time.sleep(1000))"
+    served = waiting(nursery, tmp_path, what=what, first=NEVER, program=PROGRAM)
+    assert (served.returncode, served.stdout) == (0, ""), served
+
+
+def test_workers_that_a_plugin_blocks_end_when_their_supervisor_is_killed(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """They hold its standard error until they end."""
+    what, number = "asyncio.sleep(time.sleep(1000))", signal.SIGKILL
+    killed = waiting(
+        nursery, tmp_path, "--workers", "2", number=number, what=what, first=SOON, program=PROGRAM
+    )
+    assert killed.returncode == -number, killed
 
 
 LEAVING = """

@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,11 +104,26 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         else:
             found.needed.append(f"TA_API_KEY: {error}")
     try:
-        tools = asyncio.run(offered(_with_named_tools(config, place)))
+        with _ended_by_ctrl_c():
+            tools = asyncio.run(offered(_with_named_tools(config, place)))
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
         found.wrong.append(placed_tools(config, place, error))
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """The first Ctrl-C is raised: asyncio cancels what is awaited, and the import of a plugin is not."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *given: signal.default_int_handler(*given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:

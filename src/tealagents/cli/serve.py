@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 3
 #: and what still runs once the service has ended
 LEFT_SECONDS = 2.0
+#: and a start that a signal has ended, to undo what it has done: the lease and the telemetry take two each
+UNDO_SECONDS = 5.0
 #: new objects after which the garbage collector looks for what is no longer used
 YOUNG_OBJECTS = 10_000
 #: seconds between two looks whether connections are accepted
@@ -415,7 +417,8 @@ def _application(config: ServiceConfig) -> "ASGIApp":
     from tealagents.bootstrap import START_ERRORS
     from tealagents.telemetry.requests import RequestLog
 
-    app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
+    with _ended_by_signals():
+        app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:
@@ -428,7 +431,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
                 await send(message)
 
         try:
-            with _ended_by_signals() as started:
+            with _ended_by_signals(asyncio.current_task()) as started:
                 await app(scope, receive, passed_on)
         except asyncio.CancelledError:
             if started.is_set():
@@ -450,27 +453,35 @@ def _application(config: ServiceConfig) -> "ASGIApp":
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """Until what it yields is set, a signal to stop cancels the task: a start may wait for a tool server.
+def _ended_by_signals(task: "asyncio.Task[Any] | None" = None) -> Iterator[threading.Event]:
+    """Until what it yields is set, a signal to stop ends the process: a start may wait for a tool server.
 
-    The server notes the signal, and looks at it only once all is started.
+    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, which
+    gets some time: it cannot end by itself where a plugin blocks its thread. On another one the process ends
+    at once.
     """
     started = threading.Event()
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     servers = {number: signal.getsignal(number) for number in STOPPING}
+    noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
+    came = list[int]()
+
+    def end(number: int) -> None:
+        _end_soon("startup was ended by a signal", 0 if came else UNDO_SECONDS)
+        came.append(number)
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
     def signaled(number: int, frame: FrameType | None) -> None:
         if callable(server := servers[signal.Signals(number)]):
             server(number, frame)
-        if task is not None and not started.is_set():
-            loop.call_soon_threadsafe(task.cancel)
+        if not started.is_set():
+            end(number)
 
     heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signaled)
-    noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
-    if task is not None and any(noted):  # one came while the application was built
-        task.cancel()
+    if any(noted):  # one came before
+        end(signal.SIGTERM)
     try:
         yield started
     finally:
@@ -478,15 +489,17 @@ def _ended_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, servers[number])
 
 
-def _end_soon() -> None:
+def _end_soon(
+    said: str = "work that ignores its cancellation is left behind", seconds: float = LEFT_SECONDS
+) -> None:
     """Ends the process also where a tool ignores its cancellation, or blocks a thread: it would never end."""
 
     def end() -> None:
-        log.warning("work that ignores its cancellation is left behind")
+        log.warning(said)
         logging.shutdown()
         os._exit(0)
 
-    timer = threading.Timer(LEFT_SECONDS, end)
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
 
