@@ -7,6 +7,9 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.images import image_problem
 from tealagents.domain.models import Item, Json, ToolCall
 
+#: the types of images that models see
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
 
 def image(uri: object, field: str) -> Item:
     """An image that is sent along: nothing is fetched that a client names. `InvalidRequest`."""

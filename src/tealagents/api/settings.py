@@ -4,9 +4,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tealagents.api.items import IMAGES
 from tealagents.domain.models import Json
 
 Probe = Callable[[], Awaitable[Json]]
+
+#: kinds of content, as the config may call them → their media types
+_KINDS = {"text": ("text/plain",), "image": IMAGES}
 
 
 class ConsentCallbacks(Protocol):
@@ -45,3 +49,22 @@ class ApiSettings:
     console: str | None = None
     #: None where no tool server can need the user's own authorization
     consents: ConsentCallbacks | None = None
+
+    @property
+    def skills(self) -> list[Json]:
+        """The skills of the metadata, as cards of agents have them: what was left out is not there."""
+        return [_skill(each) for each in self.metadata.get("skills", ())]
+
+
+def _skill(said: Json) -> Json:
+    found = {
+        "id": said.get("id") or said.get("name"),
+        **{key: said.get(key) for key in ("name", "description", "tags", "examples")},
+        "inputModes": _media_types(said.get("input_modes", ())),
+        "outputModes": _media_types(said.get("output_modes", ())),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _media_types(kinds: Sequence[str]) -> list[str]:
+    return [each for kind in kinds for each in _KINDS.get(kind, (kind,))]

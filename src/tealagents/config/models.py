@@ -99,7 +99,7 @@ class Skill(Older):
     input_modes: Annotated[
         tuple[str, ...], Field(validation_alias=AliasChoices("input_modes", "inputModes"))
     ] = ()
-    """Kinds of content it accepts, such as `text` and `image`."""
+    """Kinds of content it accepts: media types, such as `application/json`, or `text` and `image`."""
     output_modes: Annotated[
         tuple[str, ...], Field(validation_alias=AliasChoices("output_modes", "outputModes"))
     ] = ()

@@ -248,3 +248,15 @@ def test_skills_without_ids_are_told_apart() -> None:
     with ServiceThread(config, env) as service:
         card = httpx.get(f"{service.root}/.well-known/agent-card.json").json()
     assert [(skill["id"], skill["name"]) for skill in card["skills"]] == [("see", "see"), ("say", "say")]
+
+
+def test_the_content_of_a_skill_is_named_by_media_types() -> None:
+    """Also where the config names it in a word; a skill that says nothing of it has the agent's own."""
+    see = {"name": "see", "input_modes": ["image", "text"], "outputModes": ["application/json"]}
+    config = {**agent_config(protocols=["a2a"]), "metadata": {"skills": [see, {"name": "say"}]}}
+    env = {"TA_BASE_URL": "http://127.0.0.1:1", "TA_API_KEY": "unused", "TA_AUTH": "mock"}
+    with ServiceThread(config, env) as service:
+        seeing, saying = httpx.get(f"{service.root}/.well-known/agent-card.json").json()["skills"]
+    assert seeing["inputModes"] == ["image/png", "image/jpeg", "image/gif", "image/webp", "text/plain"]
+    assert seeing["outputModes"] == ["application/json"]
+    assert not {"inputModes", "outputModes"} & set(saying)

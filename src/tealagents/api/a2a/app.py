@@ -26,7 +26,6 @@ from tealagents.domain.models import Json
 
 #: bindings and versions, the preferred one first
 _SPOKEN = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
-_OF_SKILL = ("id", "name", "description", "tags", "examples")
 
 
 class _Contexts(ServerCallContextBuilder):
@@ -66,9 +65,6 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     said = {"name": exchange.agent.name, "description": exchange.settings.description}
     # an agent that names no skill has one, which is to answer
     skill = {**said, "id": exchange.agent.name, "tags": [exchange.agent.name]}
-    named = exchange.settings.metadata.get("skills") or [{}]
-    given = [{**each, "id": each.get("id") or each.get("name")} for each in named]
-    skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
     name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url) or {})
     document: Json = {
         **said,
@@ -80,7 +76,7 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
         "securityRequirements": [{"schemes": {name: {"list": scopes}}}],
         "defaultInputModes": INPUT_MODES,
         "defaultOutputModes": ["text/plain"],
-        "skills": skills,
+        "skills": [{**skill, **each} for each in exchange.settings.skills or [{}]],
     }
     return ParseDict(document, pb.AgentCard())
 

@@ -10,14 +10,13 @@ from a2a.utils.errors import ContentTypeNotSupportedError
 from tealagents.api import bodies
 from tealagents.api.decisions import asked, pending
 from tealagents.api.http import timestamp
-from tealagents.api.items import media
+from tealagents.api.items import IMAGES, media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
 
 _STATES = {"Queued": "SUBMITTED", "Running": "WORKING", "Paused": "INPUT_REQUIRED"}
-_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-INPUT_MODES = ("text/plain", "application/json", *_IMAGES)
+INPUT_MODES = ("text/plain", "application/json", *IMAGES)
 
 
 def task(record: RequestRecord, messages: Iterable[Message] = ()) -> Json:
@@ -73,7 +72,7 @@ def _item(part: pb.Part, sent: Any, field: str) -> Item:
     kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
     if kind is None:
         raise InvalidRequest(field, "has no content: text, data or raw")
-    if kind == "raw" and part.raw and media in _IMAGES:
+    if kind == "raw" and part.raw and media in IMAGES:
         return Item("image", f"data:{media};base64,{base64.b64encode(part.raw).decode()}")
     if kind == "raw" and media == "application/json":
         kind, sent = "data", {"data": bodies.parse(part.raw)}
