@@ -73,9 +73,11 @@ async def placed(
 ) -> NewMessage:
     """The message in the task that its client names, which begins with it where it is not there yet.
 
-    `InvalidRequest`, naming `field`, for what is no id; `NotOwner`. `NotFound` for an id that was made here:
-    its task is gone, and would begin anew without its history.
+    Without a name it is in a new task. `InvalidRequest`, naming `field`, for what is no id; `NotOwner`.
+    `NotFound` for an id that was made here: its task is gone, and would begin anew without its history.
     """
+    if not name:
+        return message
     task_id = ids.canonical(name, field)
     try:
         await exchange.locate(caller, keys.task, task_id)

@@ -123,7 +123,7 @@ def test_streams_of_the_version_before_say_in_the_stream_what_is_refused(service
 def test_methods_of_the_version_before_are_refused_in_another_version(service: ServiceThread) -> None:
     """By the error that says so, in a stream where the method has one; nothing is stored. [VER-SERVER-002]"""
     with service.client() as client:
-        for version in ("1.0", "2.0", "x"):
+        for version in ("1.0", "2.0", "0.2", "0.9", "x"):
             client.headers.update({"a2a-version": version})
             for method in ("message/stream", "tasks/resubscribe"):
                 [refused] = streamed(client, method, legacy("hello") if method[0] == "m" else {"id": "x"})

@@ -467,11 +467,12 @@ def test_what_the_card_does_not_declare_is_refused(wire: Wire) -> None:
 
 
 def test_versions_are_distinguished(wire: Wire) -> None:
-    """Any 1.x is served, none given means 0.3, and what is not supported is named.
+    """1.0 is served with any patch, none given means 0.3, and what is not supported is named.
 
     [VER-SERVER-001, VER-SERVER-002, VER-SERVER-003, VER-CLIENT-002]
     """
-    for version, served in (("1.0", True), ("1.0.1", True), ("99.0", False), ("x", False), ("", False)):
+    refused = ("1.1", "1.99", "1", "1.0.1.1", "0.3", "99.0", "x", "")
+    for version, served in (("1.0", True), ("1.0.1", True), *((each, False) for each in refused)):
         wire.client.headers.update({"a2a-version": version})
         response = wire.call("ListTasks")
         if served:
@@ -481,12 +482,14 @@ def test_versions_are_distinguished(wire: Wire) -> None:
 
 
 def test_the_version_may_be_a_parameter(wire: Wire) -> None:
-    """For clients that set no headers; where both are given the header counts. [VER-SERVER-001]"""
+    """For clients that set no headers, or an empty one; else the header counts. [VER-SERVER-001]"""
     wire.client.headers.pop("a2a-version")
     wire.client.params = {"A2A-Version": "1.0"}
     task = wire.send()
     assert wire.result("ListTasks", {"contextId": task["contextId"]})["totalSize"] == 1
     assert state(list(wire.stream("SendStreamingMessage", {"message": message()}))[-1]["statusUpdate"])
+    wire.client.headers.update({"a2a-version": ""})
+    assert "tasks" in wire.result("ListTasks")
     wire.client.params = {"A2A-Version": "99.0"}
     assert wire.error("ListTasks")[1] == "VERSION_NOT_SUPPORTED"
     wire.client.headers.update(VERSION)

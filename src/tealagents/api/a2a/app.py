@@ -1,6 +1,7 @@
 """The application of A2A: the SDK's routes behind the gate, and the agent card."""
 
 import logging
+import re
 from functools import partial
 from typing import cast
 
@@ -33,11 +34,14 @@ class _Contexts(ServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         call: gate.AdmittedCall = request.scope[gate.SCOPE]
-        headers = {"a2a-version": request.query_params.get("A2A-Version", ""), **request.headers}
-        # 0.3 knows no error for this, so the SDK would call it an internal one; and not in a stream
-        if call.is_rpc and "/" in call.rpc_method and headers["a2a-version"].split(".")[0] not in ("", "0"):
-            call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or omitted, for {call.rpc_method}"))
-        return ServerCallContext(state={"call": call, "headers": headers})
+        version = request.headers.get("a2a-version") or request.query_params.get("A2A-Version", "")
+        # the SDK compares major versions alone, and has no error of 0.3 for this but an internal one
+        if call.is_rpc and "/" in call.rpc_method:
+            if not re.fullmatch(r"(0\.3(\.[0-9]+)?)?", version):
+                call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or omitted, for {call.rpc_method}"))
+        elif not re.fullmatch(r"1\.0(\.[0-9]+)?", version):
+            call.refuse(InvalidRequest("A2A-Version", "must be 1.0; a call without it counts as 0.3"))
+        return ServerCallContext(state={"call": call, "headers": {"a2a-version": version}})
 
 
 def build(exchange: Exchange, path: str) -> Served:

@@ -56,11 +56,10 @@ class Updates(EventFold):
     def failed(self, error: TealError) -> bytes:
         return sse.frame(None, "error", document(error, self._call))
 
-    def started(self, status: str) -> None:
+    def started(self, status: str = "Running") -> None:
         self._status(documents.status(self._record, status))
 
-    def begun(self) -> None:
-        self.started("Running")
+    begun = started
 
     def text(self, text: str, *, refusal: bool) -> None:
         before, _, after = self._around[self.said]

@@ -76,8 +76,7 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        if context := message.context_id:
-            new = await requests.placed(self._exchange, call.user, new, context, "message.contextId")
+        new = await requests.placed(self._exchange, call.user, new, message.context_id, "message.contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
