@@ -1,5 +1,6 @@
 """Items of messages, as clients send them: text, and images as data URIs; and calls as messages hold them."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tealagents.domain.models import Item, Json, ToolCall
 
 #: the types of images that models see
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_STANDARD = str.maketrans("-_", "+/")
 
 
 def image(uri: object, field: str) -> Item:
@@ -16,6 +18,18 @@ def image(uri: object, field: str) -> Item:
     if problem := image_problem(uri if isinstance(uri, str) else ""):
         raise InvalidRequest(field, problem)
     return Item("image", str(uri))
+
+
+def decoded(encoded: object, field: str) -> bytes:
+    """The bytes of a text in base64, of the standard alphabet or that of URLs, padded or not.
+
+    `InvalidRequest`, also for what is no text.
+    """
+    text = encoded.translate(_STANDARD) if isinstance(encoded, str) else "?"
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        raise InvalidRequest(field, "is not valid base64") from None
 
 
 def media(item: Item) -> tuple[str, str]:

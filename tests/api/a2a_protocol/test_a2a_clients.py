@@ -120,6 +120,27 @@ def test_streams_of_the_version_before_say_in_the_stream_what_is_refused(service
         assert (refused.status_code, refused.headers["content-type"]) == (401, "application/json")
 
 
+def file_part(encoded: str, **of_part: Any) -> dict[str, Any]:
+    return {"kind": "file", "file": {"bytes": encoded, "mimeType": "image/png"}, **of_part}
+
+
+def test_files_of_the_version_before_are_the_bytes_that_were_sent(service: ServiceThread) -> None:
+    """What is no base64 is refused, whatever else its part has."""
+    with service.client() as client:
+        task = streamed(client, "message/stream", legacy("", parts=[file_part("+/++")]))[0]["result"]
+        [part] = task_of(client, task["id"])["history"][0]["parts"]
+        assert part["file"] == {"bytes": "+/++", "mimeType": "image/png"}
+        for wrong in (file_part("iVBO!!!!Rw0KGgo="), file_part("iVBORw0KGgo=", raw=5)):
+            [refused] = streamed(client, "message/stream", legacy("", parts=[wrong]))
+            assert refused["error"]["code"] == -32602
+            assert refused["error"]["message"] == "message.parts.0.raw: is not valid base64"
+
+
+def task_of(client: httpx.Client, task_id: str) -> Any:
+    body = {"jsonrpc": "2.0", "id": "7", "method": "tasks/get", "params": {"id": task_id}}
+    return client.post("/a2a", json=body).json()["result"]
+
+
 def test_methods_of_the_version_before_are_refused_in_another_version(service: ServiceThread) -> None:
     """By the error that says so, in a stream where the method has one; nothing is stored. [VER-SERVER-002]"""
     with service.client() as client:

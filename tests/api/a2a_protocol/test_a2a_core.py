@@ -128,6 +128,31 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("-_--", "+/++"),
+        ("iVBORw0KGg", "iVBORw0KGg=="),
+        ("iVBO!!!!Rw0KGgo=", None),
+        ("iVBORw0KGgo=!!!!", None),
+        ("not base64 at all, sorry", None),
+        ("!!!!", None),
+        ("=", None),
+        ("é", None),
+    ],
+)
+def test_raw_parts_are_the_bytes_that_were_sent(wire: Wire, sent: str, kept: str | None) -> None:
+    """In base64 of either alphabet, padded or not, as ProtoJSON has it; what is none is refused."""
+    part = {"raw": sent, "mediaType": "image/png"}
+    if kept is not None:
+        assert wire.get(wire.send(parts=[part])["id"])["history"][0]["parts"] == [{**part, "raw": kept}]
+        return
+    for media_type in ("image/png", "application/json"):
+        refused = wire.call("SendMessage", {"message": message(parts=[{**part, "mediaType": media_type}])})
+        assert wire.refusal(refused) == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
+        assert refused.json()["error"]["message"] == "message.parts.0.raw: is not valid base64"
+
+
 def test_an_answer_at_once_names_the_task_that_continues(wire: Wire, release: Callable[[], None]) -> None:
     """[CORE-EXECUTION-MODE-002]"""
     task = wire.result("SendMessage", _at_once("until released"))["task"]

@@ -10,7 +10,7 @@ from a2a.utils.errors import ContentTypeNotSupportedError
 from tealagents.api import bodies
 from tealagents.api.decisions import asked, pending
 from tealagents.api.http import timestamp
-from tealagents.api.items import IMAGES, media
+from tealagents.api.items import IMAGES, decoded, media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
@@ -72,10 +72,13 @@ def _item(part: pb.Part, sent: Any, field: str) -> Item:
     kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
     if kind is None:
         raise InvalidRequest(field, "has no content: text, data or raw")
-    if kind == "raw" and part.raw and media in IMAGES:
-        return Item("image", f"data:{media};base64,{base64.b64encode(part.raw).decode()}")
-    if kind == "raw" and media == "application/json":
-        kind, sent = "data", {"data": bodies.parse(part.raw)}
-    if kind in ("url", "raw") or not (media in ("", "application/json") or media.startswith("text/")):
-        raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
-    return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())
+    if kind == "raw":
+        # as it was sent: the libraries skip what is no base64. A part of 0.3 has a `file`
+        raw = decoded(sent["raw"] if "raw" in sent else sent["file"]["bytes"], f"{field}.raw")
+        if raw and media in IMAGES:
+            return Item("image", f"data:{media};base64,{base64.b64encode(raw).decode()}")
+        if media == "application/json":
+            return Item("text", encode_json(bodies.parse(raw)).decode())
+    elif kind != "url" and (media in ("", "application/json") or media.startswith("text/")):
+        return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())
+    raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
