@@ -43,7 +43,8 @@ class AdmittedCall:
     caller: Caller | None = None
     #: the JSON object that was sent; None where there was no body
     body: Json | None = None
-    #: set by the handler that answers, to be sent instead of the library's response: an error, or a response
+    #: set by the handler that answers, to be sent instead of the library's response: an error, or a response.
+    #: An error that was set before is sent where the library did not come to the handler
     refused: TealError | None = None
     response: Response | None = None
 
@@ -55,7 +56,8 @@ class AdmittedCall:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Leaves an error of what is done here to be sent instead of the library's response."""
+        """Leaves an error of what is done here, and no earlier one, to be sent instead of the response."""
+        self.refused = None
         try:
             yield
         except TealError as error:

@@ -136,6 +136,44 @@ def test_files_of_the_version_before_are_the_bytes_that_were_sent(service: Servi
             assert refused["error"]["message"] == "message.parts.0.raw: is not valid base64"
 
 
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        found = {"a": found}
+    return found
+
+
+def test_what_the_library_cannot_convert_from_the_version_before_is_the_clients_mistake(
+    service: ServiceThread,
+) -> None:
+    """It says what to check, and is no internal error; what is less deep is taken."""
+    compatible = {"kind": "data", "data": {}, "metadata": {"data_part_compat": True}}
+    deep = {"kind": "data", "data": nested(40)}
+    files = [file_part(encoded) for encoded in ("iVBORw0KGg", "é")]
+    wrong = [legacy("", parts=[part]) for part in (compatible, deep, *files)]
+    wrong += [{**legacy("hello"), "configuration": {"historyLength": 99999999999}}]
+    calls = [(method, params) for params in wrong for method in ("message/send", "message/stream")]
+    with service.client() as client:
+        task = streamed(client, "message/stream", legacy("hello"))[0]["result"]
+        for method, params in (*calls, ("tasks/get", {"id": task["id"], "historyLength": 99999999999})):
+            body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+            answered = client.post("/a2a", json=body)
+            assert ("event-stream" in answered.headers["content-type"]) == (method == "message/stream")
+            refused = json.loads(answered.text.removeprefix("data: "))
+            assert (refused["id"], refused["error"]["code"]) == ("7", -32602), params
+            assert refused["error"]["message"].startswith("params: cannot be read. Check base64")
+        for parts in ([{"kind": "data", "data": nested(30)}], [file_part("+/++", metadata=nested(30))]):
+            sent = legacy("", parts=parts, metadata=nested(30))
+            end = streamed(client, "message/stream", {**sent, "metadata": nested(30)})[-1]["result"]
+            assert end["status"]["state"] == "completed"
+        for method, params in (
+            ("tasks/pushNotificationConfig/get", {"id": task["id"]}),
+            ("agent/getAuthenticatedExtendedCard", {}),
+        ):
+            body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+            assert client.post("/a2a", json=body).json()["error"]["code"] in (-32003, -32004)
+
+
 def task_of(client: httpx.Client, task_id: str) -> Any:
     body = {"jsonrpc": "2.0", "id": "7", "method": "tasks/get", "params": {"id": task_id}}
     return client.post("/a2a", json=body).json()["result"]

@@ -27,6 +27,7 @@ from tealagents.domain.models import Json
 
 #: bindings and versions, the preferred one first
 _SPOKEN = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
+_UNREADABLE = "cannot be read. Check base64 and its padding, numbers over 32 bits, and nesting over 30 levels"
 
 
 class _Contexts(ServerCallContextBuilder):
@@ -35,10 +36,11 @@ class _Contexts(ServerCallContextBuilder):
     def build(self, request: Request) -> ServerCallContext:
         call: gate.AdmittedCall = request.scope[gate.SCOPE]
         version = request.headers.get("a2a-version") or request.query_params.get("A2A-Version", "")
-        # the SDK compares major versions alone, and has no error of 0.3 for this but an internal one
+        # the SDK compares major versions alone, and calls what is wrong with a call of 0.3 an internal error
         if call.is_rpc and "/" in call.rpc_method:
             if not re.fullmatch(r"(0\.3(\.[0-9]+)?)?", version):
                 call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or omitted, for {call.rpc_method}"))
+            call.refused = InvalidRequest("params", _UNREADABLE)
         elif not re.fullmatch(r"1\.0(\.[0-9]+)?", version):
             call.refuse(InvalidRequest("A2A-Version", "must be 1.0; a call without it counts as 0.3"))
         return ServerCallContext(state={"call": call, "headers": {"a2a-version": version}})

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Iterable
-from typing import Any
 
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
@@ -68,7 +67,7 @@ def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:
     return tuple(_item(part, sent["parts"][n], f"message.parts.{n}") for n, part in enumerate(message.parts))
 
 
-def _item(part: pb.Part, sent: Any, field: str) -> Item:
+def _item(part: pb.Part, sent: Json, field: str) -> Item:
     kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
     if kind is None:
         raise InvalidRequest(field, "has no content: text, data or raw")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from a2a.compat.v0_3.conversions import to_compat_stream_response
-from a2a.compat.v0_3.types import TaskState, TaskStatusUpdateEvent
+from a2a.compat.v0_3.types import TaskStatusUpdateEvent
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from msgspec.structs import replace
@@ -16,8 +16,6 @@ from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import ENDED, Approval, Failure, Json, Outcome, RequestRecord
 from tealagents.state.codec import encode_json
-
-_PAUSES = (TaskState.input_required, TaskState.auth_required)
 
 
 def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
@@ -33,7 +31,7 @@ def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
 def _legacy(said: Json, call: AdmittedCall) -> bytes:
     converted = to_compat_stream_response(ParseDict(said, pb.StreamResponse()), call.rpc_id)
     update = converted.result
-    if isinstance(update, TaskStatusUpdateEvent) and update.status.state in _PAUSES:
+    if isinstance(update, TaskStatusUpdateEvent) and update.status.state.endswith("-required"):
         update.final = call.rpc_method == "message/stream"  # a subscription continues behind a pause
     return converted.model_dump_json(by_alias=True, exclude_none=True).encode()
 

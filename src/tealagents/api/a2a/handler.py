@@ -143,9 +143,11 @@ class Handler(RequestHandler):
         return documents.task(view.record, await requests.messages(self._exchange, view, most))
 
     async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> NoReturn:
+        context.state["call"].refused = None
         raise errors.UnsupportedOperationError("There is no extended agent card.")
 
     async def _no_push(self, params: Any, context: ServerCallContext) -> NoReturn:
+        context.state["call"].refused = None
         raise errors.PushNotificationNotSupportedError("None are sent. Subscribe to the task.")
 
     on_create_task_push_notification_config = on_get_task_push_notification_config = _no_push
