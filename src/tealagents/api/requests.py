@@ -74,7 +74,8 @@ async def placed(
     """The message in the task that its client names, which begins with it where it is not there yet.
 
     Without a name it is in a new task. `InvalidRequest`, naming `field`, for what is no id; `NotOwner`.
-    `NotFound` for an id that was made here: its task is gone, and would begin anew without its history.
+    `NotFound` for an id that was made here: its task is gone, and would begin anew without its history. Of an
+    id that a client chose nothing is kept with which to tell.
     """
     if not name:
         return message

@@ -79,6 +79,20 @@ def test_a_context_that_was_deleted_does_not_begin_anew(wire: Wire, ada: httpx.C
     assert wire.error("SendMessage", {"message": gone})[1] == "TASK_NOT_FOUND"
 
 
+def test_the_id_that_a_client_chose_is_free_once_its_context_is_deleted(
+    wire: Wire, eves: Wire, ada: httpx.Client
+) -> None:
+    """Nothing is kept of it: it names a new context, of whoever comes first, as the id of a session does."""
+    context = str(uuid.uuid4())
+    for calls in (wire, eves):
+        task = calls.send("What is my name?", contextId=context)
+        [listed] = calls.result("ListTasks", {"contextId": context})["tasks"]
+        assert listed["id"] == task["id"]
+        if calls is wire:
+            assert eves.error("SendMessage", {"message": message(contextId=context)})[1] == "TASK_NOT_FOUND"
+            ada.delete(f"/tasks/{context}").raise_for_status()
+
+
 def test_a_message_to_an_ended_task_is_refused(wire: Wire) -> None:
     """[CORE-SEND-002]"""
     task = wire.send()
