@@ -1,5 +1,6 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
@@ -138,28 +139,40 @@ class Named(Struct, frozen=True):
         head, marks = self.head, list(sent)
         if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
             return marks, None
-        # the last request with each of the marks, whether that was left unanswered, and of each request that
+        # as far back as what the client has, which nothing says of a single message under a name of its own
+        far = len(marks) > 1 or any([await self._holds(each) for each in {seen, *issued}])
+        most = sys.maxsize if far else MOST_REQUESTS
+        # the last request with each of the marks, those that were left unanswered, and of each request that
         # was repeated, the last that repeats it
-        known, unanswered, latest = dict[str, str](), dict[str, bool](), dict[str, str]()
-        async with aclosing(of_task(self.exchange, self.partition, head)) as newest_first:
+        known, unanswered, latest = dict[str, str](), set[str](), dict[str, str]()
+        async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
             async for record in newest_first:
                 if record.request_id == seen or known.keys() >= set(marks):
                     break
                 last = latest.get(record.request_id, record.request_id)
                 if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
-                unanswered.setdefault(last, record.status in ("Failed", "Canceled"))
+                if last == record.request_id and record.status in ("Failed", "Canceled"):
+                    unanswered.add(last)
                 theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
                 mark = issued.get(record.request_id)
                 if mark is not None:
                     said = await asked(self.exchange, self.partition, record)
                     if said is not None and said.items == sent[mark]:
                         theirs.append(mark)
-                known = {**dict.fromkeys(theirs, last), **known}
+                known = {**{mark: last for mark in theirs if mark in sent}, **known}
         fresh = [mark for mark in marks if mark not in known]
-        if not fresh and marks and unanswered[known[marks[-1]]]:
+        if not fresh and marks and known[marks[-1]] in unanswered:
             return marks[-1:], known[marks[-1]]
         return fresh, None
+
+    async def _holds(self, request_id: str | None) -> bool:
+        """Whether a request is one of this task's."""
+        if request_id is None:
+            return False
+        key = keys.request(request_id)
+        found = await self.exchange.records.get(self.partition, key, RequestRecord)
+        return found is not None and found.value.task_id == self.task_id
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""

@@ -190,6 +190,23 @@ def test_the_same_message_under_another_run_is_answered_once(page: Page, model: 
     assert len(model.requests) == 2
 
 
+def test_a_message_that_was_answered_long_ago_is_not_answered_again(
+    page: Page, ada: httpx.Client, file: Path
+) -> None:
+    """However much others have said since: a page that is behind is shown all, and no tool runs again."""
+    page.say("hi")
+    page.say(call("Work-note", file=str(file), line="one"))
+    behind = Page(page.client, page.thread)
+    behind.messages = deepcopy(page.messages[:3])
+    for _ in range(51):
+        ada.post("", json={"task_id": page.thread, "items": [{"content_type": "text", "content": "x"}]})
+    for has in (behind.messages, [m for m in behind.messages if m["role"] == "user"]):
+        late = Page(page.client, page.thread)
+        late.messages = has
+        assert kinds(late.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert lines(file) == ["one"]
+
+
 def test_a_new_thread_begins_with_the_history_that_the_page_has(page: Page, model: OfflineModel) -> None:
     """Earlier messages of user and assistant become those of the task; a second run stores none again."""
     page.messages = [user("my name is Ada"), {"id": "a1", "role": "assistant", "content": "Hello, Ada"}]
