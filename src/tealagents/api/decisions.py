@@ -10,13 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from tealagents.api import bodies
 from tealagents.api.http import timestamp
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import AlreadyDecided, ApprovalExpired, InvalidRequest, RequestCanceled
 from tealagents.domain.models import Action, Approval, Item, Json, RequestRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
 #: characters of a reason: the model is sent it in this round and every later one
 LONGEST_REASON = 4000
+#: what refuses a decision of a pause that is no longer open
+TOO_LATE = (AlreadyDecided, ApprovalExpired, RequestCanceled)
 #: of a call in a form: what is decided of all
 _SAME = "same"
 

@@ -404,3 +404,36 @@ def test_an_interrupt_that_expired_can_only_be_abandoned(file: Path) -> None:
         assert found[-1]["outcome"] == {"type": "success"}
         assert page.say("hello", resume=resume(asked, None))[-1]["outcome"] == {"type": "success"}
         assert lines(file) == []
+
+
+@pytest.mark.parametrize("line", ["one", "two"])
+def test_an_interrupt_that_was_approved_elsewhere_can_be_canceled(
+    page: Page, ada: httpx.Client, file: Path, line: str
+) -> None:
+    """With whatever arguments: the page gets what came of it, or with its next message; an error says so."""
+    asked = page.say(write(file))
+    request = asked[0]["metadata"]["tealagents"]["request_id"]
+    (shown,) = ada.get(f"/requests/{request}").json()["content"]["tool_calls"]
+    edited = {"id": shown["id"], **APPROVE, "arguments": {"file": str(file), "line": line}}
+    ada.post(f"/requests/{request}/resume", json={"decisions": [edited]}).raise_for_status()
+    refused = refusal(page.post(resume=resume(asked, {"action": "reject"})), 409, "already_decided")
+    assert "Cancel" in refused["message"]
+    held = list(page.messages)
+    assert kinds(page.answer(asked, None)) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert page.said()[-1] == ada.get(f"/requests/{request}").json()["content"]["output"]
+    page.messages = [*held, user("hello")]
+    assert page.answer(asked, None)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == [line]
+
+
+def test_an_interrupt_of_a_canceled_request_can_be_canceled(
+    page: Page, ada: httpx.Client, file: Path
+) -> None:
+    """Another answer says so."""
+    asked = page.say(write(file))
+    request = asked[0]["metadata"]["tealagents"]["request_id"]
+    ada.post(f"/requests/{request}/cancel").raise_for_status()
+    refused = refusal(page.post(resume=resume(asked, APPROVE)), 409, "request_canceled")
+    assert "Cancel" in refused["message"]
+    assert page.answer(asked, None)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == []

@@ -31,10 +31,9 @@ def frame(kind: str, **fields: Any) -> bytes:
 def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> bytes:
     """A run begins; with the messages that it continues, where the client has others."""
     parent = {"parentRunId": given.body.parent_run_id} if given.body.parent_run_id is not None else {}
-    run: Json = {**given.run, "protocolVersion": VERSION, **parent}
+    begun = frame("RUN_STARTED", **given.run, protocolVersion=VERSION, **parent, metadata={"tealagents": ids})
     documents = [_document(*each) for each in transcripts.as_kept(messages or (), given.kept, _name)]
-    snapshot = [] if messages is None else [frame("MESSAGES_SNAPSHOT", messages=documents)]
-    return b"".join([frame("RUN_STARTED", **run, metadata={"tealagents": ids}), *snapshot])
+    return begun + (b"" if messages is None else frame("MESSAGES_SNAPSHOT", messages=documents))
 
 
 def outcome_of(given: Given, pause: Approval | None) -> Json:

@@ -9,7 +9,7 @@ from starlette.types import Receive
 from tealagents.api import bodies, requests, setups, sse, stretches, transcripts
 from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
-from tealagents.api.decisions import CallAnswer
+from tealagents.api.decisions import TOO_LATE, CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
@@ -29,7 +29,12 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     if pause is not None and (pause.status == "pending" or not fresh):
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
-        stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
+        try:
+            stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
+        except TOO_LATE:
+            if fresh or any(given.resume.values()):  # else nothing but cancellations
+                raise
+            return await _join(await requests.named(exchange, caller, given.body.thread_id), given)
         if not fresh:
             return await _stream(exchange, given, stretch)
         view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
@@ -51,19 +56,13 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
 
 
 async def _answered(thread: Named, given: Given) -> Approval | None:
-    """The pause that an input answers: the pending one, or one that it answered before.
-
-    Answers to what this thread never asked are passed over, as the protocol wants it; so is a pause that is
-    over, where all of it is canceled.
-    """
+    """The pause that an input answers: the pending one, or an earlier one of this thread, and of no other."""
     interrupts = [parsed(each, "int") for each in given.resume]
     named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     for approval_id in pending + named:
-        if (pause := await thread.pause(approval_id)) is None:
-            continue
-        open_to = pause.status in ("pending", "decided") or any(given.resume.values())
-        if (approval_id in named and open_to) or (pause.status == "pending" and _answers(pause, given)):
+        pause = await thread.pause(approval_id)
+        if pause and (approval_id in named or (pause.status == "pending" and _answers(pause, given))):
             return pause
     return None
 
