@@ -20,6 +20,11 @@ def image(uri: object, field: str) -> Item:
     return Item("image", str(uri))
 
 
+def usable_image(uri: str) -> Item | None:
+    """An image that is sent along; None for any other, where that is no mistake of the client's."""
+    return None if image_problem(uri) else Item("image", uri)
+
+
 def decoded(encoded: object, field: str) -> bytes:
     """The bytes of a text in base64, of the standard alphabet or that of URLs, padded or not.
 

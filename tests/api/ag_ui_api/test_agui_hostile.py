@@ -4,7 +4,8 @@ import sys
 
 import httpx
 import pytest
-from agui_talk import Json, Page, refusal, run_input, serving, user
+from agui_talk import WEATHER, Json, Page, refusal, run_input, serving, user
+from talk import call
 
 from tealagents.api.ag_ui import inputs
 from tealagents.llm.offline import OfflineModel
@@ -25,9 +26,8 @@ def test_what_is_no_run_is_refused(ada: httpx.Client) -> None:
                 ada.post("/ag-ui", json={**run_input("t", user("x")), name: value}), 422, "invalid_request"
             )
     image = {"type": "image", "source": {"type": "data", "value": "???", "mimeType": "image/png"}}
-    refusal(ada.post("/ag-ui", json=run_input("t", user([image]))), 422, "invalid_request")
     sound = {"type": "audio", "source": {"type": "url", "value": "http://127.0.0.1:1/"}}
-    for nothing in ("", [], [sound], [{"type": "x.smell"}]):
+    for nothing in ("", [], [image], [sound], [{"type": "x.smell"}]):
         refusal(ada.post("/ag-ui", json=run_input("t", user(nothing))), 422, "invalid_request")
 
 
@@ -41,6 +41,37 @@ def test_parts_of_unknown_types_are_ignored(ada: httpx.Client, model: OfflineMod
     assert model.requests[-1]["body"]["messages"][-1]["content"] == "hello"
     for wrong in ({"messages": 1}, {"messages": [1]}, {"messages": [user([1])]}):
         refusal(ada.post("/ag-ui", json={**run_input("parts"), **wrong}), 422, "invalid_request")
+
+
+UNUSABLE = (
+    {"type": "data", "value": "JVBERi0=", "mimeType": "application/pdf"},
+    {"type": "data", "value": "_-_-", "mimeType": "image/png"},
+    {"type": "data", "value": "", "mimeType": "image/png"},
+    {"type": "url", "value": "data:image/svg+xml;utf8,<svg/>"},
+    {"type": "url", "value": "https://images.example/x.png"},
+    {"type": "file", "value": "file-1", "provider": "openai"},
+)
+
+
+@pytest.mark.parametrize("source", UNUSABLE)
+def test_an_image_that_cannot_be_used_is_ignored(page: Page, model: OfflineModel, source: Json) -> None:
+    """What is said beside it is answered, and the output of a frontend tool is taken."""
+    image = {"type": "image", "source": source}
+    page.say([{"type": "text", "text": call("get_weather", place="Rome")}, image], tools=[WEATHER])
+    (asked,) = page.messages[-1]["toolCalls"]
+    returned = [{"type": "text", "text": "sunny"}, image]
+    page.messages.append({"id": "t", "role": "tool", "toolCallId": asked["id"], "content": returned})
+    assert page.run()[-1]["outcome"] == {"type": "success"}
+    sent = model.requests[-1]["body"]["messages"]
+    assert [m["content"] for m in sent if m["role"] == "tool"] == ["sunny"]
+    assert "image" not in str(sent)
+
+
+def test_the_parameters_of_an_images_type_are_left_out(page: Page, model: OfflineModel) -> None:
+    """The image is used."""
+    source = {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png; charset=binary"}
+    page.say([{"type": "image", "source": source}])
+    assert "data:image/png;base64,iVBORw0KGgo=" in str(model.requests[-1]["body"]["messages"])
 
 
 def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:

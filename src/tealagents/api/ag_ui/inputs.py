@@ -18,7 +18,6 @@ from tealagents.state.new_message import MOST_EARLIER, Earlier, NewMessage
 
 #: characters of the ids that a client makes up
 LONGEST_ID = 255
-_SOURCE = "messages.content.source"
 _TALK = core.UserMessage | core.AssistantMessage | core.ToolMessage
 
 
@@ -103,10 +102,10 @@ def _item(part: core.ContentPart, _: str) -> Item | None:
     match part:
         case core.TextPart():
             return Item("text", part.text)
-        case core.ImagePart(source=core.DataSource() as source):
-            return items.image(f"data:{source.mime_type};base64,{source.value}", _SOURCE)
-        case core.ImagePart(source=core.UrlSource() as source) if source.value.startswith("data:"):
-            return items.image(source.value, _SOURCE)
+        case core.ImagePart(source=core.DataSource(value=value, mime_type=mime_type)):
+            return items.usable_image(f"data:{mime_type.partition(';')[0].strip()};base64,{value}")
+        case core.ImagePart(source=core.UrlSource(value=uri)):
+            return items.usable_image(uri)
     return None
 
 
