@@ -434,6 +434,21 @@ def test_a_named_thread_is_its_users_whatever_others_have_made(
     refusal(late.post(), 404, "not_found")
 
 
+def test_a_page_edits_a_message_on_a_fork_of_its_thread(page: Page, ada: httpx.Client) -> None:
+    """Or has it answered anew: on the thread itself it was answered already, and an edit would come last."""
+    kept = page.say("one")[0]["metadata"]["tealagents"]
+    page.say("two")
+    for content in ("two", "three"):
+        fork = {"checkpoint_id": kept["request_id"]}
+        made = ada.post(f"/tasks/{kept['task_id']}/fork", json=fork).raise_for_status().json()
+        forked = Page(ada, made["task_id"])
+        forked.messages = [*deepcopy(page.messages[:2]), {**page.messages[2], "content": content}]
+        assert streamed_text(forked.run())
+        assert forked.said("user") == ["one", content]
+        stored = ada.get(f"/tasks/{made['task_id']}/messages").json()["items"]
+        assert [m["items"][0]["content"] for m in stored if m["role"] == "user"] == ["one", content]
+
+
 def test_a_conversation_continues_over_another_protocol(page: Page, ada: httpx.Client) -> None:
     """A task of the agent's own API is a thread, and a thread is a task of it."""
     begun = ada.post("", json={"items": [{"content_type": "text", "content": "one"}]}).json()
