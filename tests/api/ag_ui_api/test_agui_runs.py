@@ -67,6 +67,16 @@ def test_tools_of_the_service_are_shown_with_their_results(page: Page, file: Pat
     assert lines(file) == ["one"]
 
 
+def test_a_tool_that_failed_is_marked_live_and_in_a_snapshot(page: Page) -> None:
+    """In the same way; a message also has the protocol's own field, which its events lack."""
+    (returned,) = [e for e in page.say(call("Work-note")) if e["type"] == "TOOL_CALL_RESULT"]
+    late = Page(page.client, page.thread)
+    late.run()
+    (shown,) = [message for message in late.messages if message["role"] == "tool"]
+    assert shown["metadata"] == returned["metadata"] == {"tealagents": {"is_error": True}}
+    assert shown["error"] == shown["content"] == returned["content"]
+
+
 def test_history_that_comes_again_is_not_stored_twice(page: Page, ada: httpx.Client) -> None:
     page.say("one")
     page.say("two")

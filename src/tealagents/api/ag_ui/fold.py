@@ -21,6 +21,7 @@ from tealagents.engine.resuming import rejection
 #: the version of the protocol that is spoken
 VERSION = "1.0"
 _ANSWER = DecisionForm.model_json_schema()
+_FAILED: Json = {"metadata": {"tealagents": {"is_error": True}}}
 
 
 def frame(kind: str, **fields: Any) -> bytes:
@@ -72,7 +73,7 @@ def _document(name: str, message: Message) -> Json:
     said: Json = {"id": name, "role": message.role}
     if message.role == "tool":
         answered = {"toolCallId": made("call", request_id, message.tool_call_id), "content": text}
-        return {**said, **answered, **({"error": text} if message.is_error else {})}
+        return {**said, **answered, **({"error": text, **_FAILED} if message.is_error else {})}
     if message.role == "user":
         plain = len(message.items) < 2 and text
         return {**said, "content": text if plain else list(map(_part, message.items))}
@@ -170,9 +171,8 @@ class RunFold(EventFold):
 
     def _result(self, call: str, text: str, *, is_error: bool) -> None:
         answered, shown = made("call", self._request_id, call), made("res", self._request_id, call)
-        failed = {"metadata": {"tealagents": {"is_error": True}}} if is_error else {}
-        said = {"role": "tool", "content": text}
-        self._emit("TOOL_CALL_RESULT", messageId=shown, toolCallId=answered, **said, **failed)
+        said = {"role": "tool", "content": text, **(_FAILED if is_error else {})}
+        self._emit("TOOL_CALL_RESULT", messageId=shown, toolCallId=answered, **said)
 
     def _finish(self, outcome: Json, used: TokenUsage, **fields: Any) -> None:
         self.end_text()
