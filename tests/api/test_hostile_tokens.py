@@ -108,7 +108,8 @@ def test_every_hostile_token_is_refused_on_every_route(
     """The right status and header each time, nothing worse in the log, and no token in it. covers: AUTH-2"""
     place = f'Bearer resource_metadata="{metadata_url(guarded.service, protocol=protocol)}"'
     invalid = place + ', error="invalid_token", error_description="The access token is not valid here"'
-    lacking = place + f', error="insufficient_scope", scope="{SCOPE}"'
+    scope = f"{APP_ID_URI}/{SCOPE}" if protocol else SCOPE  # v1alpha1 keeps its wire
+    lacking = place + f', error="insufficient_scope", scope="{scope}"'
     connection = http.client.HTTPConnection("127.0.0.1", guarded.service.port, timeout=30)
     guarded.clock.stopped = guarded.clock.now()  # what is not valid yet stays so, however long this takes
     tokens = [(hostile, hostile.make(guarded.forge)) for hostile in SENDABLE]
@@ -220,6 +221,24 @@ def test_the_named_document_says_where_tokens_come_from(guarded: Guarded) -> Non
         assert client.get(guarded.service.root + "/.well-known/oauth-protected-resource").json() == document
         answer = client.get(guarded.service.root + "/.well-known/oauth-protected-resource/Other/0.1")
         problem(answer, 404, "not_found")
+
+
+def test_an_application_that_lacks_a_role_is_asked_for_no_scope() -> None:
+    """An administrator assigns roles; what a client asks the authority for is a scope. v1alpha1 names it."""
+    config = agent_config(protocols=list(PROTOCOLS))
+    with LocalAuthority() as authority:
+        env = authority.environment(TA_ENTRA_ALLOW_APP_TOKENS="true", TA_ENTRA_APP_ROLES="Run")
+        with (
+            ServiceThread(config, {**env, "TA_API_KEY": "none"}) as service,
+            service.client(authority.app_token()) as client,
+        ):
+            for path in PATHS:
+                where = next(each for each in guarded_places(service) if each.protocol == path)
+                refused = client.request(where.method, where.path)
+                assert refused.status_code == 403, where
+                assert "Run" in refused.text
+                named = refused.headers["www-authenticate"].partition('error="insufficient_scope"')[2]
+                assert named == ("" if path else ', scope="Run"')
 
 
 def test_a_page_of_a_named_origin_may_read_where_tokens_come_from() -> None:

@@ -138,6 +138,7 @@ async def test_all_scopes_are_needed(authority: LocalAuthority, clock: FakeClock
         with pytest.raises(InsufficientScope) as refused:
             await service.authenticate(authority.token(scopes=["Ask"]))
     assert refused.value.required == "Ask Tell"
+    assert refused.value.scope == f"{APP_ID_URI}/Ask {APP_ID_URI}/Tell"
 
 
 async def test_a_forged_token_is_not_answered_with_scopes(

@@ -103,7 +103,8 @@ def _www_authenticate(error: TealError, challenge: str) -> str:
     parts = [challenge]
     separator = ", " if "=" in challenge else " "
     if isinstance(error, InsufficientScope):
-        parts.append(f'error="insufficient_scope", scope="{_quoted(error.required)}"')
+        scope = f', scope="{_quoted(error.scope)}"' if error.scope else ""
+        parts.append('error="insufficient_scope"' + scope)
     elif isinstance(error, Unauthenticated) and error.credentials_given:
         parts.append('error="invalid_token", error_description="The access token is not valid here"')
     return separator.join(parts)

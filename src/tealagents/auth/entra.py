@@ -232,25 +232,33 @@ class EntraAuthenticator:
     def _check_permissions(self, claims: Json, roles: frozenset[str], *, human: bool) -> None:
         options = self._options
         if human and not frozenset(claims["scp"].split(" ")).issuperset(options.scopes):
-            required = " ".join(options.scopes)
+            scope = " ".join(self._scopes())
             raise InsufficientScope(
-                f"The token lacks a scope. Ask the authority for all of: {required}.", required=required
+                f"The token lacks a scope. Ask the authority for all of: {scope}.",
+                required=" ".join(options.scopes),
+                scope=scope,
             )
         if not human and not roles.issuperset(options.app_roles):
             required = " ".join(options.app_roles)
             raise InsufficientScope(
                 f"The application lacks a role. Have an administrator assign all of: {required}.",
                 required=required,
+                scope="",
             )
 
+    def _scopes(self) -> list[str]:
+        """The scopes as one asks Entra for them."""
+        audiences = self._options.audience
+        uri = next((audience for audience in audiences if "://" in audience), audiences[0])
+        return [f"{uri.rstrip('/')}/{scope}" for scope in self._options.scopes]
+
     def resource_metadata(self, resource: str) -> Json:
-        """RFC 9728: where tokens for `resource` come from, and the scopes to ask for, as one asks Entra."""
+        """RFC 9728: where tokens for `resource` come from, and the scopes to ask for."""
         options = self._options
-        uri = next((audience for audience in options.audience if "://" in audience), options.audience[0])
         return {
             "resource": resource,
             "authorization_servers": [f"{options.authority}/{options.tenant_id}/v2.0"],
-            "scopes_supported": [f"{uri.rstrip('/')}/{scope}" for scope in options.scopes],
+            "scopes_supported": self._scopes(),
             "bearer_methods_supported": ["header"],
         }
 

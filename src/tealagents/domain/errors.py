@@ -108,13 +108,17 @@ class NotOwner(Refusal):
 
 
 class InsufficientScope(Refusal):
-    """A valid token that lacks what the service asks of it. `required` is the scope or role to ask for."""
+    """A valid token that lacks what the service asks of it. `required` is the scope or role that it lacks.
+
+    `scope` is what a client asks the authority for, unless that is `required`; empty where no scope would do.
+    """
 
     code = "insufficient_scope"
 
-    def __init__(self, detail: str, *, required: str) -> None:
+    def __init__(self, detail: str, *, required: str, scope: str | None = None) -> None:
         super().__init__(detail)
         self.required = required
+        self.scope = required if scope is None else scope
 
 
 class NotFound(Refusal):

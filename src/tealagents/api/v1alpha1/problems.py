@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of, worded
-from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotOwner, TealError
+from tealagents.domain.errors import ApprovalPending, InsufficientScope, InvalidRequest, NotOwner, TealError
 from tealagents.domain.models import Failure, Json
 
 MEDIA_TYPE = "application/problem+json"
@@ -92,7 +92,12 @@ def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) ->
 
 def respond(error: TealError, challenge: str) -> Response:
     """The response for an error. `challenge` is the beginning of `WWW-Authenticate` for this service."""
-    headers = refusal_headers(error, challenge)
+    named = error
+    if isinstance(
+        error, InsufficientScope
+    ):  # this wire has names as they are configured, those of roles as well
+        named = InsufficientScope(error.detail, required=error.required)
+    headers = refusal_headers(named, challenge)
     if isinstance(error, NotOwner):  # no other token of the caller's would do
         headers["www-authenticate"] = "Bearer"
     return problem_response(document(error), headers=headers)
