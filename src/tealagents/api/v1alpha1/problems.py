@@ -93,9 +93,7 @@ def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) ->
 def respond(error: TealError, challenge: str) -> Response:
     """The response for an error. `challenge` is the beginning of `WWW-Authenticate` for this service."""
     named = error
-    if isinstance(
-        error, InsufficientScope
-    ):  # this wire has names as they are configured, those of roles as well
+    if isinstance(error, InsufficientScope):  # this wire names scopes and roles alike, as they are configured
         named = InsufficientScope(error.detail, required=error.required)
     headers = refusal_headers(named, challenge)
     if isinstance(error, NotOwner):  # no other token of the caller's would do
