@@ -1,6 +1,7 @@
 """Redis: the contract of stores, and what is this store's own."""
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ import pytest
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
-from tealagents.stores import StoreConfigError
+from tealagents.stores import StoreConfigError, redis
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.redis_nodes import Nodes
 from tealagents.testing.faults import FaultProxy, Faults
@@ -370,16 +371,34 @@ async def test_full_memory_writes_nothing(server: RedisServer, store: Store) -> 
     await store.commit("p", put("key", b"2"))
 
 
-async def test_a_demoted_master(server: RedisServer, store: Store) -> None:
+#: what Redis 6.2 makes of a refusal inside a script
+READONLY_IN_A_SCRIPT_OF_6_2 = (
+    "ERR Error running script (call to f_cd87614ffc6888adb8181328e920608aae958c8c): @user_script:18: "
+    "@user_script: 18: -READONLY You can't write against a read only replica."
+)
+
+
+@pytest.mark.parametrize("refusal", ["READONLY", "READONLY of Redis 6.2", "MASTERDOWN"])
+async def test_a_demoted_master(
+    server: RedisServer, store: Store, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a failover the old master refuses writes; once the place has a master again all works."""
     await store.commit("p", put("key", b"1"))
+    if refusal == "MASTERDOWN":
+        server.ask("CONFIG", "SET", "replica-serve-stale-data", "no")
+    elif refusal != "READONLY":
+        scripts = redis._scripts()
+        text = f'return redis.error_reply("{READONLY_IN_A_SCRIPT_OF_6_2}")'
+        commit = redis._Script(text, hashlib.sha1(text.encode()).hexdigest())
+        monkeypatch.setattr(redis, "_scripts", lambda: {**scripts, "commit": commit})
     server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
     for _ in range(2):
         with pytest.raises(PersistenceUnavailable):
             await store.commit("p", put("key", b"2"))
-    with pytest.raises(PersistenceUnavailable, match="replica"):
+    with pytest.raises(PersistenceUnavailable, match="the server is a replica"):
         await store.read("p", ["key"])
     server.ask("REPLICAOF", "NO", "ONE")
+    monkeypatch.undo()
     await store.commit("p", put("key", b"3"))
 
 

@@ -18,6 +18,7 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     BusyLoadingError,
+    MasterDownError,
     MovedError,
     NoScriptError,
     ReadOnlyError,
@@ -154,14 +155,13 @@ class Nodes:
                 if asking:
                     await connection.read_response(disable_decoding=True)
                 reply = await connection.read_response(disable_decoding=True)
-        except (ReadOnlyError, BusyLoadingError, AuthenticationError) as error:
-            # it is not, or not yet, the server to talk to: connect anew
+        except (ResponseError, BusyLoadingError, AuthenticationError) as error:
+            if not _is_no_master(error):
+                pool.give_back(connection)
+                raise
             await pool.drop(connection)
             await pool.clear()
             raise self._unavailable(reason(error)) from None
-        except ResponseError:
-            pool.give_back(connection)
-            raise
         except TimeoutError as error:
             await pool.drop(connection, mute=True)
             raise Unknown(reason(error)) from None
@@ -282,6 +282,15 @@ _CLUSTER_SLOTS: Final = pack("CLUSTER", "SLOTS")
 def _named(redirection: AskError, asked: Address) -> Address:
     """The node that a redirection names; an empty host means the one that was asked."""
     return redirection.host or asked[0], redirection.port
+
+
+def _is_no_master(error: RedisError) -> bool:
+    """Whether it is not, or not yet, the server to talk to, so that the next command needs a new connection.
+
+    Redis 6.2 quotes what a command of a script was refused with in an error of the script.
+    """
+    refusals = (ReadOnlyError, MasterDownError, BusyLoadingError, AuthenticationError)
+    return isinstance(error, refusals) or " -READONLY " in str(error)
 
 
 async def _is_quiet(connection: Connection) -> bool:
