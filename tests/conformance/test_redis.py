@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.state.inventory import Inventory
+from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import StoreConfigError, redis
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.redis_nodes import Nodes
@@ -407,3 +410,23 @@ async def test_more_callers_than_connections(server: RedisServer) -> None:
     async with store_of(server.url + "?pool=2") as store:
         await asyncio.gather(*(store.commit("p", put(f"key/{n}", b"")) for n in range(50)))
         assert len(await store.scan("p", "", limit=100)) == 50
+
+
+async def test_a_server_with_few_connections(server: RedisServer) -> None:
+    """What it takes is shared where it refuses another one; who gets none at all reads what to set."""
+    server.ask("CONFIG", "SET", "maxclients", "4")
+    async with store_of(server.url) as store:
+        await asyncio.gather(*(store.commit(f"p{n}", put("key", b"1")) for n in range(20)))
+        with pytest.raises(PersistenceUnavailable, match=r"max number of clients.*maxclients.*\?pool="):
+            await store_of(server.url).open()
+
+
+async def test_processes_start_beside_each_other_at_a_server_with_few_connections(
+    server: RedisServer,
+) -> None:
+    """A start looks at many partitions, and takes no more than a handful of connections for it."""
+    server.ask("CONFIG", "SET", "maxclients", "16")
+    async with AsyncExitStack() as stores:
+        for _ in range(3):
+            store = await stores.enter_async_context(store_of(server.url))
+            await Inventory(RecordStore(store, "Agent", SystemClock())).check_key(keyed=False)

@@ -292,6 +292,17 @@ async def test_a_dead_node() -> None:
             await eventually(lambda: all(node.joined(3) for node in cluster.nodes))
 
 
+async def test_nodes_with_few_connections() -> None:
+    """As of a server on its own, though a node refuses in other words."""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url) as store:
+            for node in cluster.nodes:
+                node.expect_ok("CONFIG", "SET", "maxclients", "10")  # those among the nodes count, too
+            await asyncio.gather(*(store.commit(f"p{n}", put("key", b"1")) for n in range(60)))
+            with pytest.raises(PersistenceUnavailable, match=r"max number of clients.*maxclients.*\?pool="):
+                await store_of(cluster.url).open()
+
+
 async def test_nodes_that_do_not_answer_let_no_watch_sleep() -> None:
     """Watches are woken once the link is lost, however long it takes to learn which node serves them now."""
     with running(RedisCluster) as cluster:

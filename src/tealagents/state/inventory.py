@@ -27,6 +27,8 @@ Progress = Callable[[int, int], None]
 
 #: of each partition that is looked at to see whether the key is the right one
 LOOKED_AT = 10
+#: how many partitions are looked at together: each takes a connection, of which a server may allow few
+TOGETHER = 4
 
 
 class Found(Struct, frozen=True):
@@ -87,13 +89,15 @@ class Inventory:
     async def _looked_at(self, places: list[str]) -> tuple[bool, tuple[str, str] | None]:
         """Whether a record of these partitions opens, and one that does not."""
         store, opened, refused = self._records.store, False, None
-        pages = await asyncio.gather(*(store.scan(place, "", limit=LOOKED_AT) for place in places))
-        for partition, page in zip(places, pages, strict=True):
-            for key, record in page:
-                if record.value.startswith(SEALED):
-                    refused = partition, key
-                else:
-                    opened = True
+        for start in range(0, len(places), TOGETHER):
+            some = places[start : start + TOGETHER]
+            pages = await asyncio.gather(*(store.scan(place, "", limit=LOOKED_AT) for place in some))
+            for partition, page in zip(some, pages, strict=True):
+                for key, record in page:
+                    if record.value.startswith(SEALED):
+                        refused = partition, key
+                    else:
+                        opened = True
         return opened, refused
 
     async def owners(self) -> list[User]:

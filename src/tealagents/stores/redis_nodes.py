@@ -188,6 +188,7 @@ class Nodes:
                 connect=lambda: self.connect(address),
                 usable=_is_quiet,
                 discard=_abort,
+                full=_is_full,
                 size=self._size,
                 timeout=self._connect_timeout,
             )
@@ -293,6 +294,11 @@ def _is_no_master(error: RedisError) -> bool:
     return isinstance(error, refusals) or " -READONLY " in str(error)
 
 
+def _is_full(error: BaseException) -> bool:
+    """Whether a server has refused a connection because it takes no more; over TLS it drops it silently."""
+    return "max number of clients" in str(error)
+
+
 async def _is_quiet(connection: Connection) -> bool:
     """Whether it is open and has nothing unread."""
     return connection.is_connected and not await connection.can_read()
@@ -318,7 +324,9 @@ async def _info(connection: Connection) -> dict[str, str]:
     await send_packed(connection, pack("INFO"))
     try:
         text: bytes = await connection.read_response(disable_decoding=True)
-    except ResponseError:
+    except ResponseError as error:
+        if _is_full(error):  # of a cluster's node; that of a server on its own is a ConnectionError
+            raise
         return {}
     pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in pairs if colon}
@@ -343,4 +351,6 @@ def reason(error: BaseException) -> str:
     """What went wrong, in a line. Neither the driver nor the server quotes a password."""
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
+    if _is_full(error):
+        return in_a_line(error, f"{error}; raise its maxclients, or set a smaller ?pool= for each process")
     return in_a_line(error)
