@@ -375,9 +375,10 @@ def worker_app() -> "ASGIApp":
     gc.disable()  # until `_settled`
     # Ctrl-C in a terminal reaches the supervisor as well, which passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
+    started = threading.Event()
+    threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
     try:
-        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST]))
+        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST]), started)
     except typer.Exit:  # the reason is printed
         pass
     except START_ERRORS as error:
@@ -387,7 +388,7 @@ def worker_app() -> "ASGIApp":
     raise SystemExit(STARTUP_FAILURE)
 
 
-def _stop_with_supervisor() -> None:
+def _stop_with_supervisor(started: threading.Event) -> None:
     """Drains this worker when its supervisor has died: no other process would replace or stop it."""
     import multiprocessing  # a process without workers has no use for it
 
@@ -395,6 +396,8 @@ def _stop_with_supervisor() -> None:
     if supervisor is not None:
         supervisor.join()
         log.error("the supervisor has died; this worker stops")
+        if not started.is_set():  # Python would look at the signal only once a plugin that blocks comes back
+            _end_soon("startup was ended: the supervisor has died", UNDO_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -404,20 +407,20 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     from tealagents.cli.findings import Findings, examine
 
     try:
-        return _application(config)
+        return _application(config, threading.Event())
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
         raise fail(*(found.wrong + found.needed or [str(error)])) from None
 
 
-def _application(config: ServiceConfig) -> "ASGIApp":
-    """The application, whose failed start is one sentence as well."""
+def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
+    """The application, whose failed start is one sentence as well; it sets `started` once it has."""
     from tealagents.app import create_app
     from tealagents.bootstrap import START_ERRORS
     from tealagents.telemetry.requests import RequestLog
 
-    with _ended_by_signals():
+    with _ended_by_signals(started):
         app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
@@ -431,7 +434,7 @@ def _application(config: ServiceConfig) -> "ASGIApp":
                 await send(message)
 
         try:
-            with _ended_by_signals(asyncio.current_task()) as started:
+            with _ended_by_signals(started, asyncio.current_task()):
                 await app(scope, receive, passed_on)
         except asyncio.CancelledError:
             if started.is_set():
@@ -453,14 +456,13 @@ def _application(config: ServiceConfig) -> "ASGIApp":
 
 
 @contextlib.contextmanager
-def _ended_by_signals(task: "asyncio.Task[Any] | None" = None) -> Iterator[threading.Event]:
-    """Until what it yields is set, a signal to stop ends the process: a start may wait for a tool server.
+def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
+    """Until it has `started`, a signal to stop ends the process: a start may wait for a tool server.
 
     The server notes the signal, and looks at it only once all is started. The first cancels the `task`, which
     gets some time: it cannot end by itself where a plugin blocks its thread. On another one the process ends
     at once.
     """
-    started = threading.Event()
     servers = {number: signal.getsignal(number) for number in STOPPING}
     noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
     came = list[int]()
@@ -483,7 +485,7 @@ def _ended_by_signals(task: "asyncio.Task[Any] | None" = None) -> Iterator[threa
     if any(noted):  # one came before
         end(signal.SIGTERM)
     try:
-        yield started
+        yield
     finally:
         for number in heard:
             signal.signal(number, servers[number])
