@@ -108,6 +108,12 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("dynamodb://table?endpoint=http://127.0.0.1:99999", r"endpoint: its host or port cannot be read"),
         ("dynamodb://table?endpoint=http://[::1", r"endpoint: its host or port cannot be read"),
         ("sqlite:///a.db?path=b.db", r"path is given twice"),
+        ("rediss://host/0?ssl_ca_certs=no.pem", r"ssl_ca_certs: names a file that cannot be read: No such"),
+        ("rediss://host/0?ssl_keyfile=/", r"ssl_keyfile: names a file that cannot be read: Is a directory"),
+        (
+            "postgresql://host/db?sslrootcert=no.pem",
+            r"sslrootcert: names a file that cannot be read: No such",
+        ),
     ],
 )
 def test_mistakes(third_party: str, url: str, reported: str) -> None:

@@ -74,6 +74,11 @@ async def expires(here: Process, task_id: str) -> None:
     await here.changes.patch(here.partition(), task_id, ADA.user, expires_at=at)
 
 
+def kept_by(clock: ShiftedClock) -> MemoryStore:
+    """A store whose time is that of the clock."""
+    return MemoryStore(clock=lambda: clock.now().timestamp())
+
+
 class Breaking(Faulty):
     """Is away from its `at`th deletion on, until a test says otherwise."""
 
@@ -367,8 +372,8 @@ async def pruned(here: Process) -> tuple[list[bool], int]:
 async def test_an_expired_task_is_pruned_although_a_message_waits_its_turn_in_it() -> None:
     """It is spared while a request runs, and what waits behind that can never start. covers: STATE-2"""
     clock, gate = ShiftedClock(), asyncio.Event()
-    options: Any = {"clock": clock, "concurrency": "enqueue"}
-    async with process(None, Scripted(waits(gate)), **options) as here:
+    options: Any = {"clock": clock, "concurrency": "enqueue", "lease_seconds": 86_400}
+    async with process(kept_by(clock), Scripted(waits(gate)), **options) as here:
         runs = await here.send("one", streamed=True)
         waiting = await here.send("two", runs.request.task_id, streamed=True)
         await expires(here, runs.request.task_id)
@@ -385,12 +390,22 @@ async def test_an_expired_task_is_pruned_although_a_message_waits_its_turn_in_it
 async def test_an_expired_task_is_pruned_although_its_pause_has_not_expired() -> None:
     """No one can find the pause to decide it. covers: STATE-2"""
     clock, model = ShiftedClock(), Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
-    async with process(None, model, noting([], governed=True), clock=clock) as here:
+    async with process(kept_by(clock), model, noting([], governed=True), clock=clock) as here:
         paused = await here.ask()
         await expires(here, paused.task_id)
         clock.shift = timedelta(hours=2)
         assert await pruned(here) == ([True], 0)
         assert [key for key in await remains(here) if not key.startswith("session")] == []
+
+
+async def test_a_task_has_not_expired_because_an_operators_clock_is_fast() -> None:
+    """The store's clock decides what is erased. covers: STATE-2"""
+    clock = ShiftedClock()
+    async with process(clock=clock) as here:
+        asked = await here.ask()
+        await expires(here, asked.task_id)
+        clock.shift = timedelta(hours=2)
+        assert await pruned(here) == ([], 0)
 
 
 async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_refused() -> None:

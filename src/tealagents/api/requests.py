@@ -201,7 +201,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     with suppress(NotFound):
         return replace(found, head=(await tasks.head(partition, task_id)).value)
     gone = await tasks.records.get(partition, keys.task(task_id), Head)
-    if gone is not None and is_expired(gone.value, tasks.records.clock):
+    if gone is not None and is_expired(gone.value, tasks.records.clock.now()):
         raise _expired(task_id)
     with suppress(NotFound):
         if shared:  # another user can have the same

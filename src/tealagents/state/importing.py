@@ -80,7 +80,8 @@ class TaskImporter:
         partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
-        if is_expired(document.task, self._records.clock):  # no one could reach it, and its id would be taken
+        # no one could reach it, and its id would be taken
+        if is_expired(document.task, self._records.clock.now()):
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         guard = await self._guarded(partition, document)
         try:
@@ -209,7 +210,7 @@ class TaskImporter:
                 found = await self._records.get(partition, keys.task(task_id), Head)
                 if found is not None and found.value.erased:
                     advice = "It is being erased: import it again in a minute."
-                elif found is not None and is_expired(found.value, self._records.clock):
+                elif found is not None and is_expired(found.value, self._records.clock.now()):
                     advice = (
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )

@@ -171,7 +171,7 @@ class Inventory:
                 found.tasks[head.status] += 1
                 found.queued += len(head.queue)
                 found.entries += head.tail_seq
-                found.expired += is_expired(head, self._records.clock)
+                found.expired += is_expired(head, self._records.clock.now())
         async for _ in self._records.every(keys.erasing(self._records.agent), ""):
             found.deletions += 1
         found.workers_alive = await self._workers_alive()

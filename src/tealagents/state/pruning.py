@@ -1,7 +1,7 @@
 """What an operator erases: tasks that are old or expired, and everything of one user. Nothing else does."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from msgspec import Struct
@@ -43,6 +43,8 @@ class Pruning:
         return self._inventory.damaged
 
     async def due(self, progress: Progress = lambda done, total: None) -> AsyncIterator[Due]:
+        # the clock of this machine may be another than that of those that serve
+        now = datetime.fromtimestamp(await self._records.store.now(), UTC)
         owners = await self._inventory.owners()
         for done, owner in enumerate(owners):
             progress(done, len(owners))
@@ -50,8 +52,8 @@ class Pruning:
             async for found in self._inventory.tasks(owner):
                 if found.head is None:
                     self.damaged.append(f"{found.partition}: {found.damage}")
-                elif self._is_old(found.head.value):
-                    if await self._in_use(found.head.value):
+                elif self._is_old(found.head.value, now):
+                    if await self._in_use(found.head.value, now):
                         self.spared += 1
                     else:
                         going.add(found.task_id)
@@ -63,21 +65,21 @@ class Pruning:
     def _task(self, found: Found, head: Stored[Head]) -> Due:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
 
-    def _is_old(self, head: Head) -> bool:
+    def _is_old(self, head: Head, now: datetime) -> bool:
         old = self._before is not None and head.updated_at < self._before
-        return old or is_expired(head, self._records.clock)
+        return old or is_expired(head, now)
 
-    async def _in_use(self, head: Head) -> bool:
+    async def _in_use(self, head: Head, now: datetime) -> bool:
         """Whether a process works on the task, or its pause may still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
         # no message that waits can start, and no one can decide a pause
-        if is_expired(head, self._records.clock):
+        if is_expired(head, now):
             return False
         for waiting in head.queue:
             if await self._lives(waiting.worker_id):
                 return True
-        return head.pending is not None and head.pending.expires_at > self._records.clock.now()
+        return head.pending is not None and head.pending.expires_at > now
 
     async def _lives(self, worker_id: str) -> bool:
         partition, key = keys.workers(self._records.agent), keys.worker(worker_id)

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime
 from typing import Literal, TypeVar
 
 from msgspec import Struct
@@ -37,7 +38,6 @@ from tealagents.domain.models import (
     Running,
     Status,
 )
-from tealagents.domain.ports import Clock
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
@@ -170,7 +170,7 @@ class Tasks:
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
         """The head, unless it or its session is deleted, or it is past its `expires_at`."""
-        gone = found is None or found.value.erased or is_expired(found.value, self.records.clock)
+        gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
         return found
@@ -511,9 +511,9 @@ class Tasks:
                 await watch.wait(left)
 
 
-def is_expired(head: Head, clock: Clock) -> bool:
+def is_expired(head: Head, now: datetime) -> bool:
     """Whether a task is past its `expires_at`: no reader finds it any more."""
-    return head.expires_at is not None and head.expires_at <= clock.now()
+    return head.expires_at is not None and head.expires_at <= now
 
 
 def _concerned(transition: Transition) -> list[str]:

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_RECORDS",
     "MAX_TOPICS",
     "BaseStore",
+    "ReadableFile",
     "StoreConfigError",
     "StoreOptions",
     "StoreUrl",
@@ -131,6 +132,18 @@ def is_address(netloc: str) -> bool:
         return parts.port != 0
     except ValueError:  # also a UnicodeError, of `a..b`
         return False
+
+
+def _readable(path: str) -> str:
+    try:
+        Path(path).open("rb").close()
+    except OSError as error:  # a driver would call it a server that cannot be reached
+        raise ValueError(f"names a file that cannot be read: {error.strerror}") from None
+    return path
+
+
+#: an option that names a file, such as a certificate
+ReadableFile = Annotated[str, AfterValidator(_readable)]
 
 
 class StoreOptions(BaseModel):

@@ -31,6 +31,7 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
+    ReadableFile,
     StoreConfigError,
     StoreOptions,
     StoreUrl,
@@ -76,9 +77,9 @@ class PostgresOptions(StoreOptions):
     #: prepared statements kept by each connection; 0 through a pgbouncer that does not keep them
     statement_cache_size: int = Field(default=100, ge=0)
     sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
-    sslrootcert: str | None = None
-    sslcert: str | None = None
-    sslkey: str | None = None
+    sslrootcert: ReadableFile | None = None
+    sslcert: ReadableFile | None = None
+    sslkey: ReadableFile | None = None
     #: of one or several hosts (`host1,host2`) only one that takes writes: a standby's reads are stale
     target_session_attrs: str = "read-write"
     #: the directory of a Unix socket

@@ -22,6 +22,7 @@ from tealagents.domain.errors import Conflict, CorruptState, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
+    ReadableFile,
     StoreConfigError,
     StoreOptions,
     StoreUrl,
@@ -66,9 +67,9 @@ class RedisOptions(StoreOptions):
     connect_timeout: float = Field(default=5, gt=0)
     #: seconds for one command; a commit that takes longer ends with its outcome unknown
     command_timeout: float = Field(default=5, gt=0)
-    ssl_ca_certs: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
+    ssl_ca_certs: ReadableFile | None = None
+    ssl_certfile: ReadableFile | None = None
+    ssl_keyfile: ReadableFile | None = None
 
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
