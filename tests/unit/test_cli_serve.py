@@ -200,6 +200,17 @@ def test_a_signal_ends_a_start_that_a_plugin_blocks(
     assert "startup was ended by a signal" in served.stderr
 
 
+def test_a_signal_leaves_a_start_that_it_cancels_the_time_to_undo_it(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Only what blocks is ended after a while."""
+    what = "self.opened()\n\n    async def opened(self):\n"
+    what += "        try:\n            await asyncio.Event().wait()\n"
+    what += "        finally:\n            await asyncio.sleep(1)\n            print('undone')"
+    served = waiting(nursery, tmp_path, what=what, first=SOON, program=PROGRAM)
+    assert (served.returncode, served.stdout) == (0, "undone\n"), served
+
+
 def test_a_second_signal_ends_a_start_at_once(nursery: Nursery, tmp_path: Path) -> None:
     """Without the time that the first one leaves."""
     what = "asyncio.sleep(os.kill(os.getpid(), signal.SIGINT) or time.sleep(1000))"

@@ -665,7 +665,6 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             )
             for parameters, first in (
                 ("path: str", "path"),
-                ("path", "path"),
                 ("context: ToolContext, path: str", "context"),
             )
         ),

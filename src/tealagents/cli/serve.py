@@ -459,19 +459,21 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
 def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
     """Until it has `started`, a signal to stop ends the process: a start may wait for a tool server.
 
-    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, which
-    gets some time: it cannot end by itself where a plugin blocks its thread. On another one the process ends
-    at once.
+    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, or ends
+    the process after a while where a plugin blocks its thread. On another one the process ends at once.
     """
     servers = {number: signal.getsignal(number) for number in STOPPING}
     noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
     came = list[int]()
 
     def end(number: int) -> None:
-        _end_soon("startup was ended by a signal", 0 if came else UNDO_SECONDS)
+        timer = _end_soon("startup was ended by a signal", 0 if came else UNDO_SECONDS)
+        if task is not None and not came:
+            loop = task.get_loop()
+            # that it comes to this shows that nothing blocks: what has begun is undone in its own time
+            loop.call_soon_threadsafe(timer.cancel)
+            loop.call_soon_threadsafe(task.cancel)
         came.append(number)
-        if task is not None:
-            task.get_loop().call_soon_threadsafe(task.cancel)
 
     def signaled(number: int, frame: FrameType | None) -> None:
         if callable(server := servers[signal.Signals(number)]):
@@ -493,7 +495,7 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
 
 def _end_soon(
     said: str = "work that ignores its cancellation is left behind", seconds: float = LEFT_SECONDS
-) -> None:
+) -> threading.Timer:
     """Ends the process also where a tool ignores its cancellation, or blocks a thread: it would never end."""
 
     def end() -> None:
@@ -504,6 +506,7 @@ def _end_soon(
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def _settled() -> None:

@@ -265,6 +265,8 @@ def restored_memory(memory: Json, before: Json) -> list[Report]:
     """Undoes what made a reducer's state something else than JSON."""
     reports = []
     for name, value in list(memory.items()):
+        if name in before and value == before[name]:
+            continue
         if why := not_json({name: value}):
             _restore(name, memory, before)
             reports.append(state_unchanged("reduction", str(name), why))
@@ -272,23 +274,29 @@ def restored_memory(memory: Json, before: Json) -> list[Report]:
 
 
 def restored_context(context: Json, before: Json) -> list[Report]:
-    """Undoes the largest changes of what reducers and context providers keep, until all of it is small enough
-    to be read and written with every turn."""
+    """Undoes what has grown most of what reducers and context providers keep, one after the other, until all
+    of it can be read and written with every turn."""
     reports: list[Report] = []
-    if context_problem(context) is None:
-        return reports
-    changes = [
-        (len(encode_json(value)), part, kind, name)
-        for part, kind in _PARTS.items()
-        for name, value in context[part].items()
-        if value != (before.get(part) or {}).get(name)
-    ]
-    for _, part, kind, name in sorted(changes, reverse=True):
-        if (why := context_problem(context)) is None:
-            break
+    while (why := context_problem(context)) and (worst := _worst(context, before, slow=why == TOO_SLOW)):
+        part, name = worst
         _restore(name, context[part], before.get(part) or {})
-        reports.append(state_unchanged(kind, name, f"what the thread remembers {why}"))
+        reports.append(state_unchanged(_PARTS[part], name, f"what the thread remembers {why}"))
     return reports
+
+
+def _worst(context: Json, before: Json, *, slow: bool) -> tuple[str, str] | None:
+    """The part and the name of what has grown most, or most of those with numbers that are `slow` to read."""
+    found = []
+    for part in _PARTS:
+        earlier = before.get(part) or {}
+        for name, value in context[part].items():
+            if name in earlier and value == earlier[name]:
+                continue
+            encoded = encode_json(value)
+            growth = len(encoded) - len(encode_json(earlier.get(name, "")))
+            if too_slow(encoded, most=0) if slow else growth > 0:
+                found.append((growth, part, name))
+    return max(found)[1:] if found else None
 
 
 def _restore(name: str, kept: Json, before: Json) -> None:

@@ -13,7 +13,7 @@ from tealagents.tools.naming import NAME_RULE, VALID_NAME
 from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 
-#: what the first parameter of a method is called, without underscores
+#: what the first parameter of a method is called, without underscores, where it has a type hint
 _RECEIVERS = frozenset({"self", "cls", "this", ""})
 
 
@@ -88,7 +88,7 @@ def check_method(method: Any, where: str) -> None:
 def _check_receiver(function: Callable[..., Any], where: str) -> None:
     """`ToolsetError` where `self` was forgotten: what the model should give would be the plugin."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
-    if first is None or first.kind is first.VAR_POSITIONAL:
+    if first is None or first.annotation is first.empty:
         return
     if first.name.strip("_") not in _RECEIVERS:
         raise ToolsetError(

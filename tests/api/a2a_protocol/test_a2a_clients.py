@@ -125,15 +125,16 @@ def file_part(encoded: str, **of_part: Any) -> dict[str, Any]:
 
 
 def test_files_of_the_version_before_are_the_bytes_that_were_sent(service: ServiceThread) -> None:
-    """What is no base64 is refused, whatever else its part has."""
+    """Whatever else their part has, such as a field of the next version; what is no base64 is refused."""
     with service.client() as client:
-        task = streamed(client, "message/stream", legacy("", parts=[file_part("+/++")]))[0]["result"]
-        [part] = task_of(client, task["id"])["history"][0]["parts"]
-        assert part["file"] == {"bytes": "+/++", "mimeType": "image/png"}
-        for wrong in (file_part("iVBO!!!!Rw0KGgo="), file_part("iVBORw0KGgo=", raw=5)):
-            [refused] = streamed(client, "message/stream", legacy("", parts=[wrong]))
-            assert refused["error"]["code"] == -32602
-            assert refused["error"]["message"] == "message.parts.0.raw: is not valid base64"
+        for more in ({}, {"raw": None}, {"raw": "aGk="}, {"raw": 5}):
+            parts = [file_part("+/++", **more)]
+            task = streamed(client, "message/stream", legacy("", parts=parts))[0]["result"]
+            [part] = task_of(client, task["id"])["history"][0]["parts"]
+            assert part["file"] == {"bytes": "+/++", "mimeType": "image/png"}
+        [refused] = streamed(client, "message/stream", legacy("", parts=[file_part("iVBO!!!!Rw0KGgo=")]))
+        assert refused["error"]["code"] == -32602
+        assert refused["error"]["message"] == "message.parts.0.raw: is not valid base64"
 
 
 def nested(levels: int) -> dict[str, Any]:

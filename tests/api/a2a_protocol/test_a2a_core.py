@@ -82,7 +82,7 @@ def test_a_context_that_was_deleted_does_not_begin_anew(wire: Wire, ada: httpx.C
 def test_the_id_that_a_client_chose_is_free_once_its_context_is_deleted(
     wire: Wire, eves: Wire, ada: httpx.Client
 ) -> None:
-    """Nothing is kept of it: it names a new context, of whoever comes first, as the id of a session does."""
+    """Nothing of it is kept: the next user who sends it begins a new context, as with the id of a session."""
     context = str(uuid.uuid4())
     for calls in (wire, eves):
         task = calls.send("What is my name?", contextId=context)

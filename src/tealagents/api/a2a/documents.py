@@ -63,17 +63,17 @@ def _part(item: Item) -> Json:
 
 
 def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:
-    """The items of a message; `sent` is its JSON."""
-    return tuple(_item(part, sent["parts"][n], f"message.parts.{n}") for n, part in enumerate(message.parts))
+    """The items of a message; `sent` is its JSON: in 0.3 its role is `user`, and bytes are in a `file`."""
+    return tuple(_item(part, sent, n) for n, part in enumerate(message.parts))
 
 
-def _item(part: pb.Part, sent: Json, field: str) -> Item:
+def _item(part: pb.Part, message: Json, n: int) -> Item:
+    sent, field = message["parts"][n], f"message.parts.{n}"
     kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
     if kind is None:
         raise InvalidRequest(field, "has no content: text, data or raw")
-    if kind == "raw":
-        # as it was sent: the libraries skip what is no base64. A part of 0.3 has a `file`
-        raw = decoded(sent["raw"] if "raw" in sent else sent["file"]["bytes"], f"{field}.raw")
+    if kind == "raw":  # as it was sent: the libraries skip what is no base64
+        raw = decoded(sent["file"]["bytes"] if message["role"] == "user" else sent["raw"], f"{field}.raw")
         if raw and media in IMAGES:
             return Item("image", f"data:{media};base64,{base64.b64encode(raw).decode()}")
         if media == "application/json":

@@ -7,7 +7,7 @@ import {inView} from "./ui.js";
 const AGAIN_MS = 5000;
 
 /** Whether an error may be over at the next attempt, unlike damage; what has no code was not said by the service. */
-export const passes = ({code, status}) => !code || status === 429 || (status >= 500 && code !== "corrupt_state");
+const passes = ({code, status}) => !code || status === 429 || (status >= 500 && code !== "corrupt_state");
 
 /**
  * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` unless it is

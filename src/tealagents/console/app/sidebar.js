@@ -1,7 +1,7 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {passes, Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
+import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
@@ -72,12 +72,9 @@ function matches(task, filter) {
   return title.includes(wanted) || task.task_id.startsWith(wanted) || text(task.metadata ?? {}).includes(wanted);
 }
 
-/** Looks up how a task begins; empty where it has no message, or none that can be read. */
+/** Looks up how a task begins; empty where it has no message. */
 async function lookUp(client, {task_id}) {
-  const {items} = await client.messages(task_id, {limit: 1}).page().catch((error) => {
-    if (passes(error)) throw error;
-    return {items: []};
-  });
+  const {items} = await client.messages(task_id, {limit: 1}).page();
   titles.set(task_id, items.length ? titleFrom(items[0].items) : "");
 }
 
@@ -85,7 +82,8 @@ async function lookUp(client, {task_id}) {
 function useTitles(items, filter) {
   const {client} = useApp();
   const lacking = items.filter((task) => filter && !task.error && !titleOf(task) && !titles.values.has(task.task_id));
-  const look = () => Promise.all(lacking.slice(0, 3).map((task) => lookUp(client, task)));
+  // one that cannot be read holds up no other, and is looked up again once it is in view
+  const look = () => Promise.all(lacking.slice(0, 3).map((task) => lookUp(client, task).catch(() => titles.set(task.task_id, ""))));
   useRead(look, [client, lacking[0]?.task_id]);
   return lacking.length;
 }
