@@ -843,12 +843,15 @@ def test_what_is_not_loaded_yet_is_offered(tabs: Tabs, service: ServiceThread) -
 
 
 def test_a_filter_finds_titles_that_were_not_in_view(tabs: Tabs, service: ServiceThread) -> None:
-    """They are looked up for it; until they are there it is not said that nothing matches."""
-    oldest, *_ = (talk(service, f"number {n}", user="nat")[0] for n in range(8))
+    """They are looked up for it; until they are there it is not said that nothing matches. One that cannot be
+    read holds up no other."""
+    oldest, damaged, *_ = (talk(service, f"number {n}", user="nat")[0] for n in range(8))
     nat = tabs.signed_in(f"{service.url}/console/", "nat", viewport={"width": 1180, "height": 360})
     titles = nat.page.locator(".tasks .title")
     expect(titles.first).to_have_text("number 7")
     expect(titles.last).to_contain_text("Task ")
+    nat.expected = {500}
+    nat.page.route(f"**/tasks/{damaged['task_id']}/messages?**", lambda route: route.fulfill(status=500))
     held: list[Route] = []
     beginning = f"**/tasks/{oldest['task_id']}/messages?**"
     nat.page.route(beginning, lambda route: held.append(route), times=1)

@@ -459,8 +459,8 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
 def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
     """Until it has `started`, a signal to stop ends the process: a start may wait for a tool server.
 
-    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, or ends
-    the process after a while where a plugin blocks its thread. On another one the process ends at once.
+    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, or
+    ends the process after a while where a plugin blocks its thread. On another one the process ends at once.
     """
     servers = {number: signal.getsignal(number) for number in STOPPING}
     noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
