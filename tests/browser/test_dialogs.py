@@ -87,6 +87,22 @@ def test_who_deletes_the_session_that_they_look_at_is_led_to_the_first_page(
     ada.page.get_by_role("searchbox").fill("")
 
 
+def test_the_same_notice_again_is_shown_as_long_as_the_first(ada: Tab, service: ServiceThread) -> None:
+    """The time of the first one is not the second one's."""
+    ada.page.clock.install()
+    notice = ada.page.locator(".notice")
+    for _ in range(2):
+        (answer,) = talk(service, "hello")
+        ada.open("tasks", answer["task_id"])
+        _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()
+        expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
+        expect(notice).to_have_text("The conversation is deleted.")
+        ada.page.clock.run_for(4_000)
+    expect(notice).to_have_attribute("data-shown", "true")
+    ada.page.clock.run_for(4_000)
+    expect(notice).to_have_attribute("data-shown", "false")
+
+
 def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, session: str) -> None:
     """The id is typed into a dialog."""
     with service.client("ada") as client:

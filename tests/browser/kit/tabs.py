@@ -69,6 +69,7 @@ class Tab:
             self.page.remove_listener("request", self._keep)
         signed_in = self.user is not None and self.page.url.startswith(self.console)
         if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
+            self.page.evaluate("document.querySelector('.notice').click()")  # the next one may be the same
             self.page.goto(f"{self.console}#/new")
             # until it is drawn a test that opens the same view again would find it as it was left
             self.page.locator('a[href="#/new"][aria-current=page]').wait_for(state="attached")

@@ -2,15 +2,6 @@
 import {Component, createContext, h, render} from "../vendor/preact.js";
 import htm from "../vendor/htm.js";
 
-export {
-  useCallback,
-  useContext,
-  useEffect,
-  useId,
-  useLayoutEffect,
-  useMemo,
-  useRef,
-  useState,
-} from "../vendor/preact-hooks.js";
+export * from "../vendor/preact-hooks.js";
 export {Component, createContext, render};
 export const html = htm.bind(h);

@@ -17,7 +17,7 @@ import {Back, Empty, Guard, Problem} from "./ui.js";
 
 function Console({config, session, onSignOut, onLapsed}) {
   const route = useRoute();
-  const [notice, setNotice] = useState("");
+  const [notice, setNotice] = useState({}); // the same words again have their own time
   const leaving = useRef(new AbortController());
   useEffect(() => () => leaving.current.abort(), []);
   const app = useMemo(() => {
@@ -26,7 +26,7 @@ function Console({config, session, onSignOut, onLapsed}) {
     const access = watched(session.token, (reason) => ended.aborted || onLapsed(reason));
     const made = (retry) => new Client(location.origin + config.url, {...access, retry});
     const clients = {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP)};
-    return {...clients, requests: new Map(), ended, config, me: session.me, notify: setNotice};
+    return {...clients, requests: new Map(), ended, config, me: session.me, notify: (text) => setNotice({text})};
   }, [config, session]);
   const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
   const me = app.me ?? who?.user ?? null;
@@ -36,8 +36,8 @@ function Console({config, session, onSignOut, onLapsed}) {
     return {...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: written.current};
   }, [app, who]);
   useEffect(() => {
-    if (!notice) return;
-    const timer = setTimeout(() => setNotice(""), 6000);
+    if (!notice.text) return;
+    const timer = setTimeout(() => setNotice({}), 6000);
     return () => clearTimeout(timer);
   }, [notice]);
   const [place, id] = route.path;
@@ -50,7 +50,7 @@ function Console({config, session, onSignOut, onLapsed}) {
           <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
         <//>
       </div>
-      <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""} onClick=${() => setNotice("")}>${notice}</div>
+      <div class="notice" role="status" aria-live="polite" data-shown=${!!notice.text} onClick=${() => setNotice({})}><span key=${notice}>${notice.text}</span></div>
     <//>
   `;
 }
