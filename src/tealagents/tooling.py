@@ -10,12 +10,16 @@ from tealagents.state.secret_store import SecretStore
 from tealagents.tools import Consents, Sources, govern, open_toolsets, tools_at_hand
 
 
-async def offered(config: ServiceConfig) -> list[ToolSpec]:
-    """The tools that are known before any server is asked. `ToolsetError` where they cannot be had."""
-    return await tools_at_hand(_sources(config))
+async def offered(config: ServiceConfig, unset: list[str]) -> list[ToolSpec]:
+    """The tools that are known before any server is asked. `ToolsetError` where they cannot be had.
+
+    `unset` takes the variables that the files of remote plugins and of the catalogue name, and that have
+    no value.
+    """
+    return await tools_at_hand(_sources(config, unset))
 
 
-def _sources(config: ServiceConfig) -> Sources:
+def _sources(config: ServiceConfig, unset: list[str] | None = None) -> Sources:
     agent, seconds = config.agent, config.limits.tool_timeout_seconds
     return Sources(
         plugins=agent.plugins,
@@ -23,6 +27,7 @@ def _sources(config: ServiceConfig) -> Sources:
         remote=agent.remote_plugins,
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,
+        unset=unset,
         # their own limit ends a call that was sent; the one from outside allows for waiting besides
         servers=[each.limited(seconds) for each in agent.mcp_servers],
         toolsets=[(each.name, each.options) for each in agent.toolsets],

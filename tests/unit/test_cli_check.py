@@ -340,6 +340,33 @@ def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     assert "TA_API_KEY" in with_mistake.output
 
 
+def test_files_that_describe_tools_can_be_checked_without_secrets(folder: Path) -> None:
+    """In the file of remote plugins, and in the catalogue: everything else that they say is checked."""
+    config, remote, catalogue = folder / "config.yaml", folder / "remote.yaml", folder / "catalogue.json"
+    config.write_text(config.read_text().replace("plugins: [Files]", "remote_plugins: [Shop]"))
+    operation = {"operationId": "list", "responses": {}}
+    document = {"openapi": "3.1.0", "info": {}, "paths": {"/": {"get": operation}}}
+    (folder / "shop.json").write_text(json.dumps(document))
+    shop = {"plugin_name": "Shop", "openapi_json_path": "shop.json", "server_url": "https://shop.example"}
+    remote.write_text(json.dumps({"remote_plugins": [shop | {"headers": {"X-Key": "key ${SHOP_KEY}"}}]}))
+    auth = {"auth_type": "oauth2", "auth_server": "https://auth.example", "scopes": ["a"]}
+    auth |= {"oauth_client_id": "me", "oauth_client_secret": "${SHOP_SECRET}"}
+    tool = {"tool_id": "Shop-list", "governance": {"requires_hitl": True}, "auth": auth}
+    catalogue.write_text(json.dumps({"plugins": [{"plugin_id": "Shop", "tools": [tool]}]}))
+    files = {"TA_REMOTE_PLUGIN_PATH": str(remote), "TA_PLUGIN_CATALOG_FILE": str(catalogue)}
+    checked = check(folder, **files)
+    assert checked.exit_code == 0, checked.output
+    output = " ".join(checked.output.split())
+    for place, name in (
+        (f"{remote}: Shop", "SHOP_KEY"),
+        (f"The catalogue {catalogue}: Shop-list", "SHOP_SECRET"),
+    ):
+        assert f"serve will need: {place}: the environment variable '{name}' is not set" in output, output
+    assert "Shop-list (needs approval)" in output
+    remote.write_text(remote.read_text().replace("SHOP_KEY}", "SHOP_KEY:-none}"))
+    assert check(folder, **files).exit_code == 2  # no variable has such a name
+
+
 def test_a_number_from_a_variable_that_is_not_set_is_left_open(folder: Path) -> None:
     """What it will be is not known, so it is no mistake of the file."""
     config = folder / "config.yaml"

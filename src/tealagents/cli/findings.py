@@ -103,13 +103,16 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
             found.wrong.append(_placed(config, (*place, "client"), error))
         else:
             found.needed.append(f"TA_API_KEY: {error}")
+    unset: list[str] = []
     try:
         with _ended_by_ctrl_c():
-            tools = asyncio.run(offered(_with_named_tools(config, place)))
+            tools = asyncio.run(offered(_with_named_tools(config, place), unset))
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
         found.wrong.append(placed_tools(config, place, error))
+    # agents that share a file share what it needs
+    found.needed += (each for each in dict.fromkeys(unset) if each not in found.needed)
 
 
 @contextmanager

@@ -87,6 +87,8 @@ class Sources:
     remote_plugin_file: Path | None = None
     #: what `${NAME}` in that file and in the catalogue is replaced from
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    #: takes what is not set there; None: that is a `ToolsetError`
+    unset: list[str] | None = None
     #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
     servers: Sequence[MCPServerOptions] = ()
     #: names and options of third parties' toolsets (`spec.agent.toolsets`)
@@ -102,7 +104,9 @@ class Sources:
     @cached_property
     @tools_of("TA_PLUGIN_CATALOG_FILE")
     def catalogue(self) -> Catalogue | None:
-        return Catalogue.load(self.catalogue_file, self.environment) if self.catalogue_file else None
+        if self.catalogue_file is None:
+            return None
+        return Catalogue.load(self.catalogue_file, self.environment, self.unset)
 
     @tools_of("plugins")
     def code(self) -> list[Toolset]:
@@ -126,7 +130,7 @@ class Sources:
                 f"The remote plugins {', '.join(self.remote)} are configured, but TA_REMOTE_PLUGIN_PATH "
                 "names no file."
             )
-        entries = remote_plugins(self.remote_plugin_file, list(self.remote), self.environment)
+        entries = remote_plugins(self.remote_plugin_file, list(self.remote), self.environment, self.unset)
         return [
             OpenAPIPlugin(
                 options,

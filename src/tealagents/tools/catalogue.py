@@ -120,8 +120,11 @@ class Catalogue(BaseModel):
     plugins: list[PluginEntry]
 
     @classmethod
-    def load(cls, path: Path, environment: Mapping[str, str]) -> Self:
-        """Raises `ToolsetError` that names the file, the key and the reason."""
+    def load(cls, path: Path, environment: Mapping[str, str], unset: list[str] | None = None) -> Self:
+        """Raises `ToolsetError` that names the file, the key and the reason.
+
+        `unset` takes the variables that are not set, as in `expanded`.
+        """
         try:
             document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
         except json.JSONDecodeError as error:
@@ -139,7 +142,8 @@ class Catalogue(BaseModel):
                 raise ToolsetError(f"The catalogue {path} names the tool {entry.tool_id!r} twice.")
             if entry.auth and entry.auth.oauth_client_secret:
                 where = f"The catalogue {path}: {entry.tool_id}"
-                entry.auth.oauth_client_secret = expanded(entry.auth.oauth_client_secret, environment, where)
+                secret = entry.auth.oauth_client_secret
+                entry.auth.oauth_client_secret = expanded(secret, environment, where, unset)
         return catalogue
 
     def entries(self) -> Iterator[ToolEntry]:

@@ -1,5 +1,6 @@
 """The options of the toolsets, as config files write them. Reading them needs no optional package."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from tealagents.tools.openapi_parsing import fault, from_yaml
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 Cost = Literal["low", "medium", "high"]
 Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
+
+#: the name of a variable; `NAME:-default` is none, whatever is set
+_VARIABLE = re.compile(r"[\w.-]+")
 
 
 class GovernanceOverride(Options):
@@ -162,8 +166,13 @@ class _RemotePluginFile(BaseModel):
     remote_plugins: list[RemotePluginOptions]
 
 
-def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str]) -> list[RemotePluginOptions]:
-    """The entries of the file for `names`, in their order, with documents' paths made absolute."""
+def remote_plugins(
+    file: Path, names: list[str], environment: Mapping[str, str], unset: list[str] | None = None
+) -> list[RemotePluginOptions]:
+    """The entries of the file for `names`, in their order, with documents' paths made absolute.
+
+    `unset` takes the variables that are not set, as in `expanded`.
+    """
     entries = {entry.plugin_name: entry for entry in _remote_plugin_file(file)}
     chosen = []
     for name in names:
@@ -172,7 +181,7 @@ def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str])
                 f"{file}: there is no remote plugin {name!r}; found: {listed(sorted(entries))}."
                 f"{suggestion(name, list(entries))}"
             )
-        chosen.append(_resolved(entries[name], file, environment))
+        chosen.append(_resolved(entries[name], file, environment, unset))
     return chosen
 
 
@@ -193,12 +202,14 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     return entries
 
 
-def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, str]) -> RemotePluginOptions:
+def _resolved(
+    entry: RemotePluginOptions, file: Path, environment: Mapping[str, str], unset: list[str] | None
+) -> RemotePluginOptions:
     path = entry.openapi_json_path
     if not is_http_url(path):
         path = str(_located(Path(path), file))
     where = f"{file}: {entry.plugin_name}"
-    headers = {name: expanded(value, environment, where) for name, value in entry.headers.items()}
+    headers = {name: expanded(value, environment, where, unset) for name, value in entry.headers.items()}
     resolved = entry.model_dump() | {"openapi_json_path": path, "headers": headers}
     try:
         return RemotePluginOptions.model_validate(resolved)
@@ -212,12 +223,21 @@ def _located(path: Path, file: Path) -> Path:
     return beside if beside.exists() or not path.exists() else path.resolve()
 
 
-def expanded(text: str, environment: Mapping[str, str], where: str) -> str:
-    """`text` with each `${NAME}` replaced from the environment."""
+def expanded(text: str, environment: Mapping[str, str], where: str, unset: list[str] | None = None) -> str:
+    """`text` with each `${NAME}` replaced from the environment.
+
+    `ToolsetError` for a variable that is not set, unless `unset` is given, a list that takes such sentences:
+    then `${NAME}` stays.
+    """
     head, *rest = text.split("${")
     for part in rest:
         name, closed, tail = part.partition("}")
-        if not closed or name not in environment:
-            raise ToolsetError(f"{where}: the environment variable {name!r} is not set.")
-        head += environment[name] + tail
+        if closed and name in environment:
+            head += environment[name] + tail
+            continue
+        missing = f"{where}: the environment variable {name!r} is not set."
+        if unset is None or not (closed and _VARIABLE.fullmatch(name)):
+            raise ToolsetError(missing)
+        unset.append(missing)
+        head += "${" + part
     return head
