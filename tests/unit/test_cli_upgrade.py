@@ -93,6 +93,7 @@ def test_sequence_of_one_agent(tmp_path: Path) -> None:
     assert file.read_text() == ADDER
     assert "-apiVersion: skagents/v1" in said
     assert "content.output in place of output_raw" in said
+    assert "final-response, approval-required or error" in said  # each ends a stream
     assert "input_type Numbers: clients write what its fields held as text" in said
     config = load(made, env={"NAME": "Ada", "TA_API_KEY": "x"}, dotenv=None)
     assert (config.prefix, config.agent.plugins) == ("/Adder/0.10", ("Sums",))

@@ -614,7 +614,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         ),
         (
             "class P(Plugin):\n    @tool(name='no spaces')\n    def f(self): 'x'\n",
-            r"P\.f: the name 'P-no spaces' cannot be sent to a model",
+            r"P\.f: the name 'P-no spaces' cannot be sent to a model.* Give the tool another one with @tool",
         ),
         (
             "class P(Plugin):\n    on_behalf_of_scopes = 'api://read'\n    @tool\n    def f(self): 'x'\n",
@@ -686,6 +686,14 @@ def test_mistakes_are_reported_with_their_place(tmp_path: Path, source: str, rep
     """Each mistake in a plugin file names the file, the class, the method and the reason."""
     with pytest.raises(ToolsetError, match=f"custom_plugins.py.*{reported}|{reported}"):
         loaded(tmp_path, source)
+
+
+@pytest.mark.parametrize("name", ["Bäd", "P" * 63])
+def test_a_class_whose_name_no_tool_can_begin_with_is_to_be_renamed(tmp_path: Path, name: str) -> None:
+    """Another name for the tool would not help: with the class's name no model service takes any."""
+    source = f"class {name}(Plugin):\n    @tool(name='x')\n    def f(self): 'x'\n"
+    with pytest.raises(ToolsetError, match=f"'{name}-x' cannot be sent .* Rename the class"):
+        loaded(tmp_path, source, name)
 
 
 @pytest.mark.parametrize(

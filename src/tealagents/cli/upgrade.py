@@ -26,7 +26,7 @@ What changes for clients:
   request    {"items": [{"content_type": "text", "content": "…"}]} in place of chat_history
   follow-up  the service keeps the conversation: send the answer's task_id with the next message
   answer     content.output in place of output_raw; extra_data is an object, without items; ids are UUIDs
-  events     request, partial-response, tool-call, tool-result, final-response or error, each with an id
+  events     each with an id; the last one is final-response, approval-required or error
   callers    Authorization: Bearer … on every call, as TA_AUTH requires; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
 _PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")

@@ -113,7 +113,7 @@ def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
 def method_name(plugin: str, function: str, where: str) -> str:
     name = f"{plugin}{TOOL_SEPARATOR}{function}"
     if not VALID_NAME.fullmatch(name):
-        raise ToolsetError(
-            f"{where}: the name {name!r} {NAME_RULE}. Give the tool another one with @tool(name=…)."
-        )
+        of_the_class = not VALID_NAME.fullmatch(f"{plugin}{TOOL_SEPARATOR}x")
+        remedy = "Rename the class" if of_the_class else "Give the tool another one with @tool(name=…)"
+        raise ToolsetError(f"{where}: the name {name!r} {NAME_RULE}. {remedy}.")
     return name
