@@ -247,6 +247,15 @@ def test_the_id_of_a_deleted_task_is_still_its_owners(service: ServiceThread) ->
         said = {"role": "ROLE_USER", "messageId": "m", "contextId": task, "parts": [{"text": "mine"}]}
         sent = eve.post("/a2a/message:send", json={"message": said}, headers={"A2A-Version": "1.0"})
         assert sent.status_code == 404, sent.text
+        for key in ("task_id", "request_id"):
+            of_eve = renamed(json.loads(json.dumps(document).replace('"ada"', '"eve"')))
+            new, old = (
+                (of["task"] if key == "task_id" else of["requests"][0])[key] for of in (of_eve, document)
+            )
+            assert eve.post("/tasks/import", json=of_eve).status_code == 201
+            eve.delete(f"/tasks/{of_eve['task']['task_id']}").raise_for_status()
+            taken = json.loads(json.dumps(of_eve).replace(new, old))
+            problem(eve.post("/tasks/import", json=taken), 401, "not_owner")
         assert ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"] == task
 
 

@@ -33,6 +33,7 @@ from tealagents.domain.errors import (
     InvalidRequest,
     NeedsAuthorization,
     NotFound,
+    NotOwner,
     PersistenceUnavailable,
     TaskBusy,
 )
@@ -325,6 +326,26 @@ async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its
 
 
 @pytest.mark.parametrize("kind", ["session", "task"])
+async def test_an_id_is_its_owners_until_nothing_of_theirs_has_it(kind: str) -> None:
+    """A client gave a session and a task one id, and deleted either. covers: SESSION-1"""
+    name = random_id()
+    async with process() as here:
+        await here.ask(session_id=name)
+        await here.ask(new_task_id=name)
+        delete_task, delete_session = here.eraser.delete_task, here.eraser.delete_session
+        first, last = (delete_session, delete_task) if kind == "session" else (delete_task, delete_session)
+        await first(here.partition(), name)
+        for taking in ({"session_id": name}, {"new_task_id": name}):
+            with pytest.raises(NotOwner):
+                await here.ask(**taking, caller=EVE)
+        left = keys.task if kind == "session" else keys.session
+        assert await here.tasks.directory.owner_of(name, left(name)) == ADA.user
+        await last(here.partition(), name)
+        assert await names(here.store, keys.locators("Tester", name)) == []
+        assert (await here.ask(session_id=name, caller=EVE)).session_id == name
+
+
+@pytest.mark.parametrize("kind", ["session", "task"])
 async def test_an_id_whose_locator_is_damaged_is_free_again_as_well(kind: str) -> None:
     """It keeps up neither the deletion nor who asks for the id after it. covers: SESSION-1, STATE-4"""
     name = random_id()
@@ -355,11 +376,11 @@ async def test_a_release_of_a_damaged_locator_leaves_that_of_the_next_owner_alon
             return False
 
         async def is_eves_meanwhile() -> bool:
-            await directory.release(name, ADA.user, unless=is_not_there)
+            await directory.release(keys.session, name, ADA.user, unless=is_not_there)
             await directory.claim(keys.session, name, EVE.user)
             return False
 
-        await directory.release(name, ADA.user, unless=is_eves_meanwhile)
+        await directory.release(keys.session, name, ADA.user, unless=is_eves_meanwhile)
         assert len(await names(here.store, keys.locators("Tester", name))) == 1
 
 

@@ -224,7 +224,7 @@ class Eraser:
         await self._unmark(partition, session, {})
         # before the session's record goes: from then on another session may have the id
         finished = partial(self._finished, partition, session)
-        await self.tasks.directory.release(session_id, session.value.owner, unless=finished)
+        await self.tasks.directory.release(keys.session, session_id, session.value.owner, unless=finished)
         note = _session_note(session.value)
         try:
             await self._records.delete(partition, [note, key], expect=marked)

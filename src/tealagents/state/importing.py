@@ -16,7 +16,6 @@ from tealagents.domain.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
-    NotOwner,
     PersistenceUnavailable,
 )
 from tealagents.domain.models import (
@@ -120,7 +119,7 @@ class TaskImporter:
             if not await self._is_there(partition, keys.task(document.task.task_id)):
                 for kind, identifier in _made_elsewhere(caller, document):
                     there = partial(self._is_there, partition, kind(identifier))
-                    await self._tasks.directory.release(identifier, caller.user, unless=there)
+                    await self._tasks.directory.release(kind, identifier, caller.user, unless=there)
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # another process has continued it, or will, once this worker is gone
@@ -218,9 +217,7 @@ class TaskImporter:
                     f"The {_word(kind(identifier))} exists already. {advice}", task_id=task_id
                 )
         for kind, identifier in _made_elsewhere(caller, document):
-            owner = await self._tasks.directory.owner_of(identifier, kind(identifier))
-            if owner not in (None, caller.user):  # the caller's own is what a broken import has left
-                raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
+            await self._tasks.directory.check_new(kind, identifier, caller.user)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
         """Whether a record exists; one that a broken import of the same task has left does not count."""

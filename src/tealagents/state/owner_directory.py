@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, NotFound, NotOwner, TealError
@@ -37,6 +38,8 @@ class Locator(Struct, frozen=True):
     """`locator/{id}`."""
 
     owner: User
+    #: what the owner has, or is about to have, under the id: "session", "task", "request"
+    kinds: tuple[str, ...]
     #: seconds since the epoch, by the store's clock
     claimed_at: float
 
@@ -82,26 +85,33 @@ class Directory:
         if ids.is_made_for(user.key, identifier):  # which says so itself
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
+        word = _WORDS[kind]
         while True:
             found = await self._records.get(partition, key, Locator)
             now = await self._records.store.now()
-            if found and found.value.owner == user:
+            own = found.value.kinds if found and found.value.owner == user else ()
+            if word in own:
                 return
-            if found and not await self._lapsed(found.value, identifier, now):
+            if found and not own and not await self._lapsed(found.value, identifier, now):
                 raise anothers(kind, identifier)
             try:
                 await self._records.commit(
                     partition,
                     marker=key,
                     expect={key: found.version if found else None},
-                    put={key: Locator(user, now)},
+                    put={key: Locator(user, (*own, word), now)},
                 )
             except Conflict:
                 continue
             return
 
     async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
-        """As `claim`, for an id that a client brought: another user may have a record of it.
+        """As `claim`, for an id that a client brought: another user may have a record of it."""
+        await self.check_new(kind, identifier, user)
+        await self.claim(kind, identifier, user)
+
+    async def check_new(self, kind: "Kind", identifier: str, user: User) -> None:
+        """`NotOwner` where an id that `user` brings was made for another user, or names a record of theirs.
 
         One of a user's own tag is that user's, whatever others have made and although its record may be gone.
         """
@@ -111,23 +121,28 @@ class Directory:
         for other in await self.candidates(identifier):
             if other != user and (ids.is_made_for(other.key, identifier) or await self._has(other, key)):
                 raise anothers(kind, identifier)
-        await self.claim(kind, identifier, user)
 
-    async def release(self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]) -> None:
+    async def release(
+        self, kind: "Kind", identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]
+    ) -> None:
         """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
 
-        `unless` is asked once it has been read whose the id is: whether it may name something else by now.
+        It stays the user's while it names something of another kind, as a session besides a task. `unless` is
+        asked once it has been read whose the id is: whether it may name another thing of this kind by now.
         A damaged locator goes as well: it was the user's, who had something under the id, and no one else can
         claim the id while it is there.
         """
         if ids.is_made_for(user.key, identifier):
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
+        put = {}
         try:
             found = await self._records.get(partition, key, Locator)
             if found is None or found.value.owner != user:
                 return
             version = found.version
+            if left := tuple(each for each in found.value.kinds if each != _WORDS[kind]):
+                put[key] = replace(found.value, kinds=left)
         except CorruptState:
             log.error("the record %r is damaged; it is deleted with what it named", key)
             page = await self._records.store.scan(partition, key, limit=1)  # which damage does not fail
@@ -137,7 +152,8 @@ class Directory:
         if await unless():
             return
         with suppress(Conflict):
-            await self._records.delete(partition, [key], expect={key: version})
+            gone = [] if put else [key]
+            await self._records.commit(partition, marker=key, expect={key: version}, put=put, delete=gone)
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:

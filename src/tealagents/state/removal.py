@@ -16,7 +16,7 @@ from tealagents.domain.models import Approval, Batch, Head, RequestRecord, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
-from tealagents.state.owner_directory import Directory
+from tealagents.state.owner_directory import Directory, Kind
 from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored, named_in
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Removal:
             await self._delete([key for key, _ in found])
         await self._delete_under(keys.blobs(task_id))
         await self._forget()
-        await self._release(task_id)
+        await self._release(keys.task, task_id)
         await self._delete([*keys.listings(head), keys.task(task_id)])
 
     async def _delete(self, names: Collection[str], *, notify: Collection[str] = ()) -> None:
@@ -123,8 +123,8 @@ class Removal:
         while found := await self._listed(prefix):
             await self._delete([key for key, _ in found])
 
-    async def _release(self, identifier: str) -> None:
-        await self._directory.release(identifier, self._head.owner, unless=self._finished)
+    async def _release(self, kind: Kind, identifier: str) -> None:
+        await self._directory.release(kind, identifier, self._head.owner, unless=self._finished)
 
     async def _finished(self) -> bool:
         ((key, version),) = self._tombstone.items()
@@ -170,7 +170,7 @@ class Removal:
         await self._delete([key], notify=[key])
         await self._delete_under(keys.streams(request_id))
         await self._delete_under(keys.stream_parts(request_id))
-        await self._release(request_id)
+        await self._release(keys.request, request_id)
 
     async def _approval(self, approval_id: str) -> None:
         key = keys.approval(approval_id)
