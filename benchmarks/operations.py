@@ -26,8 +26,8 @@ from tealagents.testing.counting import CountingStore, StoreOperation, counting_
 from tealagents.testing.service import agent_config
 
 ADA = User("mock", "ada")
-#: partitions of what a process does besides its requests: its lease, word from others, pending deletions
-OF_THE_PROCESS = ("workers", "signals", "erasing")
+#: partitions of what a process does besides its requests: its lease with word from others, pending deletions
+OF_THE_PROCESS = ("workers", "erasing")
 #: how often is counted what the machine may add to
 TRIES = 3
 PLUGIN = """

@@ -645,8 +645,8 @@ async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_i
         await eventually(lambda: len(model.calls) == 2)
         # the next signal is read with all that have been left before
         await signal(here.lease.worker_id, workers.Signal(request_id=random_id(), actor="mock.ada"))
-        mailbox = keys.signals("Tester", here.lease.worker_id)
-        await eventually(lambda: _is_empty(store, mailbox))
+        mailbox = keys.signals(here.lease.worker_id)
+        await eventually(lambda: _is_empty(store, keys.workers("Tester"), mailbox))
         end.set()
         assert (await here.service.outcome(resumed)).status == "Completed"
         assert len(ran) == 1
@@ -669,8 +669,8 @@ async def test_a_signal_of_the_version_before_which_counts_no_pauses_ends_the_ru
         await eventually(canceled)
 
 
-async def _is_empty(store: MemoryStore, partition: str) -> bool:
-    return not await names(store, partition)
+async def _is_empty(store: MemoryStore, partition: str, prefix: str) -> bool:
+    return not await names(store, partition, prefix)
 
 
 async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -> None:

@@ -53,6 +53,8 @@ from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.state.removal import MAKING_SECONDS
 from tealagents.state.secret_store import SecretStore
 from tealagents.state.submission import Submission
+from tealagents.state.workers import Signal
+from tealagents.stores.files import FileOptions, FileStore
 from tealagents.stores.memory import MemoryStore
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 from tealagents.testing.clock import ShiftedClock
@@ -666,6 +668,23 @@ async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path
                 "SELECT key FROM records WHERE partition IN (?, ?)", (here.partition(), inbox)
             )
             assert left.fetchall() == []
+
+
+@pytest.mark.parametrize("seconds", [0, 3601], ids=["at once", "after an hour"])
+async def test_what_an_erased_user_asked_of_a_dead_process_is_erased_too(
+    tmp_path: Path, seconds: float
+) -> None:
+    """Such as to cancel a request: it names the user, and no one takes it any more. covers: STATE-2"""
+    asked = time.time()
+    store = FileStore(FileOptions(path=tmp_path), clock=lambda: asked)
+    async with store, process(store) as here:
+        for user in (ADA.user, EVE.user):
+            await here.tasks.peers.signal(random_id(), Signal(request_id=random_id(), actor=user.key))
+        store.clock = lambda: asked + seconds
+        await UserErasure(here.eraser, ADA.user).erase()
+        left = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+        assert ADA.user.key not in left
+        assert (EVE.user.key in left) == (seconds == 0)
 
 
 async def test_an_authorization_that_waits_for_an_erased_user_is_erased_too() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from engine_setup import Faulty, Process, Scripted, Shared, damage, process, says, waits
@@ -11,6 +12,7 @@ from tealagents.domain.ids import random_id
 from tealagents.domain.ports import Commit
 from tealagents.state import keys, records
 from tealagents.state.workers import Mailbox, Signal
+from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.clock import FakeClock
 
 
@@ -125,8 +127,8 @@ async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> No
         sent = await here.send()
         other = Process(store, Scripted(), clock=clock)
         await other.lease._renew()
-        partition = keys.signals("Tester", here.lease.worker_id)
-        await damage(store, partition, f"signal/{random_id()}")
+        partition, mailbox = keys.workers("Tester"), keys.signals(here.lease.worker_id)
+        await damage(store, partition, mailbox + random_id())
         canceling = asyncio.create_task(
             other.tasks.cancel(here.partition(), sent.request.request_id, "mock.ada")
         )
@@ -135,7 +137,7 @@ async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> No
         assert (await other.request(sent.request.request_id)).status == "Canceled"
         run = here.service.run_of(sent.request.request_id)
         assert run is None
-        assert await store.scan(partition, "signal/") == []
+        assert await store.scan(partition, mailbox) == []
 
 
 async def test_all_signals_are_taken_however_many_there_are() -> None:
@@ -147,6 +149,38 @@ async def test_all_signals_are_taken_however_many_there_are() -> None:
                 here.lease.worker_id, Signal(request_id=f"r{n:03}", actor="mock.ada")
             )
         assert len([each async for each in Mailbox(here.records, here.lease).signals()]) == 150
+
+
+async def test_a_signal_wakes_the_process_that_it_is_for_and_no_other() -> None:
+    """An idle one asks nothing of the store because others are signaled."""
+    store, wakeups = Shared(), 0
+    async with process(store) as here, process(store) as there:
+
+        async def count() -> None:
+            nonlocal wakeups
+            async for _ in Mailbox(there.records, there.lease).wakeups():
+                wakeups += 1
+
+        counting = asyncio.create_task(count())
+        for signaled, woken in ((here, 1), (there, 2)):
+            await asyncio.sleep(0)
+            signal = Signal(request_id=random_id(), actor="mock.ada")
+            await there.tasks.peers.signal(signaled.lease.worker_id, signal)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert wakeups == woken  # the first of all says nothing
+        counting.cancel()
+
+
+async def test_signals_that_no_one_took_are_gone_with_a_later_beat(tmp_path: Path, clock: FakeClock) -> None:
+    """Those to a process that died, also in a store that erases only in partitions that are written to."""
+    options = FileOptions(path=tmp_path, sweep_seconds=1)
+    async with FileStore(options, clock=lambda: clock.now().timestamp()) as store:
+        here = Process(store, Scripted(), clock=clock)
+        await here.tasks.peers.signal(random_id(), Signal(request_id=random_id(), actor="mock.ada"))
+        clock.advance(3601)
+        await here.lease._renew()
+        assert [path for path in tmp_path.rglob("*") if "signal" in str(path.relative_to(tmp_path))] == []
 
 
 async def test_a_process_beats_for_all_its_requests_at_once(clock: FakeClock) -> None:

@@ -54,13 +54,8 @@ def locators(agent: str, identifier: str) -> str:
 
 
 def workers(agent: str) -> str:
-    """The partition of the leases, `worker/{id}`."""
+    """The partition of the leases, `worker/{id}`, and of `signals`."""
     return f"{plain(agent)}/workers"
-
-
-def signals(agent: str, worker_id: str) -> str:
-    """The partition in which other processes leave signals for a worker, `signal/{request_id}`."""
-    return f"{plain(agent)}/signals/{worker_id}"
 
 
 def inbox(agent: str, tid: str) -> str:
@@ -86,6 +81,15 @@ def locator(identifier: str) -> str:
 
 def worker(worker_id: str) -> str:
     return f"worker/{worker_id}"
+
+
+def signals(worker_id: str) -> str:
+    """The prefix of the signals that other processes leave for a worker, `signal/{id}/{request_id}`.
+
+    They are beside the leases because a dead worker takes none: once they have expired, a later beat of any
+    other has them erased.
+    """
+    return f"signal/{worker_id}/"
 
 
 def in_inbox(at: datetime, approval_id: str) -> str:

@@ -143,9 +143,10 @@ class UserErasure:
             after = page[-1][0]
         inbox = keys.inbox(self._records.agent, self._user.tid)
         consents = keys.user(self._records.agent, PENDING_CONSENTS)
-        for partition in (inbox, consents, keys.erasing(self._records.agent)):
+        workers = keys.workers(self._records.agent)  # signals of the user's that no one took
+        for partition in (inbox, consents, workers, keys.erasing(self._records.agent)):
             await self._wipe_mentions(partition)
-        for partition in (self._partition, inbox, consents):
+        for partition in (self._partition, inbox, consents, workers):
             await self._wipe_expired(partition)
         await self._eraser.tasks.directory.forget(self._user)
         return wiped
@@ -182,4 +183,4 @@ class UserErasure:
             return False
         owner = value.get("owner", value)
         named = {"tid": self._user.tid, "oid": self._user.oid}
-        return bool(owner == named or value.get("user_key") == self._user.key)
+        return owner == named or self._user.key in (value.get("user_key"), value.get("actor"))

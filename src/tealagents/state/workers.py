@@ -43,14 +43,12 @@ LAST_BEAT_SECONDS = 2.0
 GLANCE_SECONDS = 0.5
 #: the version of a lease that cannot be read
 _DAMAGED = "damaged"
-#: the topic of a mailbox in which other processes leave signals
-_SIGNALS = "signals"
 #: seconds after which a dead or retired worker's record is forgotten by the store
 FORGET_SECONDS = 7 * 86400.0
 
 
 class Signal(Struct, frozen=True, kw_only=True):
-    """`signal/{request_id}`: what another process asks of the one that runs a request: to end it."""
+    """`signal/{worker_id}/{request_id}`: what another process asks of a request's own: to end it."""
 
     request_id: str
     #: who asks
@@ -310,13 +308,10 @@ class Peers:
 
     async def signal(self, worker_id: str, signal: Signal) -> None:
         """Leaves a signal for a worker, about a request that it runs."""
-        key = f"signal/{signal.request_id}"
+        mailbox = keys.signals(worker_id)
+        key = mailbox + signal.request_id
         await self._records.commit(
-            keys.signals(self._records.agent, worker_id),
-            marker=key,
-            put={key: signal},
-            ttl={key: 3600},
-            notify=(_SIGNALS,),
+            self._partition, marker=key, put={key: signal}, ttl={key: 3600}, notify=(mailbox,)
         )
 
 
@@ -325,6 +320,7 @@ class Mailbox:
 
     def __init__(self, records: RecordStore, lease: Lease) -> None:
         self._records = records
+        self._partition = keys.workers(records.agent)
         self._lease = lease
 
     async def wakeups(self) -> AsyncIterator[None]:
@@ -335,19 +331,18 @@ class Mailbox:
         store, lease = self._records.store, self._lease
         while store.shared:
             worker = lease.worker_id
-            async with store.watch(keys.signals(self._records.agent, worker), _SIGNALS) as watch:
+            async with store.watch(self._partition, keys.signals(worker)) as watch:
                 while worker == lease.worker_id:
                     yield
                     await watch.wait(lease.seconds, found=False)
 
     async def signals(self) -> AsyncIterator[Signal]:
         """What was left until now. Each is removed once the next is asked for."""
-        partition = keys.signals(self._records.agent, self._lease.worker_id)
-        async for key, record in self._records.every(partition, "signal/"):
+        async for key, record in self._records.every(self._partition, keys.signals(self._lease.worker_id)):
             try:
-                signal = unseal(partition, key, record.value, Signal)
+                signal = unseal(self._partition, key, record.value, Signal)
             except CorruptState as error:
                 log.warning("a signal from another process cannot be read: %s", error)
             else:
                 yield signal
-            await self._records.delete(partition, (key,))
+            await self._records.delete(self._partition, (key,))
