@@ -20,6 +20,7 @@ from benchmarks.measures import Scale
 from tealagents.bootstrap import application
 from tealagents.config import load
 from tealagents.domain.models import Caller, Item, RequestRecord, User
+from tealagents.domain.ports import Clock
 from tealagents.engine.approvals import Command
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.counting import CountingStore, StoreOperation, counting_url
@@ -99,7 +100,9 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(folder: Path, store: str = "memory://", **spec: Any) -> AsyncIterator[InProcess]:
+async def in_process(
+    folder: Path, store: str = "memory://", clock: Clock | None = None, **spec: Any
+) -> AsyncIterator[InProcess]:
     """A service in this process on a store that counts."""
     (folder / "custom_plugins.py").write_text(PLUGIN)
     (folder / "config.yaml").write_text(
@@ -117,7 +120,7 @@ async def in_process(folder: Path, store: str = "memory://", **spec: Any) -> Asy
         "TA_PLUGIN_MODULE": str(folder / "custom_plugins.py"),
         "TA_LOG_LEVEL": "ERROR",
     }
-    app = application(load(folder / "config.yaml", env=env, dotenv=None))
+    app = application(load(folder / "config.yaml", env=env, dotenv=None), clock=clock)
     async with app.lifespan(app):
         yield InProcess(app)
 

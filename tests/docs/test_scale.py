@@ -1,5 +1,6 @@
 """The tables of `docs/scale.md`, and a simulation that is held against them."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from benchmarks.operations import Asked
 from benchmarks.simulation import FIRST, FOLLOW_UP, NEXT, Simulated, simulate
 
 from tealagents.state.tasks import TaskRules
+from tealagents.testing.clock import FakeClock
+from tealagents.testing.counting import StoreOperation
 from tealagents.testing.service import offline_service
 from tealagents.testing.waits import until
 
@@ -35,6 +38,26 @@ def stated() -> dict[str, Asked]:
 async def test_what_the_page_says_is_asked() -> None:
     """Counted again it is the same; `python -m benchmarks.sizing` prints the table."""
     assert await operations.count() == stated()
+
+
+async def test_what_an_idle_process_asks(tmp_path: Path) -> None:
+    """In a minute: its lease is renewed twelve times, and pending deletions are looked for four times."""
+    clock = FakeClock()
+    async with operations.in_process(tmp_path, clock=clock) as service:
+        for _ in range(2):  # in the first minute, what it does by the clock begins
+            before = service.store.operations.copy()
+            for _ in range(60):
+                clock.advance(1)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        asked = service.store.operations - before
+    assert asked == {
+        StoreOperation("commit", "workers"): 12,
+        StoreOperation("scan", "erasing"): 4,
+        StoreOperation("now", ""): 12 + 4,
+    }
+    assert "renews its lease every five seconds: one look at the clock and one commit" in PAGE
+    assert "resumes pending deletions every 15 seconds: one look at the clock and one scan" in PAGE
 
 
 def test_a_background_request_that_no_one_follows_stores_its_deltas() -> None:
