@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Faulty, Process, Scripted, Shared, calls, noting, process, waits
+from engine_setup import ADA, Faulty, Process, Scripted, Shared, calls, noting, process, says, waits
 from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
@@ -233,6 +233,40 @@ async def test_who_joins_behind_a_decided_pause_misses_nothing() -> None:
     buffer.extend([Recorded(n, TextDelta("x")) for n in (6, 7, 9, 10)])
     async with aclosing(buffer.follow(8)) as following:  # type: ignore[type-var]
         assert [each.id for each in await anext(following)] == [9, 10]
+
+
+async def test_a_pause_that_is_decided_while_its_log_is_read_is_passed_over_elsewhere() -> None:
+    """The follower in another process sees each event once, in order, to the end. covers: SESSION-8"""
+    store, goes_on = Shared(), asyncio.Event()
+
+    class Slow(Faulty):
+        async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+            """Of the tail's first look: the pause comes before it, and the decision behind it."""
+            first = bool(there.service.tails._followed) and not goes_on.is_set()
+            if first:
+                goes_on.set()
+                await eventually(lambda: is_at("Paused"))
+            found = await super().read(partition, keys)
+            if first:
+                await here.approvals.resume(ADA, request_id, Command(action="approve"), streamed=True)
+                await eventually(lambda: is_at("Completed"))
+            return found
+
+    async def is_at(status: str) -> bool:
+        return (await here.request(request_id)).status == status
+
+    async def asks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield TextDelta("one ")
+        await goes_on.wait()
+        yield TextDelta("two ")
+        yield ModelDone(finish_reason="tool_calls", tool_calls=(ToolCall("c1", "Shell-delete", "{}"),))
+
+    tool, slow = noting([], governed=True), Slow(store)
+    async with process(store, Scripted(asks, says("done", "!")), tool) as here, process(slow) as there:
+        request_id = (await here.send(streamed=True)).request.request_id
+        seen = await there.followed(request_id)
+        assert isinstance(seen[-1].event, Completed)
+        assert seen == await here.followed(request_id)
 
 
 async def test_who_comes_late_gets_a_long_answer_in_parts() -> None:

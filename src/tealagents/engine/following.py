@@ -170,20 +170,21 @@ class Tail(EventBuffer):
     async def _look(self) -> bool:
         """Reads what is new; False behind the end."""
         async with self._looking:
-            if self.closed:
-                return False
-            await self._read_log()  # first: what is shown does not wait for what is most often no end
-            key = keys.request(self._request_id)
-            found = await self._tasks.records.get(self._partition, key, RequestRecord)
-            if found is None:  # deleted: the task says so
-                found = await self._tasks.request(self._partition, self._request_id)
-            self._record = found.value
-            if (last := _last(found.value, self.last_id)) is None:
-                return True
-            if self.last_id + 1 < last.id:
-                await self._read_log()  # once more: they may have come with the end
-            self.extend((last,))
-            self.close()
+            while not self.closed:
+                await self._read_log()  # first: what is shown does not wait for what is most often no end
+                key = keys.request(self._request_id)
+                found = await self._tasks.records.get(self._partition, key, RequestRecord)
+                if found is None:  # deleted: the task says so
+                    found = await self._tasks.request(self._partition, self._request_id)
+                self._record = found.value
+                if (last := _last(found.value, self.last_id)) is None:
+                    return True
+                if self.last_id + 1 < last.id:
+                    await self._read_log()  # once more: they may have come with the end
+                    if _last(found.value, self.last_id) is None:
+                        continue  # a pause that was decided meanwhile: what came behind it is shown already
+                self.extend((last,))
+                self.close()
             return False
 
     async def _read_log(self) -> None:
