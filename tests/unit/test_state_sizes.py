@@ -2,24 +2,45 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from engine_setup import ADA, Function, Process, Scripted, calls, fails, names, noting, process, says, waits
+from engine_setup import (
+    ADA,
+    Function,
+    Process,
+    Scripted,
+    Shared,
+    Watched,
+    calls,
+    fails,
+    names,
+    noting,
+    process,
+    says,
+    waits,
+)
 
-from tealagents.domain.errors import RequestInProgress
+from tealagents.api.exchange import Exchange
+from tealagents.api.requests import asked
+from tealagents.api.settings import ApiSettings
+from tealagents.domain.errors import RequestInProgress, TaskBusy
 from tealagents.domain.events import TextDelta, ToolReturned
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
 from tealagents.domain.paths import MAX_EFFECTS_BYTES, remembering
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.engine.prompt import effects_note
+from tealagents.engine.service import Submitted
 from tealagents.state import keys
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
-from tealagents.state.new_message import Key, NewMessage
+from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.stores import open_store
+from tealagents.testing.waits import eventually
 
 MEGABYTES = 3_000_000
 
@@ -220,3 +241,119 @@ async def test_a_message_that_lost_a_race_leaves_nothing(tmp_path: Path) -> None
         await here.eraser.delete_task(here.partition(), task.task_id)
         left = await names(store, here.partition())
         assert [name for name in left if name.startswith(("blob/", "log/", "request/"))] == []
+
+
+LARGE = "x" * 300_000
+
+
+def exchange(here: Process) -> Exchange:
+    """A process, as protocols talk to it."""
+    settings = ApiSettings(
+        prefix="/x",
+        description="",
+        max_body_bytes=100,
+        max_items=9,
+        keepalive_seconds=15,
+        idle_connection_seconds=75,
+    )
+    return Exchange(here.service, cast("Any", None), settings)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        lambda here, task: here.send(LARGE, task),
+        lambda here, task: here.send("x" * MEGABYTES, task),  # which takes several commits
+        lambda here, task: here.send("small", task, client={"sent": LARGE}),
+        lambda here, task: here.changes.add(
+            here.partition(), task, ADA.user, [Earlier("user", (Item("text", LARGE),))]
+        ),
+    ],
+    ids=["message", "long", "record", "added"],
+)
+async def test_what_is_refused_leaves_nothing(
+    tmp_path: Path, sent: Callable[[Process, str], Awaitable[object]]
+) -> None:
+    """Another message takes the task while a large one is being stored: that one is erased. covers: TASK-5"""
+    quicker: list[Submitted] = []
+
+    async def overtaken(_: int) -> None:
+        if not quicker and any(key.startswith("blob/") for key in late.commits[-1][1].put):
+            quicker.append(await there.send("quick", task_id))
+
+    async with open_store(f"sqlite:///{tmp_path}/state.db") as store:
+        late = Watched(store)
+        model = Scripted(says("hello"), waits(asyncio.Event()))
+        async with process(late) as here, process(store, model) as there:
+            task_id = (await there.ask()).task_id
+            late.there = overtaken
+            with pytest.raises(TaskBusy):
+                await sent(here, task_id)
+            assert quicker
+            assert await names(store, here.partition(), "blob/") == []
+
+
+@pytest.mark.parametrize("end", ["begins", "canceled"])
+async def test_a_large_message_that_waits_no_more_is_not_kept_twice(tmp_path: Path, end: str) -> None:
+    """It is in the log, or it has left: what the queue kept of it is erased. Who has read the request before
+    finds it there, or nothing. covers: TASK-5"""
+    gate = asyncio.Event()
+    model = Scripted(waits(gate), says("done"))
+    async with (
+        open_store(f"sqlite:///{tmp_path}/state.db") as store,
+        process(store, model, concurrency="enqueue") as here,
+    ):
+        running = await here.send()
+        queued = [await here.send("x" * size, running.request.task_id) for size in (100_000, 300_000)]
+        assert len(await names(store, here.partition(), "blob/")) == 1 + 3
+        if end == "canceled":
+            for each in queued:
+                await here.service.cancel(here.partition(), each.request.request_id, ADA.user.key)
+        gate.set()
+        for each in queued:
+            await here.service.outcome(each)
+        assert len(await names(store, here.partition(), "blob/")) == (3 if end == "begins" else 0)
+        sizes = [len(part) for part in model.calls[-1].prompt if part.startswith(b"user")]
+        assert sizes == ([11, 100_006, 300_006] if end == "begins" else [11])
+        found = [await asked(exchange(here), here.partition(), each.request) for each in queued]
+        assert [len(each.text) for each in found if each] == ([100_000, 300_000] if end == "begins" else [])
+
+
+async def test_a_queue_that_collides_keeps_each_large_message_once(tmp_path: Path) -> None:
+    """However often each of them was tried. covers: TASK-5"""
+    gate = asyncio.Event()
+    async with (
+        open_store(f"sqlite:///{tmp_path}/state.db") as store,
+        process(store, Scripted(waits(gate), says("done")), concurrency="enqueue") as here,
+    ):
+        task_id = (await here.send()).request.task_id
+        sent = await asyncio.gather(*(here.send(f"{n} {LARGE}", task_id) for n in range(6)))
+        assert len(await names(store, here.partition(), "blob/")) == 6 * 3
+        gate.set()
+        for each in sent:
+            assert (await here.service.outcome(each)).status == "Completed"
+        assert len(await names(store, here.partition(), "blob/")) == 6 * 3
+
+
+async def test_a_request_that_is_canceled_as_its_turn_comes_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Elsewhere, its large message with it: that is no damage. covers: TASK-5"""
+    store, gate = Shared(), asyncio.Event()
+    late = Watched(store)
+    options: Any = {"concurrency": "enqueue"}
+    async with process(late, Scripted(waits(gate)), **options) as here, process(store, **options) as there:
+        running = await here.send()
+        queued = (await here.send(LARGE, running.request.task_id)).request
+        assert queued.waiting is not None
+        partition = here.partition()
+
+        async def canceled(_: int) -> None:
+            head = (await there.tasks.here(partition, queued.task_id)).value
+            if head.running is None and head.queue:
+                await there.tasks.cancel(partition, queued.request_id, ADA.user.key)
+
+        late.there = canceled
+        gate.set()
+        await eventually(lambda: not here.service._waiting)
+        assert (await there.request(queued.request_id)).status == "Canceled"
+        assert await names(store, partition, "blob/") == []
+    assert "is missing" not in caplog.text

@@ -170,14 +170,17 @@ async def test_an_id_that_another_user_is_just_taking_is_named() -> None:
     assert refused.value.ids == {"session_id": session_id}
 
 
-async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["second", "x" * 300_000], ids=["small", "large"])
+async def test_a_waiting_request_begins_although_the_reply_was_lost(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The commit that takes its turn gets no reply but has succeeded; the request runs. covers: TASK-5"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
     store = Faulty(MemoryStore())
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate), says("second")), concurrency="enqueue") as here:
         first = await here.send("first")
-        second = await here.send("second", first.request.task_id)
+        second = await here.send(text, first.request.task_id)
         assert second.request.status == "Queued"
 
         def strike(partition: str, commit: Commit) -> str | None:
@@ -196,5 +199,6 @@ async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch:
         store.fault = strike
         gate.set()
         assert (await here.service.outcome(second)).status == "Completed"
+        assert f"user: {text}".encode() in here.model.calls[-1].prompt
         assert here.service.admission.in_flight == 0
         assert not here.tasks.begun_here

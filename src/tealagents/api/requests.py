@@ -339,7 +339,10 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
 async def asked(exchange: Exchange, partition: str, record: RequestRecord) -> Message | None:
     """The user's message that a request began with, or waits with; None where there is none."""
     if not record.first_seq and record.waiting is not None:
-        return await waiting_message(exchange.tasks, partition, record)
+        if (message := await waiting_message(exchange.tasks, partition, record)) is not None:
+            return message
+        stored = await exchange.records.request(partition, record.task_id, record.request_id)
+        record = stored.value  # as it began, or ended, meanwhile
     path = record.entries(record.first_seq)
     async for logged in exchange.history.forwards(partition, record.task_id, path):
         if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":

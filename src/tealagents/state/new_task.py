@@ -132,4 +132,5 @@ def resent(
         head=replace(head, checkpoint_id=request_id, path=path, remote_id=None, updated_at=now),
         entries=entries,
         put={keys.request(request_id): record},
+        fresh=True,
     )

@@ -1,5 +1,6 @@
 """Requests that wait their turn on a task: when it comes, and what they take the task with."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 
@@ -7,12 +8,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.models import Head, Json, Message, RequestRecord
+from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
-from tealagents.state.records import BlobRef, Stored
+from tealagents.state.records import BlobRef, Stored, blob_ref
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks, Written
-from tealagents.state.transitions import Transition, received
+from tealagents.state.transitions import Transition, chunks_waiting, received
 
 #: bytes of a message that waits in its request's record; a larger one is stored out of line
 MOST_INLINE = 64 * 1024
@@ -44,6 +47,8 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
             return None
         now = tasks.records.clock.now()
         message = await waiting_message(tasks, partition, request)
+        if message is None:  # it was ended since the head was read
+            raise Conflict(keys.request(request.request_id))
         started = replace(
             request,
             status="Running",
@@ -54,7 +59,8 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
             waiting=None,
         )
         # it was this process's while it waited, and stays so
-        return replace(received(head, started, message, actor, now), takes=False)
+        transition = received(head, started, message, actor, now)
+        return replace(transition, takes=False, drops=chunks_waiting(request))
 
     begun = await tasks.transact(partition, partial(tasks.head, partition, request.task_id), decide)
     return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
@@ -72,25 +78,32 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
     ):
         return request.value
     message = await waiting_message(tasks, partition, waiting.request)
+    if message is None:  # it was damaged: none but this process erases it, and has not
+        return request.value
     begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
     writer = TaskWriter(tasks, begun, message)
     writer.request_version = request.version  # the head may have been written since
     return writer
 
 
-async def keep_waiting(tasks: Tasks, partition: str, found: Stored[Head], message: Message) -> Json:
-    """What the request of a message that waits keeps of it. `Conflict` if the task was written meanwhile."""
-    kept: Message | BlobRef = message
+def keep_waiting(message: Message) -> tuple[Json, Sequence[bytes]]:
+    """What the request of a message that waits keeps of it, and what of that is stored out of line."""
     if len(body := encode_json(message)) > MOST_INLINE:
-        kept = await tasks.records.put_blob(partition, found.value.task_id, body, version=found.version)
-    return dict(msgspec.to_builtins(kept))
+        return dict(msgspec.to_builtins(blob_ref(body))), [body]
+    return dict(msgspec.to_builtins(message)), []
 
 
-async def waiting_message(tasks: Tasks, partition: str, request: RequestRecord) -> Message:
-    """The message of a request that waits its turn."""
+async def waiting_message(tasks: Tasks, partition: str, request: RequestRecord) -> Message | None:
+    """The message of a request that waits its turn; None where it no longer does, and that was erased."""
     stored = request.waiting or {}
-    if "blob" in stored:
-        ref = msgspec.convert(stored, BlobRef)
+    if "blob" not in stored:
+        return msgspec.convert(stored, Message)
+    ref = msgspec.convert(stored, BlobRef)
+    try:
         data = await tasks.records.get_blob(partition, request.task_id, ref)
-        return decoder(Message).decode(data)
-    return msgspec.convert(stored, Message)
+    except CorruptState:
+        now = await tasks.records.request(partition, request.task_id, request.request_id)
+        if now.value.waiting is not None:
+            raise
+        return None
+    return decoder(Message).decode(data)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 BLOB_BYTES = 256 * 1024
 #: what the bodies of one batch may sum to
 BATCH_BYTES = 320 * 1024
+#: what a reference takes that stands for one, at most
+REF_BYTES = 128
 #: a request's or an approval's record larger than this is stored out of line, too: a commit holds 1 MB in all
 RECORD_BYTES = 64 * 1024
 #: records of one commit, and bytes of chunks put together into one
@@ -61,6 +63,10 @@ class BlobRef(msgspec.Struct, frozen=True):
     blob: str
     #: how many chunks it is in
     pieces: int
+
+    def keys(self, task_id: str) -> list[str]:
+        """The keys of its chunks."""
+        return [keys.blob(task_id, self.blob, n) for n in range(self.pieces)]
 
 
 class OutOfLine(msgspec.Struct, frozen=True):
@@ -241,9 +247,9 @@ class RecordStore:
         puts: dict[str, Put] = {}
         for key, record in records.items():
             value = codec.seal(partition, key, record)
-            if len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval):
+            if _is_large(record, value):
                 task_id, version = record.task_id, expect.get(keys.task(record.task_id))
-                ref = await self._put_part(partition, task_id, codec.encode_json(record), version)
+                ref = await self.put_part(partition, task_id, codec.encode_json(record), version)
                 value = codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, task_id))
             puts[key] = Put(value, ttl.get(key))
         return puts
@@ -344,16 +350,23 @@ class RecordStore:
         self, partition: str, task_id: str, bodies: list[bytes], version: str | None
     ) -> list[bytes]:
         """The bodies, those that are too large replaced by a reference to where they are stored now."""
-        room = BATCH_BYTES
         kept: list[bytes] = []
-        for body in bodies:
-            if len(body) > BLOB_BYTES or len(body) > room:
-                body = codec.encode_json(await self._put_part(partition, task_id, body, version))
-            room -= len(body)
+        for body, large in zip(bodies, _too_large(bodies), strict=True):
+            if large:
+                body = codec.encode_json(await self.put_part(partition, task_id, body, version))
             kept.append(body)
         return kept
 
-    async def _put_part(self, partition: str, task_id: str, data: bytes, version: str | None) -> BlobRef:
+    def parts(self, partition: str, drafts: Sequence[Draft], put: Mapping[str, object]) -> list[bytes]:
+        """What is stored out of line for a commit that appends `drafts` and puts these records."""
+        bodies = [item.body for item in drafts]
+        found = [body for body, large in zip(bodies, _too_large(bodies), strict=True) if large]
+        for key, record in put.items():
+            if _is_large(record, codec.seal(partition, key, record)):
+                found.append(codec.encode_json(record))
+        return found
+
+    async def put_part(self, partition: str, task_id: str, data: bytes, version: str | None) -> BlobRef:
         """Stores a part of a commit that its task's head, at `version`, is to speak of. `Headless`."""
         if version is None:
             raise Headless
@@ -367,15 +380,12 @@ class RecordStore:
         `Conflict` where the task's head is no longer at `version`: nothing is to be left of a task that is
         deleted meanwhile.
         """
-        digest = hashlib.sha256(data).hexdigest()
-        text = data.decode()
-        size = BLOB_BYTES // 2
-        chunks = [text[i : i + size] for i in range(0, len(text), size)]
-        named = {keys.blob(task_id, digest, n): chunk for n, chunk in enumerate(chunks)}
+        ref, chunks = blob_ref(data), _chunks(data)
+        named = dict(zip(ref.keys(task_id), chunks, strict=True))
         expect = {keys.task(task_id): version} if version is not None else {}
         for put in portions(named):
             await self.commit(partition, marker=next(iter(put)), expect=expect, put=put)
-        return BlobRef(digest, len(chunks))
+        return ref
 
     async def unless_deleted(self, partition: str, task_id: str, damage: CorruptState) -> TealError:
         """`damage`, or `NotFound` where the task was deleted while its records were read, which is none."""
@@ -383,7 +393,7 @@ class RecordStore:
         return no_task(task_id) if head is None or head.value.erased else damage
 
     async def get_blob(self, partition: str, task_id: str, ref: BlobRef) -> bytes:
-        names = [keys.blob(task_id, ref.blob, n) for n in range(ref.pieces)]
+        names = ref.keys(task_id)
         parts: list[str] = []
         for start in range(0, len(names), 8):
             chunk = names[start : start + 8]
@@ -414,6 +424,30 @@ class RecordStore:
         except (msgspec.DecodeError, ValueError) as error:
             key = keys.log(task_id, batch.entries[0].seq if batch.entries else 0)
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
+
+
+def blob_ref(data: bytes) -> BlobRef:
+    """What stands for `data` once it is stored out of line."""
+    return BlobRef(hashlib.sha256(data).hexdigest(), len(_chunks(data)))
+
+
+def _chunks(data: bytes) -> list[str]:
+    text, size = data.decode(), BLOB_BYTES // 2
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def _too_large(bodies: Sequence[bytes]) -> Iterator[bool]:
+    """Whether each of the bodies is too large for their batch."""
+    room = BATCH_BYTES
+    for body in bodies:
+        large = len(body) > BLOB_BYTES or len(body) > room
+        room -= REF_BYTES if large else len(body)
+        yield large
+
+
+def _is_large(record: object, value: bytes) -> TypeGuard[RequestRecord | Approval]:
+    """Whether a record with these bytes is stored out of line."""
+    return len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval)
 
 
 def named_in(batch: Batch) -> tuple[set[str], set[str]]:

@@ -272,7 +272,7 @@ class _Attempt:
         if head.running is not None or head.queue:
             if tasks.rules.concurrency == "enqueue":
                 self._check_room(head)
-                return await self._queued(stored, now)
+                return self._queued(head, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
                 return GivesWay(partition, head.running.request_id)
             if head.running is not None:
@@ -329,19 +329,18 @@ class _Attempt:
         return replace(
             received(head, request, self._stored, self._caller.user.key, now),
             expect=self._key_absent(),
+            fresh=True,
             # under a key it is synced: a power cut must not make the model answer twice
             unsynced=not self._announced and self._key is None,
         )
 
-    async def _queued(self, found: Stored[Head], now: datetime) -> Transition:
-        head = found.value
+    def _queued(self, head: Head, now: datetime) -> Transition:
         request = self._request(head, now, status="Queued")
-        message = self._user_message(request)
-        waiting = await keep_waiting(self._tasks, self._partition, found, message)
+        waiting, parts = keep_waiting(self._user_message(request))
         request = replace(request, waiting=waiting)
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)
-        return replace(transition, expect=self._key_absent(), takes=True)
+        return replace(transition, expect=self._key_absent(), takes=True, parts=parts, fresh=True)
 
     def _deadline(self, request: RequestRecord) -> datetime:
         return request.created_at + timedelta(seconds=self._tasks.rules.request_timeout_seconds)

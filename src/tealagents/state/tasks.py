@@ -10,7 +10,7 @@ new head (`TaskWriter.rebase`).
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Literal, TypeVar
@@ -41,7 +41,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import Headless, RecordStore, Stored, no_task
+from tealagents.state.records import Headless, RecordStore, Stored, blob_ref, no_task
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned, with_key
@@ -318,9 +318,11 @@ class Tasks:
         """
         transition = with_key(transition, self.rules.event_seconds)
         try:
-            return await self._commit(partition, transition, version, operation)
+            written = await self._commit(partition, transition, version, operation)
         except Headless:
-            return await self._commit_large(partition, transition, operation)
+            written = await self._commit_large(partition, transition, operation)
+        await self._erase(partition, transition.drops)
+        return written
 
     async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> Written:
         """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
@@ -346,10 +348,35 @@ class Tasks:
     async def _commit(
         self, partition: str, transition: Transition, version: str | None, operation: str | None
     ) -> Written:
+        try:
+            return await self._write(partition, transition, version, operation)
+        except Conflict:
+            if transition.fresh:
+                await self._erase(partition, self._chunks(partition, transition))
+            raise
+
+    def _chunks(self, partition: str, transition: Transition) -> list[str]:
+        """The keys of what is stored out of line of a transition."""
+        request, put = transition.request, transition.put
+        if request is not None:
+            put = {**put, keys.request(request.request_id): request}
+        parts = [*transition.parts, *self.records.parts(partition, transition.entries, put)]
+        return [key for part in parts for key in blob_ref(part).keys(transition.head.task_id)]
+
+    async def _erase(self, partition: str, names: Collection[str]) -> None:
+        """Erases what nothing refers to; where the store is away it stays as long as its task."""
+        with suppress(PersistenceUnavailable):
+            await self.records.delete(partition, names)
+
+    async def _write(
+        self, partition: str, transition: Transition, version: str | None, operation: str | None
+    ) -> Written:
         request = transition.request
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back
             grown = replace(grown, updated_at=grown.created_at)
+        for part in transition.parts:
+            await self.records.put_part(partition, grown.task_id, part, version)
         head, log_key, batch = await self.records.extended(partition, grown, transition.entries, version)
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:

@@ -14,9 +14,10 @@ A decider takes the head (and the request) as they were read and returns a `Tran
 one place where a transition is written. No I/O, no clock.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -47,6 +48,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
+from tealagents.state.records import BlobRef
 from tealagents.state.streams import KEPT_SECONDS, SPARE_SECONDS
 
 #: the actor of what the service does by itself
@@ -70,6 +72,12 @@ class Transition(Struct, frozen=True, kw_only=True):
     takes: bool = False
     #: nothing is acknowledged before a later commit
     unsynced: bool = False
+    #: what is stored out of line first, of the records that refer to it
+    parts: Sequence[bytes] = ()
+    #: all of it was made for this one commit: where that conflicts, nothing refers to what was stored first
+    fresh: bool = False
+    #: records that nothing refers to any more once it is written
+    drops: Collection[str] = ()
 
 
 # --- beginning -----------------------------------------------------------------------------------
@@ -273,7 +281,14 @@ def left_queue(
         head=replace(paths.extended_by_note(head), queue=_others(head, request), updated_at=now),
         entries=[entry],
         request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
+        drops=chunks_waiting(request),
     )
+
+
+def chunks_waiting(request: RequestRecord) -> list[str]:
+    """The keys of the message of a request that waits, where that is stored out of line."""
+    waiting = request.waiting or {}
+    return msgspec.convert(waiting, BlobRef).keys(request.task_id) if "blob" in waiting else []
 
 
 def _holder(head: Head) -> Running | Pending:
