@@ -1,6 +1,7 @@
 """What a service refuses though its API has it: asked for again without, and remembered."""
 
 import logging
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -239,3 +240,85 @@ async def test_complaints_about_the_order_are_known_by_their_words(complaint: st
     service = Picky(lambda body: (400, complaint) if len(body["messages"]) > 2 else None)
     async with service.raw.running(), client(service.raw.base_url) as model:
         assert await ask(model, model.encode_system("a"), model.encode_system("b"), hello(model)) == "so"
+
+
+# --- the ids of calls ---------------------------------------------------------------------------------
+
+#: as vLLM makes them, and the engine where a model repeats one
+FOREIGN = ("chatcmpl-tool-0123456789abcdef0123456789abcdef", "dupdupdup-2")
+MISTRAL = "Tool call id was {} but must be a-z, A-Z, 0-9, with a length of 9."
+
+
+def ids_of(body: dict[str, Any]) -> list[str]:
+    """The ids of a body's calls, and of its results."""
+    told = body.get("messages") or body["input"]
+    calls = [call["id"] for said in told for call in said.get("tool_calls", ())]
+    return calls + [said[key] for said in told for key in ("tool_call_id", "call_id") if key in said]
+
+
+def only_nine(complaint: str, status: int = 400) -> Callable[[dict[str, Any]], Refusal]:
+    def refusal(body: dict[str, Any]) -> Refusal:
+        wrong = [each for each in ids_of(body) if not re.fullmatch("[a-zA-Z0-9]{9}", each)]
+        return (status, complaint.format(wrong[0])) if wrong else None
+
+    return refusal
+
+
+def calls_with(model: Model, *ids: str) -> list[bytes]:
+    made = called(*(ToolCall(id=each, tool="find", arguments="{}") for each in ids))
+    return [hello(model), *map(model.encode, (made, *(result(each, f"of {each}") for each in ids)))]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_ids_of_calls_that_a_service_refuses_are_sent_as_others(name: str) -> None:
+    """The same in a call and its result, and with every call; what a service takes it is sent as it is."""
+    service = Picky(only_nine(MISTRAL), name)
+    async with service.raw.running(), client(service.raw.base_url, name, max_retries=0) as model:
+        for _ in range(2):
+            assert await ask(model, *calls_with(model, *FOREIGN)) == "so"
+        assert await ask(model, *calls_with(model, "abcdefghi")) == "so"
+    refused, sent, again, resent, own = map(ids_of, service.asked)
+    assert refused == again == [*FOREIGN] * 2
+    assert sent == resent
+    assert sent[:2] == sent[2:]
+    assert len(set(sent)) == 2
+    assert own == ["abcdefghi"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint"),
+    [
+        (400, "Invalid 'messages[1].tool_calls[0].id': string too long. Expected … maximum length 40"),
+        (400, "Invalid 'messages[2].tool_call_id': string too long. Expected … maximum length 40"),
+        (400, "Invalid 'input[1].call_id': string too long. Expected … maximum length 64"),
+        (400, "`input[5].call_id` The length of the value must be `<= 64`."),
+        (400, f"Tool call id was {'x' * 3000} but must be a-z, A-Z, 0-9, with a length of 9."),
+        (500, "Tool call IDs should be alphanumeric strings with length 9!"),
+        (400, "messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"),
+        (400, "'messages.2.member.content.1.member.toolUse.toolUseId' … must satisfy … pattern"),
+    ],
+)
+async def test_complaints_about_ids_are_known_by_their_words(status: int, complaint: str) -> None:
+    """As services and templates word them."""
+    service = Picky(only_nine(complaint, status))
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        assert await ask(model, *calls_with(model, "call_1")) == "so"
+
+
+async def test_a_call_without_its_result_is_no_complaint_about_ids() -> None:
+    """Other ids would not help, and the error is what the service said of those that the reader knows."""
+    service = Picky(lambda _: (400, "The following tool_call_ids did not have response messages: call_1"))
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        with pytest.raises(ModelFailed, match="call_1"):
+            await ask(model, *calls_with(model, "call_1"))
+    assert len(service.asked) == 1
+
+
+async def test_ids_stay_where_the_service_keeps_the_conversation() -> None:
+    """It knows the calls by these, and by no others."""
+    service = Picky(only_nine(MISTRAL), "openai-responses")
+    async with service.raw.running(), client(service.raw.base_url, "openai-responses") as model:
+        asked = ModelCall(prompt=[model.encode(result("call_1", "found"))], remote_id="resp_0")
+        with pytest.raises(ModelFailed, match="Tool call id was call_1"):
+            await anext(model.stream(asked))
+    assert len(service.asked) == 1

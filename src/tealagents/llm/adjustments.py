@@ -22,6 +22,13 @@ _ORDER = re.compile(
     r"|\bimmediately after a user turn\b",
     re.DOTALL,
 )
+#: how they say that the id of a call, such as another service gave, is none to them. It may be quoted whole
+_CALL_ID = re.compile(
+    r"\btool call id was\b"
+    r"|(\btool_calls\[\d+\]\.id|\b(tool_)?call_id|\btool call ids?|\btool_use\.id|\btool_?use_?id)\b"
+    r".*\b(too long|length|pattern|alphanumeric)\b",
+    re.DOTALL,
+)
 #: the id of a call that a conversation at the service waits for
 _UNANSWERED = re.compile(r"No tool output found for function call (\S+)", re.IGNORECASE)
 #: such calls of one conversation; each costs a request to find
@@ -39,6 +46,8 @@ class Adjustments(Struct, frozen=True):
     unanswered: tuple[str, ...] = ()
     #: reasoning that was sealed for another account is left out: only here
     unsealed: bool = False
+    #: calls have other ids: only here, since a gateway may pass other calls to a service that needs its own
+    other_ids: bool = False
 
     def learned(self, said: Complaint) -> "Adjustments":
         """This, and what a refusal calls for; itself where that is nothing."""
@@ -48,6 +57,8 @@ class Adjustments(Struct, frozen=True):
         # a failing template is an internal error at some services
         if said.status in (400, 422, 500) and _ORDER.search(words):
             return replace(self, order=True)
+        if said.status in (400, 422, 500) and _CALL_ID.search(words):
+            return replace(self, other_ids=True)
         if said.status == 400 and said.code == "invalid_encrypted_content":
             return replace(self, unsealed=True)
         if said.status == 400 and (open_call := _UNANSWERED.search(said.message)):

@@ -1,5 +1,7 @@
 """JSON for a model service, written once to be kept, and JSON from it. No I/O."""
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable, Collection
@@ -138,6 +140,14 @@ def valid_name(name: str) -> str:
 def call_id(result: Message) -> str | None:
     """The id of the call that a `tool` message answers, as the service gave it."""
     return result.native_call_id or result.tool_call_id
+
+
+def other_id(given: str) -> str:
+    """An id of a call in place of another, for services that refuse that one: always the same.
+
+    Nine letters and digits, as Mistral's must have; all services take them.
+    """
+    return base64.b32encode(hashlib.sha256(given.encode()).digest()).decode()[:9]
 
 
 def arguments(call: ToolCall) -> str:

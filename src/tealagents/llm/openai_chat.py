@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
+import orjson
+
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import (
     Json,
@@ -22,6 +24,7 @@ from tealagents.llm.encoding import (
     call_id,
     compact,
     format_fields,
+    other_id,
     to_json,
     user_text,
     valid_name,
@@ -86,6 +89,8 @@ class OpenAIChat:
         prompt = (
             joined(call.prompt, system=_SYSTEM, user=_USER, text="text") if adjusted.order else call.prompt
         )
+        if adjusted.other_ids:
+            prompt = list(map(_with_other_ids, prompt))
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true' if call.stream else b""
         if call.stream and not adjusted.stream_options:
@@ -169,6 +174,17 @@ def _parts(message: Message) -> list[Json]:
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
     return {"id": call.native_id or call.id, "type": "function", "function": function}
+
+
+def _with_other_ids(piece: bytes) -> bytes:
+    if b'"tool_calls":' not in piece and b'"tool_call_id":' not in piece:
+        return piece
+    message = orjson.loads(piece)
+    for call in message.get("tool_calls", ()):
+        call["id"] = other_id(call["id"])
+    if "tool_call_id" in message:
+        message["tool_call_id"] = other_id(message["tool_call_id"])
+    return to_json(message)
 
 
 def _tool(tool: ToolSpec) -> Json:

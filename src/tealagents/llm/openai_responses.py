@@ -30,6 +30,7 @@ from tealagents.llm.encoding import (
     call_id,
     compact,
     format_fields,
+    other_id,
     to_json,
     user_text,
     valid_name,
@@ -118,6 +119,8 @@ class OpenAIResponses:
             prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text", continued=continued)
         if adjusted.unsealed:
             prompt = list(map(_without_reasoning, prompt))
+        if adjusted.other_ids and call.remote_id is None:  # a conversation there knows its calls by their ids
+            prompt = list(map(_with_other_ids, prompt))
         prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
         if prompt and prompt[0].startswith(_SYSTEM):
@@ -351,6 +354,16 @@ def _without_reasoning(piece: bytes) -> bytes:
     items = orjson.loads(piece) if piece.startswith(b"[") else ()
     kept = [item for item in items if item.get("type") != "reasoning"]
     return to_json(kept) if len(kept) < len(items) else piece
+
+
+def _with_other_ids(piece: bytes) -> bytes:
+    if b'"call_id":' not in piece:
+        return piece
+    said = orjson.loads(piece)
+    for item in said if isinstance(said, list) else [said]:
+        if "call_id" in item:
+            item["call_id"] = other_id(item["call_id"])
+    return to_json(said)
 
 
 def _unanswered(call_id: str) -> Json:
