@@ -119,19 +119,31 @@ async def test_retries_that_help_are_no_warning(
         assert caplog.text.count("WARNING") == 1
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_key_is_said_to_be_this_services_own(
-    model: Model, service: OfflineModel, status: int
-) -> None:
+async def test_a_refused_key_is_said_to_be_this_services_own(model: Model, service: OfflineModel) -> None:
     """It must not look as if the user's token was wrong; and the key is not shown in any form."""
     said = f"Incorrect API key provided: {KEY}. Also sk-abcd********wxyz, Bearer abcdefghijkl."
-    service.script(always(error={"status": status, "message": said}))
+    service.script(always(error={"status": 401, "message": said}))
     failed = await failure(model)
     assert failed.code == "model_error"
     assert "this service's own credentials" in failed.detail
     assert "TA_API_KEY" in failed.detail
     for secret in (KEY, "sk-", "wxyz", "abcdefghijkl"):
         assert secret not in failed.detail
+
+
+async def test_a_call_that_is_not_allowed_is_not_blamed_on_the_key_alone(
+    model: Model, service: OfflineModel
+) -> None:
+    """OpenRouter answers so for a message that is flagged, Azure for a network that is not let in."""
+    service.script(always(error={"status": 403, "message": f"Your input was flagged. {KEY}"}))
+    failed = await failure(model)
+    assert failed.code == "model_error"
+    said, _, advice = failed.detail.partition(" — ")
+    assert "Your input was flagged." in said
+    for cause in ("flagged", "the key's rights", "network rules"):
+        assert cause in advice
+    assert "refuses this service's own credentials" not in failed.detail
+    assert KEY not in failed.detail
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -177,8 +177,13 @@ def refused(
 
 def _advice(said: Complaint, url: str) -> str:
     match said.status:
-        case 401 | 403:
+        case 401:
             return f" — {url} refuses this service's own credentials; check TA_API_KEY and TA_BASE_URL."
+        case 403:
+            return (
+                f" — {url} does not allow this call: the message may have been flagged, or the key's rights "
+                "or the network rules do not allow it."
+            )
         case 404:
             return f" — check the model's name and TA_BASE_URL ({url})."
         case 429:

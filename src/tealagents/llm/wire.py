@@ -162,9 +162,13 @@ class Wire(httpx2.AsyncClient):
 
     def _unreachable(self, failure: Exception) -> AttemptFailed:
         trust = isinstance(failure, aiohttp.ClientSSLError)
+        untrusted = isinstance(failure, aiohttp.ClientConnectorCertificateError)
+        authority = ", or name the authority in SSL_CERT_FILE" if untrusted else ""
         why = quoted(f"{type(failure).__name__}: {failure}", self._secrets)
         return AttemptFailed(
-            ModelFailed(f"The model service at {self._root} cannot be reached ({why}); check TA_BASE_URL."),
+            ModelFailed(
+                f"The model service at {self._root} cannot be reached ({why}); check TA_BASE_URL{authority}."
+            ),
             # a certificate does not become valid by asking again, nor a URL
             passing=not trust and isinstance(failure, aiohttp.ClientConnectionError | OSError),
             reason=f"it cannot be reached ({type(failure).__name__})",
