@@ -179,9 +179,12 @@ def msal(scratch: Path) -> str:
 
 def narrowed(name: str) -> str:
     """A vendored module that exports, of the names in its list, those that something imports here."""
-    taken = re.compile(rf"\{{([^}}]*)\}} ?from ?\"(?:\.\./vendor|\.)/{re.escape(name)}\"")
-    users = (path.read_text(encoding="utf-8") for path in VENDOR.parent.rglob("*.js"))
-    wanted = {each.split()[0] for user in users for found in taken.findall(user) for each in _names(found)}
+    users = {path.name: path.read_text(encoding="utf-8") for path in VENDOR.parent.rglob("*.js")}
+    passed_on = [user for user, text in users.items() if f'export * from "../vendor/{name}"' in text]
+    modules = "|".join(map(re.escape, (name, *passed_on)))
+    taken = re.compile(rf"\{{([^}}]*)\}} ?from ?\"(?:\.\./vendor|\.)/(?:{modules})\"")
+    lists = [found for text in users.values() for found in taken.findall(text)]
+    wanted = {each.split()[0] for found in lists for each in _names(found)}
 
     def kept(found: re.Match[str]) -> str:
         return f"export{{{','.join(each for each in _names(found[1]) if each.split()[-1] in wanted)}}}"

@@ -42,6 +42,13 @@ def test_the_client_is_that_of_the_repository() -> None:
     assert there.startswith(script["notice_of_client"]()), "run: python scripts/vendor_console.py"
 
 
+def test_libraries_export_what_is_imported() -> None:
+    """What `scripts/vendor_console.py` leaves of their exports is what is there, neither less nor more."""
+    script = runpy.run_path(str(ROOT / "scripts/vendor_console.py"))
+    for name in script["SHRUNK"]:
+        assert script["narrowed"](name) == (CONSOLE / "vendor" / name).read_text(), name
+
+
 def test_every_library_has_its_licence() -> None:
     """Each package that is vendored is listed with its version, and its licence lies beside it."""
     script = runpy.run_path(str(ROOT / "scripts/vendor_console.py"))
