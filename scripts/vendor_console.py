@@ -86,8 +86,6 @@ MSAL_SILENT = tuple(
 
 #: the client's modules but `index.js`, which only says what of them is public
 CLIENT_MODULES = ("errors", "retry", "sse", "list", "wire", "calls", "stream", "client")
-#: those of them that are public as they are
-CLIENT_PUBLIC = ("errors", "client")
 
 #: what is shrunk: the others gain nothing by it
 SHRUNK = (
@@ -100,8 +98,10 @@ PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
 _OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILINE)
-#: of the other modules, except for what the console imports: names that stay within the module are shortened
-_OWN_EXPORT = re.compile(r"^export (?!function sleep\b)", re.MULTILINE)
+#: all but what the console imports, or knows by its name: other names are shortened
+_OWN_EXPORT = re.compile(
+    r"^export (?!class (?:Client|ConnectionLost)\b|function (?:isId|sleep)\b)", re.MULTILINE
+)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 #: the list of names at the end of a module
 _LISTED = re.compile(r"\bexport ?\{([^}]*)\}(?=;?\s*\Z)")
@@ -120,11 +120,8 @@ def with_paths(source: str, folder: str) -> str:
 
 def client() -> str:
     """The client as one module: its own, each behind those that it imports."""
-    sources = {name: (CLIENT / f"{name}.js").read_text(encoding="utf-8") for name in CLIENT_MODULES}
-    source = "".join(
-        text if name in CLIENT_PUBLIC else _OWN_EXPORT.sub("", text) for name, text in sources.items()
-    )
-    return with_paths(_OWN_IMPORT.sub("", source), "./")
+    source = "".join((CLIENT / f"{name}.js").read_text(encoding="utf-8") for name in CLIENT_MODULES)
+    return with_paths(_OWN_IMPORT.sub("", _OWN_EXPORT.sub("", source)), "./")
 
 
 def notice_of_client() -> str:
