@@ -7,8 +7,8 @@ export class Budget {
   failures = 0;
 
   /** @param {Retry} [retry] */
-  constructor(retry) {
-    this.#bounds = {attempts: 10, firstDelayMs: 200, longestDelayMs: 8_000, longestWaitMs: 60_000, ...retry};
+  constructor({attempts = 10, firstDelayMs = 200, longestDelayMs = 8_000, longestWaitMs = 60_000} = {}) {
+    this.#bounds = {attempts, firstDelayMs, longestDelayMs, longestWaitMs};
   }
 
   get longestDelayMs() {

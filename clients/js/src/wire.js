@@ -176,12 +176,13 @@ export class Wire {
    * @param {string} url
    * @param {ClientOptions} options
    */
-  constructor(url, {token = "", fetch = globalThis.fetch, timeouts}) {
+  constructor(url, {token = "", fetch = globalThis.fetch, timeouts = {}}) {
+    const {callMs = 30_000, answerMs = 660_000, silenceMs = 45_000} = timeouts;
     this.url = url;
     this.#token = token;
     // a browser's own `fetch` refuses to be called as a method of something else
     this.#fetch = fetch.bind(globalThis);
-    this.#timeouts = {callMs: 30_000, answerMs: 660_000, silenceMs: 45_000, ...timeouts};
+    this.#timeouts = {callMs, answerMs, silenceMs};
   }
 
   /**

@@ -29,6 +29,22 @@ test("progress begins the count of failures anew", () => {
   assert.notEqual(budget.delayMs(), null);
 });
 
+test("a limit that is left undefined is the one that holds by default", async (t) => {
+  const none = {attempts: undefined, firstDelayMs: undefined, longestDelayMs: undefined, longestWaitMs: undefined};
+  for (const retry of [none, undefined]) {
+    const budget = new Budget(retry);
+    assert.equal(budget.longestDelayMs, 8_000);
+    for (let failures = 0; failures < 10; failures++) assert((budget.delayMs() ?? 0) >= 100);
+    assert.equal(budget.delayMs(), null);
+    assert.equal(new Budget(retry).delayMs(61), null);
+  }
+  t.mock.timers.enable({apis: ["setTimeout"]});
+  /** @type {typeof fetch} */
+  const silent = async (_, {signal} = {}) => (t.mock.timers.tick(30_000), signal?.throwIfAborted(), new Response("{}"));
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, timeouts: {callMs: undefined}, fetch: silent});
+  await assert.rejects(agent.me(), /no byte within 30000 ms/);
+});
+
 test("nothing is tried again that could be done twice, or that would fail again", () => {
   const [read, once] = [{method: "GET", path: "/x", repeatable: true}, {method: "POST", path: "/x"}].map(
     (call) => /** @type {import("../src/wire.js").Call} */ (call),
