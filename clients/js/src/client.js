@@ -239,7 +239,7 @@ function prefix({protocol, username, password, href}) {
  * @returns {Call}
  */
 function message(input, options) {
-  const {session_id, task_id, user_context, metadata, supersede, idempotencyKey = newKey(), ...others} = options;
+  const {session_id, task_id, user_context, metadata, supersede, idempotencyKey, ...others} = options;
   for (const name in others) {
     // one that is misspelt, such as `taskId`, would begin a new task
     if (!/^(signal|on(Open|Reconnect))$/.test(name)) throw new TypeError(`a message has no option ${name}`);
@@ -249,7 +249,7 @@ function message(input, options) {
     method: "POST",
     path: "",
     body: {items, session_id, task_id, user_context, metadata, supersede},
-    headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey, "the idempotency key")},
+    headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey ?? newKey(), "the idempotency key")},
     timeout: "answerMs",
     repeatable: true,
   };

@@ -88,7 +88,7 @@ export interface MessageOptions extends CallOptions {
   /** cancel the pause that the task waits in, instead of being refused because of it */
   supersede?: boolean;
   /** the same key with the same message gets the first one's outcome; generated for each message if absent */
-  idempotencyKey?: string;
+  idempotencyKey?: string | null;
 }
 
 export interface Reconnection {

@@ -269,7 +269,7 @@ function bearer(token) {
  * @param {string} what
  */
 export function printable(text, what) {
-  if (!/^[ -~]*$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
+  if (typeof text !== "string" || !/^[ -~]+$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
   return text;
 }
 

@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {Client, ClientError} from "../src/index.js";
+import {Client, ClientError, UnexpectedAnswer} from "../src/index.js";
 
 const URL_OF_AN_AGENT = "http://127.0.0.1:1/A/1";
 const IDS = {session_id: "s", task_id: "t", request_id: "r"};
+const STREAM = {headers: {"Content-Type": "text/event-stream"}};
 
 /**
  * A client of a server that answers everything with this.
@@ -29,6 +30,18 @@ test("whatever a server sends is a ClientError", async () => {
   }
 });
 
+test("an idempotency key that is null is made anew, as one that is absent", async () => {
+  const sent = new Set();
+  /** @type {typeof fetch} */
+  const answered = async (_, {headers} = {}) => (sent.add(new Headers(headers).get("Idempotency-Key")), new Response("{}"));
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, fetch: answered});
+  for (const idempotencyKey of [null, null, undefined]) {
+    await assert.rejects(agent.send("hello", {idempotencyKey}), UnexpectedAnswer);
+  }
+  assert.equal(sent.size, 3);
+  assert(!sent.has("null"));
+});
+
 test("the message of a problem is text, whatever the document holds", async () => {
   const detail = {why: "no room"};
   await assert.rejects(answeredWith(JSON.stringify({title: "Too large", detail}), {status: 413}).send("hello"), {
@@ -41,15 +54,14 @@ test("the message of a problem is text, whatever the document holds", async () =
 });
 
 test("whatever a stream brings is an event or a ClientError", async () => {
-  const headers = {"Content-Type": "text/event-stream"};
   for (const data of ["null", "3", "[]", "{", JSON.stringify({...IDS, request_id: "../me"})]) {
     for (const event of ["request", "partial-response", "approval-required", "error"]) {
-      const client = answeredWith(`event: ${event}\ndata: ${data}\n\n`, {headers});
+      const client = answeredWith(`event: ${event}\ndata: ${data}\n\n`, STREAM);
       const wait = client.stream("hello").answer();
       if (event !== "approval-required" || !data.startsWith('{"')) await assert.rejects(wait, ClientError, data);
     }
   }
-  await assert.rejects(answeredWith(null, {headers}).stream("hello").answer(), ClientError);
+  await assert.rejects(answeredWith(null, STREAM).stream("hello").answer(), ClientError);
 });
 
 test("a mistake in the program is said before anything is sent", async () => {
@@ -58,7 +70,7 @@ test("a mistake in the program is said before anything is sent", async () => {
     assert.throws(() => new Client(url), (error) => error instanceof TypeError && !error.message.includes("secret"), url);
   }
   const unsent = new Client(URL_OF_AN_AGENT, {fetch: () => assert.fail("it was sent")});
-  for (const idempotencyKey of ["n\u00e9", "a\nb"]) {
+  for (const idempotencyKey of /** @type {any[]} */ (["n\u00e9", "a\nb", "", 5, false, {}])) {
     await assert.rejects(async () => unsent.send("hello", {idempotencyKey}), TypeError);
   }
   for (const send of ["send", "stream", "background"]) {
