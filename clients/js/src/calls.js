@@ -1,6 +1,15 @@
 /** @import {Accepted, Answer, ClientOptions, Health, Reconnection, RequestDocument} from "./index.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {ConnectionLost, NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
+import {
+  ClientError,
+  ConnectionLost,
+  NotFound,
+  ProblemError,
+  RequestInProgress,
+  UnexpectedAnswer,
+  isId,
+  problemError,
+} from "./errors.js";
 import {Budget, sleep} from "./retry.js";
 import {Lost, Wire, segment} from "./wire.js";
 
@@ -70,17 +79,21 @@ export class Calls {
    * @returns {Promise<Answer>}
    */
   async answer(call, signal) {
-    const budget = this.budget();
-    for (;;) {
-      const reply = await this.#exchange(call, signal, budget);
-      if (reply.ok) {
-        const answer = /** @type {any} */ (identified(reply.document()));
-        return isGoingOn(answer) ? this.waited(answer.request_id, signal) : answer;
+    try {
+      const budget = this.budget();
+      for (;;) {
+        const reply = await this.#exchange(call, signal, budget);
+        if (reply.ok) {
+          const answer = /** @type {any} */ (identified(reply.document()));
+          return isGoingOn(answer) ? await this.waited(answer.request_id, signal) : answer;
+        }
+        const problem = reply.problem();
+        if (!(problem instanceof RequestInProgress)) throw problem;
+        if (problem.requestId) return await this.waited(problem.requestId, signal);
+        await this.holdOn(problem, budget, call, {signal});
       }
-      const problem = reply.problem();
-      if (!(problem instanceof RequestInProgress)) throw problem;
-      if (problem.requestId) return this.waited(problem.requestId, signal);
-      await this.holdOn(problem, budget, call, {signal});
+    } catch (error) {
+      throw keyed(error, call);
     }
   }
 
@@ -92,11 +105,15 @@ export class Calls {
    * @returns {Promise<Accepted>}
    */
   async accepted(call, signal) {
-    const reply = await this.#exchange(call, signal);
-    if (reply.ok) return idsAndStatus(/** @type {any} */ (identified(reply.document())));
-    const problem = reply.problem();
-    if (!problem.requestId || !(problem.replayed || problem instanceof RequestInProgress)) throw problem;
-    return idsAndStatus(await this.found(problem.requestId, signal));
+    try {
+      const reply = await this.#exchange(call, signal);
+      if (reply.ok) return idsAndStatus(/** @type {any} */ (identified(reply.document())));
+      const problem = reply.problem();
+      if (!problem.requestId || !(problem.replayed || problem instanceof RequestInProgress)) throw problem;
+      return idsAndStatus(await this.found(problem.requestId, signal));
+    } catch (error) {
+      throw keyed(error, call);
+    }
   }
 
   /**
@@ -146,7 +163,7 @@ export class Calls {
     /** @type {Call} */
     const call = {method: "GET", path: "/health", anonymous: true};
     const reply = await this.wire.reply(call, signal).catch((error) => {
-      throw error instanceof Lost ? givenUp(error, call) : error;
+      throw error instanceof Lost ? givenUp(error) : error;
     });
     if (reply.ok) return /** @type {any} */ (reply.document());
     const problem = reply.problem();
@@ -167,7 +184,7 @@ export class Calls {
       if (!(trouble instanceof Lost)) {
         if (trouble.ok || !mayRepeat(call, trouble.problem())) return trouble;
       } else if (!mayRepeat(call, trouble)) {
-        throw givenUp(trouble, call);
+        throw givenUp(trouble);
       }
       await this.holdOn(trouble instanceof Lost ? trouble : trouble.problem(), budget, call, {signal});
     }
@@ -183,7 +200,7 @@ export class Calls {
    *   onReconnect?: ((reconnection: Reconnection) => void) | undefined}} around
    */
   async holdOn(trouble, budget, call, {signal, onReconnect, ...known}) {
-    const error = trouble instanceof Lost ? givenUp(trouble, call, known) : trouble;
+    const error = keyed(trouble instanceof Lost ? givenUp(trouble, known) : trouble, call);
     const delayMs = budget.delayMs(trouble instanceof Lost ? null : trouble.retryAfter);
     if (delayMs === null) throw error;
     onReconnect?.({attempt: budget.failures, delayMs, error});
@@ -231,6 +248,18 @@ export function identified(document) {
   throw new UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?");
 }
 
+/**
+ * The error, which knows the key of the message that it is about.
+ *
+ * @template E
+ * @param {E} error
+ * @param {Call} call
+ */
+export function keyed(error, {headers}) {
+  if (error instanceof ClientError) error.idempotencyKey ??= headers?.[IDEMPOTENCY_KEY] ?? null;
+  return error;
+}
+
 /** @param {{status: string}} document */
 export function isGoingOn({status}) {
   return status === "Running" || status === "Queued";
@@ -250,15 +279,10 @@ export function answerOf(request) {
 
 /**
  * @param {Lost} lost
- * @param {Call} call
  * @param {{requestId?: string | null, lastEventId?: number}} [known]
  */
-function givenUp(lost, call, known) {
-  return new ConnectionLost(`no answer from the service: ${lost.message}`, {
-    cause: lost.cause,
-    idempotencyKey: call.headers?.[IDEMPOTENCY_KEY] ?? null,
-    ...known,
-  });
+function givenUp({message, cause}, known) {
+  return new ConnectionLost(`no answer from the service: ${message}`, {cause, ...known});
 }
 
 /** @param {Accepted} document */

@@ -1,6 +1,10 @@
 /** @import {Problem} from "./index.js" */
 
 export class ClientError extends Error {
+  /** of a message
+   * @type {string | null} */
+  idempotencyKey = null;
+
   /** @override */
   get name() {
     return this.constructor.name;
@@ -10,18 +14,12 @@ export class ClientError extends Error {
 export class ConnectionLost extends ClientError {
   /**
    * @param {string} [message]
-   * @param {{
-   *   cause?: unknown,
-   *   requestId?: string | null,
-   *   lastEventId?: number,
-   *   idempotencyKey?: string | null,
-   * }} [known]
+   * @param {{cause?: unknown, requestId?: string | null, lastEventId?: number}} [known]
    */
-  constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
+  constructor(message, {cause, requestId = null, lastEventId = 0} = {}) {
     super(message, {cause});
     this.requestId = requestId;
     this.lastEventId = lastEventId;
-    this.idempotencyKey = idempotencyKey;
   }
 }
 

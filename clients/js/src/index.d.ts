@@ -272,12 +272,14 @@ export class Client {
 }
 
 /** The base of all errors of this package. */
-export class ClientError extends Error {}
+export class ClientError extends Error {
+  /** of a message: to send the same message again without doing it twice */
+  readonly idempotencyKey: string | null;
+}
 
 /**
  * Neither an answer nor a refusal, after as many attempts as `Retry` allows; `cause` is the last failure.
- * What is known is here, to continue later: `requestId` and `lastEventId` for `follow`, `idempotencyKey` to
- * send the same message again without doing it twice.
+ * What is known is here, to continue later: `requestId` and `lastEventId` for `follow`, and `idempotencyKey`.
  */
 export class ConnectionLost extends ClientError {
   constructor(
@@ -286,12 +288,10 @@ export class ConnectionLost extends ClientError {
       cause?: unknown;
       requestId?: string | null;
       lastEventId?: number;
-      idempotencyKey?: string | null;
     },
   );
   readonly requestId: string | null;
   readonly lastEventId: number;
-  readonly idempotencyKey: string | null;
 }
 
 /** An answer outside the contract: from another service, or from a proxy. */

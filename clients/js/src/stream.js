@@ -3,7 +3,7 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {IDEMPOTENCY_KEY, answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
+import {IDEMPOTENCY_KEY, answerOf, attempt, identified, isGoingOn, keyed, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
@@ -58,14 +58,18 @@ export class EventStream {
    * @returns {AsyncGenerator<StreamEvent, void, void>}
    */
   async *[Symbol.asyncIterator]() {
-    const budget = this.#calls.budget();
-    while (!this.#end) {
-      const call = this.#located && this.requestId ? follow(this.requestId, this.lastEventId) : this.#start;
-      const reply = await attempt(() => this.#calls.wire.reply(call, this.#signal));
-      const trouble = reply instanceof Lost ? reply
-        : reply.isStream ? yield* this.#read(reply, budget)
-        : yield* this.#withoutStream(call, reply);
-      if (trouble) await this.#holdOn(trouble, budget);
+    try {
+      const budget = this.#calls.budget();
+      while (!this.#end) {
+        const call = this.#located && this.requestId ? follow(this.requestId, this.lastEventId) : this.#start;
+        const reply = await attempt(() => this.#calls.wire.reply(call, this.#signal));
+        const trouble = reply instanceof Lost ? reply
+          : reply.isStream ? yield* this.#read(reply, budget)
+          : yield* this.#withoutStream(call, reply);
+        if (trouble) await this.#holdOn(trouble, budget);
+      }
+    } catch (error) {
+      throw keyed(error, this.#start);
     }
   }
 
@@ -73,7 +77,7 @@ export class EventStream {
   async answer() {
     for await (const _ of this);
     const end = /** @type {StreamEvent} */ (this.#end);
-    if (end.event === "error") throw problemError(end.data);
+    if (end.event === "error") throw keyed(problemError(end.data), this.#start);
     return /** @type {Answer} */ (end.data);
   }
 

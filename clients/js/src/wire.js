@@ -269,8 +269,8 @@ function bearer(token) {
  * @param {string} what
  */
 export function printable(text, what) {
-  if (typeof text !== "string" || !/^[ -~]+$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
-  return text;
+  if (typeof text === "string" && /^[ -~]+$/.test(text)) return text;
+  throw new TypeError(`${what} is not one line of printable ASCII characters`);
 }
 
 /**

@@ -30,10 +30,39 @@ test("whatever a server sends is a ClientError", async () => {
   }
 });
 
+test("the error of a message knows the key that the message was sent with, and no other does", async () => {
+  /** @type {(string | null)[]} */
+  const sent = [];
+  /** @type {(() => Response)[]} */
+  const answers = [
+    () => new Response("<html>", {status: 504}),
+    () => new Response("<html>"),
+    () => new Response(`event: error\nid: 1\ndata: ${JSON.stringify({...IDS, code: "model_error"})}\n\n`, STREAM),
+    () => assert.fail(new TypeError("network")),
+  ];
+  for (const answer of answers) {
+    /** @type {typeof fetch} */
+    const answered = async (_, {headers} = {}) => (sent.push(new Headers(headers).get("Idempotency-Key")), answer());
+    const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, fetch: answered});
+    for (const call of [
+      () => agent.send("hello"), () => agent.background("hello"), () => agent.stream("hello").answer(),
+      () => agent.send("hello", {idempotencyKey: "mine"}), () => agent.task("t"), () => agent.follow("r").answer(),
+    ]) {
+      sent.length = 0;
+      const error = await call().catch((error) => error);
+      assert(error instanceof ClientError, error);
+      assert.equal(error.idempotencyKey, sent[0]);
+    }
+  }
+});
+
 test("an idempotency key that is null is made anew, as one that is absent", async () => {
   const sent = new Set();
   /** @type {typeof fetch} */
-  const answered = async (_, {headers} = {}) => (sent.add(new Headers(headers).get("Idempotency-Key")), new Response("{}"));
+  const answered = async (_, {headers} = {}) => {
+    sent.add(new Headers(headers).get("Idempotency-Key"));
+    return new Response("{}");
+  };
   const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, fetch: answered});
   for (const idempotencyKey of [null, null, undefined]) {
     await assert.rejects(agent.send("hello", {idempotencyKey}), UnexpectedAnswer);
