@@ -587,6 +587,30 @@ def test_a_page_in_answer_to_a_deletion() -> None:
         network.run(network.operations().delete_task("t"))
 
 
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"status": "ok"}', b'{"request_id": "../me", "user": {"oid": ""}}']
+)
+def test_a_document_without_its_ids_did_not_come_from_this_service(body: bytes) -> None:
+    """What a proxy or another service says with success is no task, request, session, pause or user."""
+    network = Network(sending(Reply(status=200, body=body)))
+    ask = network.operations()
+    for flow in (
+        *(ask.request("r"), ask.wait("r", None), ask.cancel("r"), ask.background("hello", {})),
+        *(ask.task("t"), ask.patch_task("t", {}), ask.rollback("t", "c"), ask.fork("t", None, None)),
+        *(ask.import_task({}), ask.session("s"), ask.approval("r", "a"), ask.me()),
+    ):
+        with pytest.raises(UnexpectedAnswer, match="is this the URL of an agent"):
+            network.run(flow)
+
+
+def test_a_pause_that_is_not_shown_still_ends_a_stream() -> None:
+    """An approver who does not own the task learns that it pauses again, and not of what."""
+    hidden = event(5, "approval-required", {**IDS, "status": "Paused", "content": None})
+    *_, end = Network(sending([event(4, "request", IDS), hidden])).stream()
+    assert isinstance(end, ApprovalRequired)
+    assert (end.approval.approval_id, end.approval.request_id) == ("", REQUEST)
+
+
 def test_lists_that_never_end() -> None:
     """A list that names itself as its next page is an error."""
     network = Network(sending(document({"items": [{"task_id": "a"}, 7], "next_cursor": "x"})))

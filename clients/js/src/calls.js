@@ -20,6 +20,9 @@ const REFUSED = new Set(["overloaded", "draining", "auth_unavailable"]);
 /** How a gateway says that the service is away. */
 const GATEWAY = new Set([502, 503, 504]);
 
+/** What everything that belongs to a request has. */
+const IDS = ["session_id", "task_id", "request_id"];
+
 const FIRST_POLL_MS = 100;
 const LONGEST_POLL_MS = 2_000;
 
@@ -45,10 +48,11 @@ export class Calls {
    *
    * @param {Call} call
    * @param {AbortSignal} [signal]
+   * @param {string[]} [ids] see `identified`
    * @returns {Promise<any>}
    */
-  async document(call, signal) {
-    return (await this.#answered(call, signal)).document();
+  async document(call, signal, ids) {
+    return identified((await this.#answered(call, signal)).document(), ids);
   }
 
   /**
@@ -239,13 +243,14 @@ export async function attempt(io) {
 }
 
 /**
+ * The document of this service: it has these ids. What another one says has not.
+ *
  * @template {object} T
  * @param {T} document
  */
-export function identified(document) {
-  const {session_id, task_id, request_id} = /** @type {any} */ (document);
-  if ([session_id, task_id, request_id].every(isId)) return document;
-  throw new UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?");
+export function identified(document, ids = IDS) {
+  if (ids.every((name) => isId(/** @type {any} */ (document)[name]))) return document;
+  throw new UnexpectedAnswer("an answer without its ids: is this the URL of an agent?");
 }
 
 /**

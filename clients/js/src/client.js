@@ -1,9 +1,12 @@
 /** @import * as api from "./index.js" */
 /** @import {Call} from "./wire.js" */
 import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
+import {UnexpectedAnswer} from "./errors.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
 import {EVENT_STREAM, printable, segment} from "./wire.js";
+
+const TASK = ["task_id"];
 
 export class Client {
   #calls;
@@ -98,7 +101,8 @@ export class Client {
    * @returns {Promise<api.ApprovalWithTools>}
    */
   approval({request_id, approval_id}, {signal} = {}) {
-    return this.#calls.document(read(`/requests/${segment(request_id)}/approvals/${segment(approval_id)}`), signal);
+    const call = read(`/requests/${segment(request_id)}/approvals/${segment(approval_id)}`);
+    return this.#calls.document(call, signal, ["approval_id"]);
   }
 
   // --- sessions and tasks ------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ export class Client {
 
   /** @param {string} session_id @param {api.CallOptions} [options] @returns {Promise<api.Session>} */
   session(session_id, {signal} = {}) {
-    return this.#calls.document(read(`/sessions/${segment(session_id)}`), signal);
+    return this.#calls.document(read(`/sessions/${segment(session_id)}`), signal, ["session_id"]);
   }
 
   /** @param {string} session_id @param {api.CallOptions} [options] */
@@ -125,7 +129,7 @@ export class Client {
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   task(task_id, {signal} = {}) {
-    return this.#calls.document(read(pathOf(task_id)), signal);
+    return this.#calls.document(read(pathOf(task_id)), signal, TASK);
   }
 
   /**
@@ -135,7 +139,7 @@ export class Client {
    * @returns {Promise<api.Task>}
    */
   patchTask(task_id, changes, {signal} = {}) {
-    return this.#calls.document(change("PATCH", pathOf(task_id), changes), signal);
+    return this.#calls.document(change("PATCH", pathOf(task_id), changes), signal, TASK);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] */
@@ -180,7 +184,7 @@ export class Client {
    * @returns {Promise<api.Task>}
    */
   rollback(task_id, checkpoint_id, {signal} = {}) {
-    return this.#calls.document(change("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal);
+    return this.#calls.document(change("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal, TASK);
   }
 
   /**
@@ -190,7 +194,7 @@ export class Client {
    * @returns {Promise<api.Task>}
    */
   fork(task_id, point = {}, {signal} = {}) {
-    return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal);
+    return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal, TASK);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<string>} */
@@ -200,14 +204,16 @@ export class Client {
 
   /** @param {string} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   importTask(document, {signal} = {}) {
-    return this.#calls.document(once("/tasks/import", document), signal);
+    return this.#calls.document(once("/tasks/import", document), signal, TASK);
   }
 
   // --- who is asking -----------------------------------------------------------------------------------
 
   /** @param {api.CallOptions} [options] @returns {Promise<api.Me>} */
-  me({signal} = {}) {
-    return this.#calls.document(read("/me"), signal);
+  async me({signal} = {}) {
+    const me = await this.#calls.document(read("/me"), signal, []);
+    if (!me.user?.oid) throw new UnexpectedAnswer("an answer without a user: is this the URL of an agent?");
+    return me;
   }
 
   /** @param {api.TenantFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */

@@ -35,7 +35,7 @@ export class List {
       query: {...this.#query, cursor},
       repeatable: true,
     });
-    const document = /** @type {any} */ (await this.#calls.document(call, this.#signal));
+    const document = /** @type {any} */ (await this.#calls.document(call, this.#signal, []));
     if (!Array.isArray(document.items)) throw new UnexpectedAnswer(`the list ${this.#path} has no \`items\``);
     return document;
   }

@@ -30,6 +30,18 @@ test("whatever a server sends is a ClientError", async () => {
   }
 });
 
+test("a document without its ids did not come from this service", async () => {
+  for (const body of ["{}", '{"status": "ok"}', '{"task_id": "../me", "user": {"oid": ""}}']) {
+    const agent = answeredWith(body);
+    const [id, pause] = ["r", {request_id: "r", approval_id: "a"}];
+    for (const call of [
+      agent.request(id), agent.wait(id), agent.cancel(id), agent.background("hello"), agent.approval(pause),
+      agent.session(id), agent.task(id), agent.patchTask(id, {}), agent.rollback(id, "c"), agent.fork(id),
+      agent.importTask("{}"), agent.me(),
+    ]) await assert.rejects(call, UnexpectedAnswer, body);
+  }
+});
+
 test("the error of a message knows the key that the message was sent with, and no other does", async () => {
   /** @type {(string | null)[]} */
   const sent = [];

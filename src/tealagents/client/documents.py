@@ -101,7 +101,7 @@ class Approval:
     @classmethod
     def parse(cls, document: Json) -> "Approval":
         return cls(
-            approval_id=text(document, "approval_id"),
+            approval_id=_required(document, "approval_id"),
             request_id=text(document, "request_id"),
             task_id=text(document, "task_id"),
             session_id=text(document, "session_id"),
@@ -138,17 +138,10 @@ class Answer:
 
     @classmethod
     def parse(cls, document: Json) -> "Answer":
-        """`UnexpectedAnswer` where the ids are missing: then it is no answer of an agent."""
         content = _object(document, "content")
-        ids = three_ids(document)
-        if not all(ids.values()):
-            raise UnexpectedAnswer(
-                "an answer without the three ids: is this the URL of an agent? Those of the earlier platform "
-                "have none"
-            )
         output = content.get("output")
         return cls(
-            **ids,
+            **_identified(document),
             status=text(document, "status"),
             output=output if isinstance(output, str) else None,
             usage=Usage.parse(_object(content, "token_usage")),
@@ -223,7 +216,7 @@ class RequestDocument:
         error = _object(document, "error") or None
         if error is None and status in ENDED - {"Completed"}:
             error = _unexplained(status)
-        ids = three_ids(document)
+        ids = _identified(document)
         content = _object(document, "content")
         return cls(
             **ids,
@@ -256,7 +249,7 @@ class Task:
     @classmethod
     def parse(cls, document: Json) -> "Task":
         return cls(
-            task_id=text(document, "task_id"),
+            task_id=_required(document, "task_id"),
             session_id=text(document, "session_id"),
             status=text(document, "status"),
             owner=text(_object(document, "owner"), "oid"),
@@ -280,7 +273,7 @@ class Session:
     @classmethod
     def parse(cls, document: Json) -> "Session":
         return cls(
-            session_id=text(document, "session_id"),
+            session_id=_required(document, "session_id"),
             created_at=time(document, "created_at"),
             tasks=each(document, "tasks", Task.parse),
             raw=document,
@@ -465,7 +458,7 @@ class Me:
         user, roles = _object(document, "user"), document.get("roles")
         return cls(
             tid=text(user, "tid"),
-            oid=text(user, "oid"),
+            oid=_required(user, "oid"),
             roles=tuple(map(str, roles)) if isinstance(roles, list) else (),
         )
 
@@ -522,6 +515,24 @@ def json_text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _identified(document: Json) -> dict[str, str]:
+    """The three ids. `UnexpectedAnswer` where one is missing: then an agent did not send this."""
+    ids = three_ids(document)
+    if not all(ids.values()):
+        raise UnexpectedAnswer(
+            "an answer without the three ids: is this the URL of an agent? "
+            "Those of the earlier platform have none"
+        )
+    return ids
+
+
+def _required(document: Json, name: str) -> str:
+    """The id under `name`. `UnexpectedAnswer` where there is none: then an agent did not send this."""
+    if not (id := text(document, name)):
+        raise UnexpectedAnswer(f"an answer without `{name}`: is this the URL of an agent?")
+    return id
 
 
 def _text_of(items: tuple[Json, ...]) -> str:
