@@ -409,6 +409,7 @@ def send(network: Network, options: MessageOptions | None = None) -> Answer:
         problem(503, "draining", headers={"retry-after": "2"}),
         problem(503, "persistence_unavailable", **IDS),
         problem(502),
+        problem(502, "UPSTREAM_DOWN"),
         Reply(status=503, body=b"<html>nginx</html>"),
     ],
 )

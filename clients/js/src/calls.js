@@ -224,7 +224,8 @@ export function mayRepeat(call, trouble) {
   if (trouble.status === 503 && REFUSED.has(trouble.code ?? "")) return true;
   // a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
   if (!repeatable || trouble.replayed || trouble.code === "interrupted") return false;
-  return trouble.status === 503 || (trouble.code === null && GATEWAY.has(trouble.status));
+  // a code of the service's own has a class of its own
+  return trouble.status === 503 || (trouble.constructor === ProblemError && GATEWAY.has(trouble.status));
 }
 
 /**

@@ -299,7 +299,7 @@ export class UnexpectedAnswer extends ClientError {}
 
 /**
  * A problem document: the service said no, or a request failed. Each code has a class of its own, below. An
- * unknown code, or an answer of a gateway, which has none, is a plain `ProblemError`.
+ * unknown code, or an answer of a gateway, which has none of these, is a plain `ProblemError`.
  */
 export class ProblemError extends ClientError {
   constructor(

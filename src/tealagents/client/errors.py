@@ -18,7 +18,7 @@
         ├── CorruptState            ├── PersistenceUnavailable  ├── MethodNotAllowed
         └── InternalError
 
-An unknown code is a plain `ProblemError`. So is an error of a gateway in between, which has no code.
+An unknown code is a plain `ProblemError`. So is an error of a gateway in between, which has none of these.
 """
 
 import copyreg

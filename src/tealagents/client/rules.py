@@ -389,7 +389,8 @@ def may_repeat(call: Call, trouble: Trouble) -> bool:
     # a replayed failure is the outcome of the request, and stays so; `interrupted` is one, too
     if not call.repeatable or trouble.replayed or trouble.code == "interrupted":
         return False
-    return trouble.status == 503 or (trouble.code is None and trouble.status in GATEWAY)
+    # a code that the service has stands for a class; a gateway's own code does not
+    return trouble.status == 503 or (trouble.stands_for is None and trouble.status in GATEWAY)
 
 
 def _taken(parser: EventParser, chunk: bytes, cursor: Cursor) -> Iterator[StreamEvent]:
