@@ -78,6 +78,9 @@ def test_a_signal_to_the_program_reaches_what_is_forked(nursery: Nursery, tmp_pa
         [nursery.program, "check", str(config)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == b"started\n"
-        running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 128 + signal.SIGINT
+        try:
+            assert running.stdout.readline() == b"started\n"
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 128 + signal.SIGINT
+        finally:
+            running.kill()

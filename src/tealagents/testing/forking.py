@@ -80,6 +80,8 @@ _PAUSE = 0.005
 #: what stands for the command: it lends what is forked its streams, passes signals on, and ends as that does
 _PROGRAM = """
 import json, os, resource, signal, socket, sys
+passed_on = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until it is known whom they are for
 link = socket.socket(socket.AF_UNIX)
 link.connect(sys.argv[1])
 socket.send_fds(link, [b"."], [0, 1, 2])
@@ -88,8 +90,9 @@ order["largest_file"] = resource.getrlimit(resource.RLIMIT_FSIZE)
 link.sendall(json.dumps(order).encode() + b"\\n")
 said = link.makefile()
 pid = int(said.readline())
-for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+for number in passed_on:
     signal.signal(number, lambda number, _: os.kill(pid, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
 status = said.readline()
 if not status:
     os.kill(os.getpid(), signal.SIGKILL)
