@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from tealagents.api.exchange import Exchange
+from tealagents.api.settings import ApiSettings
 from tealagents.bootstrap import background
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
@@ -327,6 +329,19 @@ async def process(
         made.tasks.stop()
         await asyncio.sleep(0)
         await made.lease.stop()
+
+
+def exchange_of(here: Process) -> Exchange:
+    """A process, as protocols talk to it."""
+    settings = ApiSettings(
+        prefix="/x",
+        description="",
+        max_body_bytes=100,
+        max_items=9,
+        keepalive_seconds=15,
+        idle_connection_seconds=75,
+    )
+    return Exchange(here.service, cast("Any", None), settings)
 
 
 async def damage(store: Store, partition: str, key: str) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from engine_setup import (
@@ -16,6 +16,7 @@ from engine_setup import (
     Shared,
     Watched,
     calls,
+    exchange_of,
     fails,
     names,
     noting,
@@ -24,9 +25,7 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.api.exchange import Exchange
 from tealagents.api.requests import asked
-from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import RequestInProgress, TaskBusy
 from tealagents.domain.events import TextDelta, ToolReturned
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
@@ -246,19 +245,6 @@ async def test_a_message_that_lost_a_race_leaves_nothing(tmp_path: Path) -> None
 LARGE = "x" * 300_000
 
 
-def exchange(here: Process) -> Exchange:
-    """A process, as protocols talk to it."""
-    settings = ApiSettings(
-        prefix="/x",
-        description="",
-        max_body_bytes=100,
-        max_items=9,
-        keepalive_seconds=15,
-        idle_connection_seconds=75,
-    )
-    return Exchange(here.service, cast("Any", None), settings)
-
-
 @pytest.mark.parametrize(
     "sent",
     [
@@ -315,7 +301,7 @@ async def test_a_large_message_that_waits_no_more_is_not_kept_twice(tmp_path: Pa
         assert len(await names(store, here.partition(), "blob/")) == (3 if end == "begins" else 0)
         sizes = [len(part) for part in model.calls[-1].prompt if part.startswith(b"user")]
         assert sizes == ([11, 100_006, 300_006] if end == "begins" else [11])
-        found = [await asked(exchange(here), here.partition(), each.request) for each in queued]
+        found = [await asked(exchange_of(here), here.partition(), each.request) for each in queued]
         assert [len(each.text) for each in found if each] == ([100_000, 300_000] if end == "begins" else [])
 
 

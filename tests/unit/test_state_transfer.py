@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,6 +17,7 @@ from engine_setup import (
     Scripted,
     Watched,
     calls,
+    exchange_of,
     fails,
     names,
     nothing,
@@ -28,8 +29,6 @@ from engine_setup import (
 from executed_lines import lines_of
 from msgspec import to_builtins
 
-from tealagents.api.exchange import Exchange
-from tealagents.api.settings import ApiSettings
 from tealagents.domain import paths
 from tealagents.domain.errors import (
     AlreadyExists,
@@ -406,15 +405,7 @@ async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0)
     store, message, key = InDoubt(MemoryStore()), NewMessage(items=(Item("text", "three"),)), Key("k", "d")
     async with process(store) as here:
-        settings = ApiSettings(
-            prefix="/x",
-            description="",
-            max_body_bytes=100,
-            max_items=9,
-            keepalive_seconds=15,
-            idle_connection_seconds=75,
-        )
-        exchange = Exchange(here.service, cast("Any", None), settings)
+        exchange = exchange_of(here)
         first = await here.ask("one")
         await here.ask("two", first.task_id)
         before = await names(store, here.partition())
