@@ -612,6 +612,15 @@ def test_a_pause_that_is_not_shown_still_ends_a_stream() -> None:
     assert (end.approval.approval_id, end.approval.request_id) == ("", REQUEST)
 
 
+def test_a_list_shows_records_that_are_damaged() -> None:
+    """They may have no id, and hold up no other. covers: STATE-4"""
+    damaged = {"error": {"code": "corrupt_state"}}
+    network = Network(sending(document({"items": [damaged, IDS]})))
+    ask = network.operations()
+    for items in (ask.tasks(None, None), ask.sessions(), ask.approvals(None)):
+        assert [each.raw for each in network.read(items)] == [damaged, IDS]  # type: ignore[arg-type]
+
+
 def test_lists_that_never_end() -> None:
     """A list that names itself as its next page is an error."""
     network = Network(sending(document({"items": [{"task_id": "a"}, 7], "next_cursor": "x"})))

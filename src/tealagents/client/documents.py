@@ -101,7 +101,7 @@ class Approval:
     @classmethod
     def parse(cls, document: Json) -> "Approval":
         return cls(
-            approval_id=_required(document, "approval_id"),
+            approval_id=text(document, "approval_id"),
             request_id=text(document, "request_id"),
             task_id=text(document, "task_id"),
             session_id=text(document, "session_id"),
@@ -249,7 +249,7 @@ class Task:
     @classmethod
     def parse(cls, document: Json) -> "Task":
         return cls(
-            task_id=_required(document, "task_id"),
+            task_id=text(document, "task_id"),
             session_id=text(document, "session_id"),
             status=text(document, "status"),
             owner=text(_object(document, "owner"), "oid"),
@@ -273,7 +273,7 @@ class Session:
     @classmethod
     def parse(cls, document: Json) -> "Session":
         return cls(
-            session_id=_required(document, "session_id"),
+            session_id=text(document, "session_id"),
             created_at=time(document, "created_at"),
             tasks=each(document, "tasks", Task.parse),
             raw=document,
@@ -458,7 +458,7 @@ class Me:
         user, roles = _object(document, "user"), document.get("roles")
         return cls(
             tid=text(user, "tid"),
-            oid=_required(user, "oid"),
+            oid=required(user, "oid"),
             roles=tuple(map(str, roles)) if isinstance(roles, list) else (),
         )
 
@@ -528,7 +528,7 @@ def _identified(document: Json) -> dict[str, str]:
     return ids
 
 
-def _required(document: Json, name: str) -> str:
+def required(document: Json, name: str) -> str:
     """The id under `name`. `UnexpectedAnswer` where there is none: then an agent did not send this."""
     if not (id := text(document, name)):
         raise UnexpectedAnswer(f"an answer without `{name}`: is this the URL of an agent?")

@@ -68,15 +68,7 @@ class ApprovalRequired(Event):
 
     @property
     def approval(self) -> Approval:
-        """The pause; without its id and calls for an approver who does not own the task."""
-        return self.answer.approval or Approval(
-            approval_id="",
-            request_id=self.answer.request_id,
-            task_id=self.answer.task_id,
-            session_id=self.answer.session_id,
-            status=self.answer.status,
-            raw=self.answer.raw,
-        )
+        return self.answer.approval or Approval.parse(self.answer.raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

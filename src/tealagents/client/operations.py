@@ -79,7 +79,7 @@ class Operations(Rules):
         return self.listed("/sessions", Session.parse)
 
     def session(self, session_id: str) -> Flow[Session]:
-        return self.document(calls.read(f"/sessions/{segment(session_id)}"), Session.parse)
+        return self.named("session_id", calls.read(f"/sessions/{segment(session_id)}"), Session.parse)
 
     def delete_session(self, session_id: str) -> Flow[None]:
         return self.erased(f"/sessions/{segment(session_id)}")
@@ -88,11 +88,11 @@ class Operations(Rules):
         return self.listed("/tasks", Task.parse, session_id=session_id, status=status)
 
     def task(self, task_id: str) -> Flow[Task]:
-        return self.document(calls.read(_task(task_id)), Task.parse)
+        return self.named("task_id", calls.read(_task(task_id)), Task.parse)
 
     def patch_task(self, task_id: str, changes: TaskChanges) -> Flow[Task]:
         call = calls.change("PATCH", _task(task_id), _changed(changes))
-        return self.document(call, Task.parse)
+        return self.named("task_id", call, Task.parse)
 
     def delete_task(self, task_id: str) -> Flow[None]:
         return self.erased(_task(task_id))
@@ -112,13 +112,13 @@ class Operations(Rules):
 
     def rollback(self, task_id: str, checkpoint_id: str) -> Flow[Task]:
         call = calls.change("POST", _task(task_id, "/rollback"), {"checkpoint_id": checkpoint_id})
-        return self.document(call, Task.parse)
+        return self.named("task_id", call, Task.parse)
 
     def fork(self, task_id: str, checkpoint_id: str | None, message_id: str | None) -> Flow[Task]:
         point = {"checkpoint_id": checkpoint_id, "message_id": message_id}
         body = {name: id for name, id in point.items() if id is not None}
         call = calls.change("POST", _task(task_id, "/fork"), body, repeatable=False)
-        return self.document(call, Task.parse)
+        return self.named("task_id", call, Task.parse)
 
     def export_task(self, task_id: str) -> Flow[Json]:
         return self.document(calls.read(_task(task_id, "/export")), lambda document: document)
@@ -129,7 +129,7 @@ class Operations(Rules):
                 "a task is imported from what export_task returned; json.loads reads that from text"
             )
         call = calls.change("POST", "/tasks/import", dict(document), repeatable=False)
-        return self.document(call, Task.parse)
+        return self.named("task_id", call, Task.parse)
 
     # --- the rest -------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Operations(Rules):
 
     def approval(self, request_id: str, approval_id: str) -> Flow[Approval]:
         call = calls.read(f"{_request(request_id)}/approvals/{segment(approval_id)}")
-        return self.document(call, Approval.parse)
+        return self.named("approval_id", call, Approval.parse)
 
     def me(self) -> Flow[Me]:
         return self.document(calls.read("/me"), Me.parse)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard, TypeVar
 
 from tealagents.client import calls
-from tealagents.client.documents import Accepted, Answer, Health, Json, RequestDocument, each, text
+from tealagents.client.documents import Accepted, Answer, Health, Json, RequestDocument, each, required, text
 from tealagents.client.errors import (
     ClientError,
     ConnectionLost,
@@ -207,6 +207,18 @@ class Rules:
         if not reply.ok:
             raise reply.problem()
         return parse(reply.document())
+
+    def named(self, id: str, call: Call, parse: Callable[[Json], T]) -> Flow[T]:
+        """As `document`, of what has this `id`; `UnexpectedAnswer` without it.
+
+        In a list a damaged record may have none.
+        """
+
+        def parsed(document: Json) -> T:
+            required(document, id)
+            return parse(document)
+
+        return self.document(call, parsed)
 
     def erased(self, path: str) -> Flow[None]:
         budget = self._budget()

@@ -321,7 +321,8 @@ class Tasks:
             written = await self._commit(partition, transition, version, operation)
         except Headless:
             written = await self._commit_large(partition, transition, operation)
-        await self._erase(partition, transition.drops)
+        if transition.drops:
+            await self._erase(partition, transition.drops)
         return written
 
     async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> Written:
