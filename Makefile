@@ -9,8 +9,9 @@ READY  := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 TOOLS  := .tools/.ready
 PORT   ?= 8000
-# Tests wait for servers, leases and processes; but each worker collects all tests and starts servers of its own.
-WORKERS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
+# Tests wait for servers, leases and processes, so there are more workers than cores; but each of them collects all
+# tests and starts servers of its own.
+WORKERS ?= $(shell expr 4 \* $$(getconf _NPROCESSORS_ONLN))
 
 # A file is run by one worker: what its tests share is started once.
 BY_FILE := --dist loadfile --no-loadscope-reorder

@@ -7,8 +7,10 @@ import inspect
 import os
 import signal
 import tempfile
+import zlib
 
 import httpx
+import pytest
 from hypothesis import settings
 
 from tealagents.stores import encrypted
@@ -43,6 +45,42 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+#: the files that take longest, longest first: begun last, one would keep a single worker busy at the end
+LONGEST = (
+    "browser/test_failures.py",
+    "conformance/test_redis_cluster.py",
+    "browser/test_console_views.py",
+    "unit/test_cli_serve.py",
+    "crash/test_drain.py",
+    "conformance/test_postgres.py",
+    "conformance/test_dynamodb.py",
+    "browser/test_hostile.py",
+    "api/test_streams.py",
+    "unit/test_tools_mcp.py",
+    "demos/test_demos.py",
+    "conformance/test_redis.py",
+    "api/test_state_commands.py",
+    "browser/test_long.py",
+    "crash/test_store_faults.py",
+    "unit/test_cli_doctor.py",
+    "unit/test_tools_hostile.py",
+    "unit/test_outbound.py",
+)
+
+
+def _turn(item: pytest.Item) -> tuple[int, int]:
+    """Long files first; the others mixed, the same way each time: those that wait with those that compute."""
+    name = item.path.relative_to(item.config.rootpath / "tests").as_posix()
+    return (LONGEST.index(name), 0) if name in LONGEST else (len(LONGEST), zlib.crc32(name.encode()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In which order workers take the files."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
 
 
 def pytest_collection_finish() -> None:

@@ -88,6 +88,15 @@ def test_every_folder_of_tests_is_run() -> None:
     assert set(paths) == {"/".join(parts) for parts in there}
 
 
+def test_files_that_are_begun_first_are_there(pytestconfig: pytest.Config) -> None:
+    """One that was renamed would be begun anywhere, and end last."""
+    path = ROOT / "tests/conftest.py"
+    (conftest,) = {
+        p for p in pytestconfig.pluginmanager.get_plugins() if getattr(p, "__file__", "") == str(path)
+    }
+    assert [name for name in conftest.LONGEST if not (path.parent / name).is_file()] == []
+
+
 def test_contracts_name_each_layer_and_adapter() -> None:
     """The arrows that import-linter holds are those between folders that exist."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
