@@ -1,6 +1,8 @@
 """`tealagents serve`: a start that fails is a sentence, and no service."""
 
+import asyncio
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -8,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
 from tealagents.api.protocols import PROTOCOLS
-from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, build_or_exit
+from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, _settled, build_or_exit
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
 from tealagents.testing.forking import Nursery
@@ -619,3 +621,26 @@ def test_an_offline_model_follows_the_script_that_is_edited(nursery: Nursery, tm
         config = tmp_path / "config.yaml"
         config.write_text(config.read_text().replace("Looks", "Started twice, it looks"))
         until(lambda: answers() == ("the new answer", True))
+
+
+async def test_a_generator_that_is_dropped_is_closed_without_being_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop's register costs memory and time; what it is for, a service does itself."""
+    closed = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[str]:
+        try:
+            yield "one"
+            yield "two"
+        finally:
+            closed.set()
+
+    for name in ("freeze", "set_threshold", "enable"):  # the garbage collector is that of the tests
+        monkeypatch.setattr(gc, name, lambda *_: None)
+    _settled()
+    begun = pieces()
+    assert await anext(begun) == "one"
+    assert begun not in asyncio.get_running_loop()._asyncgens  # type: ignore[attr-defined]
+    del begun
+    await asyncio.wait_for(closed.wait(), 60)
