@@ -132,9 +132,9 @@ class Named(Struct, frozen=True):
     ) -> tuple[Sequence[str], str | None]:
         """Those of a client's messages that are new; or the last one once more, where it was not answered.
 
-        That comes with the request that it repeats. `sent` are its messages since the answer of the request
-        `seen`, by marks: those that began a request are kept in `client` there, and which one it repeats.
-        `issued` are the marks of messages whose names are of a request.
+        That comes with the request that it repeats, which is the newest. `sent` are its messages since the
+        answer of the request `seen`, by marks: those that began a request are kept in `client` there, and
+        which one it repeats. `issued` are the marks of messages whose names are of a request.
         """
         head, marks = self.head, list(sent)
         if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
@@ -142,18 +142,17 @@ class Named(Struct, frozen=True):
         # as far back as what the client has, which nothing says of a single message under a name of its own
         far = len(marks) > 1 or any([await self._holds(each) for each in {seen, *issued}])
         most = sys.maxsize if far else MOST_REQUESTS
-        # the last request with each of the marks, those that were left unanswered, and of each request that
-        # was repeated, the last that repeats it
-        known, unanswered, latest = dict[str, str](), set[str](), dict[str, str]()
+        # the last request with each of the marks, and of each request that was repeated, the last that
+        # repeats it
+        known, latest, newest = dict[str, str](), dict[str, str](), None
         async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
             async for record in newest_first:
+                newest = newest or record
                 if record.request_id == seen or known.keys() >= set(marks):
                     break
                 last = latest.get(record.request_id, record.request_id)
                 if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
-                if last == record.request_id and record.status in ("Failed", "Canceled"):
-                    unanswered.add(last)
                 theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
                 mark = issued.get(record.request_id)
                 if mark is not None:
@@ -162,9 +161,9 @@ class Named(Struct, frozen=True):
                         theirs.append(mark)
                 known = {**{mark: last for mark in theirs if mark in sent}, **known}
         fresh = [mark for mark in marks if mark not in known]
-        if not fresh and marks and known[marks[-1]] in unanswered:
-            return marks[-1:], known[marks[-1]]
-        return fresh, None
+        if not marks or fresh or newest is None or newest.status not in ("Failed", "Canceled"):
+            return fresh, None
+        return (marks[-1:], newest.request_id) if known[marks[-1]] == newest.request_id else ((), None)
 
     async def _holds(self, request_id: str | None) -> bool:
         """Whether a request is one of this task's."""

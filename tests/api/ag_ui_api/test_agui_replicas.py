@@ -343,6 +343,19 @@ async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
         assert other.said() == [DRIPS]
 
 
+@pytest.mark.parametrize("concurrency", ["reject", "interrupt"])
+def test_a_page_whose_message_failed_joins_the_answer_to_a_newer_one(concurrency: str) -> None:
+    """It is not sent again: that would be refused, or end what another page is being answered."""
+    broken = {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}
+    script: Json = {"rules": [broken, *SCRIPT["rules"]]}
+    with serving(script, concurrency=concurrency) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say("broken")
+        begin(Page(client, page.thread), "dripping")
+        assert streamed_text(page.run(begun=model.release)) == DRIPS
+        assert page.said("user") == ["broken", "dripping"]
+
+
 @pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
 def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: str

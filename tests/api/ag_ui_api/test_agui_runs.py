@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from agui_talk import (
+    WEATHER,
     Page,
     events,
     kinds,
@@ -20,7 +21,7 @@ from agui_talk import (
     unreadable_once_running,
     user,
 )
-from talk import call, lines
+from talk import call, lines, send
 
 from tealagents.domain import ids
 from tealagents.domain.models import User
@@ -617,6 +618,22 @@ def test_a_failed_message_is_not_sent_again_by_a_page_that_was_reloaded() -> Non
         edited.messages[-1]["content"] = "mended"
         edited.run()
         assert sent() == ["hello", "and now?", "mended"]
+
+
+def test_a_message_that_failed_is_not_answered_again_once_another_has_come(
+    page: Page, ada: httpx.Client, model: OfflineModel
+) -> None:
+    """From wherever that came: a page that is reopened with the first message is shown what there is."""
+    said = call("get_weather", place="Rome")
+    request = page.say(said, tools=[WEATHER])[0]["metadata"]["tealagents"]
+    ada.post(f"/requests/{request['request_id']}/cancel").raise_for_status()
+    reopened = Page(ada, page.thread)
+    reopened.messages = page.messages[:1]
+    send(ada, "My name is Ada.", task_id=page.thread)
+    asked = len(model.requests)
+    assert kinds(reopened.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert len(model.requests) == asked
+    assert reopened.said("user") == [said, "My name is Ada."]
 
 
 def test_a_thread_with_a_view_begins_with_history_and_continues() -> None:
