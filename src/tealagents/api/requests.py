@@ -15,6 +15,7 @@ from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import (
     AlreadyExists,
+    CheckpointMoved,
     InvalidRequest,
     NotFound,
     NotOwner,
@@ -117,12 +118,21 @@ class Named(Struct, frozen=True):
         found = await find_pause(self.exchange, self.partition, approval_id)
         return found if found is not None and found.task_id == self.task_id else None
 
-    async def taken(self, refusal: AlreadyExists) -> "Named":
-        """The task that another request has begun. Raises the refusal while it is imported, `NotFound` once
-        it has expired."""
-        found = await named(self.exchange, self.caller, self.task_id)
-        if found.head is not None:
-            return found
+    def at_tip(self, message: NewMessage) -> NewMessage:
+        """The message for the task as it stands: the first with what was said before, others without.
+
+        Where nothing is under way, `CheckpointMoved` refuses it once another one was quicker.
+        """
+        if self.head is None:
+            return replace(message, new_task_id=self.task_id)
+        at = self.head.checkpoint_id if self.head.idle else None
+        return replace(message, task_id=self.task_id, at_checkpoint=at, earlier=())
+
+    async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
+        """Another request was quicker. Raises the refusal where the task is not there: it is imported, or
+        was deleted; `NotFound` once it has expired."""
+        if (await named(self.exchange, self.caller, self.task_id)).head is not None:
+            return
         if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
             raise refusal
         raise _expired(self.task_id)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,75 @@ def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].text == answers[1].text
     assert events(answers[0].text)[-1]["outcome"] == {"type": "success"}
+
+
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt"])
+def test_answers_and_a_message_that_come_again_under_another_run_are_stored_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, concurrency: str
+) -> None:
+    """Clients make a new `runId` for every call: the second waits for the answers, and follows the first."""
+    reading, read = inputs.read, list[object]()
+
+    def counted(document: Any) -> inputs.Given:
+        read.append(document)
+        return reading(document)
+
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told, concurrency=concurrency) as (service, model), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+        page.messages.append(user("pieces-3"))
+        monkeypatch.setattr(inputs, "read", counted)
+        before, answers = len(model.requests), list[httpx.Response]()
+        given = resume(asked, APPROVE)
+        runs = [threading.Thread(target=lambda: answers.append(page.post(resume=given))) for _ in range(2)]
+        runs[0].start()
+        until(lambda: len(model.requests) > before)
+        runs[1].start()
+        until(lambda: len(read) == 2)
+        client.get("/tasks")  # by now the second has seen that the first is under way
+        model.release()
+        for run in runs:
+            run.join()
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+            assert events(answer.text)[-1]["outcome"] == {"type": "success"}
+            assert '"1 2 3"' in answer.text or streamed_text(events(answer.text)) == "1 2 3"
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user")[1:] == ["pieces-3"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt"])
+def test_a_message_that_comes_twice_at_the_same_time_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, concurrency: str, begun: bool
+) -> None:
+    """Under two runs, both of which find it new: the one that comes later follows the other."""
+    submitted, both = requests.submitted, list[asyncio.Event]()
+
+    async def at_once(*args: Any, **fields: Any) -> Any:
+        both.append(asyncio.Event())
+        if len(both) > 1:
+            for each in both:
+                each.set()
+        await asyncio.wait_for(both[-1].wait(), 30)
+        return await submitted(*args, **fields)
+
+    with serving(concurrency=concurrency) as (service, model), service.client() as client:
+        page = Page(client)
+        if begun:
+            page.say("hello")
+        page.messages.append(user("pieces-3"))
+        asked = len(model.requests)
+        monkeypatch.setattr(requests, "submitted", at_once)
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(lambda _: page.post(), range(2)))
+        assert [events(answer.text)[-1]["outcome"] for answer in answers] == [{"type": "success"}] * 2
+        assert len(model.requests) == asked + 1
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user")[begun:] == ["pieces-3"]
 
 
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest
+from tealagents.domain.errors import AlreadyExists, CheckpointMoved, IdempotencyKeyReused, InvalidRequest
 from tealagents.domain.models import Approval, Caller
 from tealagents.state.new_message import Key
 
@@ -22,7 +22,7 @@ from tealagents.state.new_message import Key
 @bodies.fields_as(items="messages", earlier="messages", user_context="context")
 async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     """The answer to an input."""
-    thread = await requests.named(exchange, caller, given.body.thread_id)
+    thread = now = await requests.named(exchange, caller, given.body.thread_id)
     fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
@@ -40,15 +40,21 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
         if view.record.status == "Canceled":  # this run was, and that is a part of it
             return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
-        thread = await requests.named(exchange, caller, given.body.thread_id)
-    elif fresh:  # this run may have come before, and its answers may be on their way
-        thread = await thread.settled(answered)
+        now = await requests.named(exchange, caller, given.body.thread_id)
+    elif fresh:  # the same may have come before, and its answers may be on their way
+        now = await thread.settled(answered)
+    if now is not thread:
+        thread, (fresh, repeats) = now, await now.fresh(given.last, given.issued, given.seen)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
         pending = thread.head.pending if thread.head else None
         if not fresh or (pending and pending.request_id in answered):  # which led to another pause
             return await _join(thread, given)
-        first = await _send(thread, given, fresh, repeats, key)
+        try:
+            first = await _send(thread, given, fresh, repeats, key)
+        except (AlreadyExists, CheckpointMoved) as refusal:  # another run was quicker
+            await thread.check_taken(refusal)
+            return await carried_out(exchange, caller, given, receive)
     elif not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
     first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
@@ -82,19 +88,15 @@ async def _send(
     thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key
 ) -> RequestView:
     """Continues the thread with what is new, or begins it with all that is there."""
-    exchange, message = thread.exchange, given.message
     items = tuple(item for mark in fresh for item in given.last[mark])
     if not items:
         raise InvalidRequest("messages", "must end with a text or an image from the user")
-    place, earlier = ("new_task_id", message.earlier) if thread.head is None else ("task_id", ())
+    message = thread.at_tip(given.message)
     all_new = len(fresh) == len(given.last)  # else not all was answered
     behind = await thread.answered_to(given.answer) if all_new else None
-    client = {**message.client, "seeded": bool(earlier), "repeats": repeats, "behind": behind}
-    message = replace(message, items=items, earlier=earlier, client=client, **{place: thread.task_id})
-    try:
-        return await requests.submitted(exchange, thread.caller, message, key, streamed=True)
-    except AlreadyExists as refusal:  # another run of the new thread was quicker
-        return await _send(await thread.taken(refusal), given, fresh, repeats, key)
+    client = {**message.client, "seeded": bool(message.earlier), "repeats": repeats, "behind": behind}
+    message = replace(message, items=items, client=client)
+    return await requests.submitted(thread.exchange, thread.caller, message, key, streamed=True)
 
 
 async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: bool = False) -> Response:
