@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
-from a2a_talk import BINDINGS, VERSION, Wire, answer, message, state, streamed_text
+from a2a_talk import BINDINGS, VERSION, Json, Wire, answer, message, state, streamed_text
 from google.protobuf.json_format import ParseDict
 from talk import working_service
 
@@ -140,6 +140,17 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
     ):
         refused = wire.error("SendMessage", {"message": message(parts=[part])})
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
+
+
+@pytest.mark.parametrize(
+    "content", [{"text": "hi"}, {"text": ""}, {"raw": "iVBORw0KGgo=", "mediaType": "image/png"}]
+)
+def test_data_that_is_null_beside_another_content_is_none(wire: Wire, content: Json) -> None:
+    """In whatever order: some clients send null for what is not set. Alone it is JSON."""
+    for part in ({**content, "data": None}, {"data": None, **content}):
+        task = wire.send(parts=[{"text": "look"}, part])
+        assert wire.get(task["id"])["history"][0]["parts"][1] == content
+    assert wire.get(wire.send(parts=[{"data": None}])["id"])["history"][0]["parts"] == [{"text": "null"}]
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,7 @@ def _legacy(said: Json, call: AdmittedCall) -> bytes:
 
 
 class Updates(EventFold):
-    """The fold of one request's events, which begins with the task as it was.
-
-    Text that comes with tool calls is replaced by what follows.
-    """
+    """One request's events, behind its task as it was. Text beside tool calls is replaced by what follows."""
 
     def __init__(self, record: RequestRecord, call: AdmittedCall) -> None:
         self._record, self._call, self._wrap = record, call, envelope(call)

@@ -69,6 +69,9 @@ class Handler(RequestHandler):
         message, body = params.message, call.body or {}
         # as exactly as it was sent: to protobuf every number is a float
         sent: Json = (body["params"] if call.is_rpc else body)["message"]
+        for part, given in zip(message.parts, sent["parts"], strict=True):
+            if part.HasField("data") and given["data"] is None:  # which hides what stands beside it
+                ParseDict({name: value for name, value in given.items() if value is not None}, part)
         if message.role != pb.Role.ROLE_USER:
             raise InvalidRequest("message.role", "must be ROLE_USER")
         if params.configuration.HasField("task_push_notification_config"):
