@@ -142,9 +142,10 @@ class Named(Struct, frozen=True):
     ) -> tuple[Sequence[str], str | None]:
         """Those of a client's messages that are new; or the last one once more, where it was not answered.
 
-        That comes with the request that it repeats, which is the newest. `sent` are its messages since the
-        answer of the request `seen`, by marks: those that began a request are kept in `client` there, and
-        which one it repeats. `issued` are the marks of messages whose names are of a request.
+        Without new ones comes the request of the last: it is repeated only if it is the newest. `sent` are
+        the messages since the answer of the request `seen`, by marks: those that began a request are kept in
+        `client` there, and which one it repeats. `issued` are the marks of messages whose names are of a
+        request.
         """
         head, marks = self.head, list(sent)
         if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
@@ -171,9 +172,11 @@ class Named(Struct, frozen=True):
                         theirs.append(mark)
                 known = {**{mark: last for mark in theirs if mark in sent}, **known}
         fresh = [mark for mark in marks if mark not in known]
-        if not marks or fresh or newest is None or newest.status not in ("Failed", "Canceled"):
+        if fresh or not marks:
             return fresh, None
-        return (marks[-1:], newest.request_id) if known[marks[-1]] == newest.request_id else ((), None)
+        last = known[marks[-1]]
+        again = newest and newest.request_id == last and newest.status in ("Failed", "Canceled")
+        return marks[-1:] if again else (), last
 
     async def _holds(self, request_id: str | None) -> bool:
         """Whether a request is one of this task's."""

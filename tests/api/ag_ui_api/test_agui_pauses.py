@@ -155,6 +155,18 @@ def test_answers_come_first_and_then_what_is_said_besides(page: Page, file: Path
     assert len([text for text in page.said() if text]) == 2
 
 
+def test_a_run_of_answers_and_a_message_that_comes_again_is_the_same_run(page: Page, file: Path) -> None:
+    """Also once it has ended; under another `runId` the page is shown all that was said."""
+    asked = page.say(write(file))
+    page.messages.append(user("and tell me more"))
+    answers = resume(asked, APPROVE)
+    first, again = (page.post(runId="r", resume=answers).text for _ in range(2))
+    assert again == first
+    assert kinds(page.run(resume=answers)) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert page.said("user") == [write(file), "and tell me more"]
+    assert lines(file) == ["one"]
+
+
 @pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
 def test_answers_that_lead_to_another_pause_end_with_its_interrupts(file: Path, answered: str) -> None:
     """Whatever was said besides, also when the run comes again. What was said is sent with the next ones."""

@@ -23,10 +23,10 @@ from tealagents.state.new_message import Key
 async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     """The answer to an input."""
     thread = now = await requests.named(exchange, caller, given.body.thread_id)
-    fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
+    fresh, of = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
-    if pause is not None and (pause.status == "pending" or not fresh):
+    if pause is not None and (pause.status == "pending" or (not fresh and of in (None, pause.request_id))):
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
         try:
@@ -44,14 +44,14 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     elif fresh:  # the same may have come before, and its answers may be on their way
         now = await thread.settled(answered)
     if now is not thread:
-        thread, (fresh, repeats) = now, await now.fresh(given.last, given.issued, given.seen)
+        thread, (fresh, of) = now, await now.fresh(given.last, given.issued, given.seen)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
         pending = thread.head.pending if thread.head else None
         if not fresh or (pending and pending.request_id in answered):  # which led to another pause
             return await _join(thread, given)
         try:
-            first = await _send(thread, given, fresh, repeats, key)
+            first = await _send(thread, given, fresh, of, key)
         except (AlreadyExists, CheckpointMoved) as refusal:  # another run was quicker
             await thread.check_taken(refusal)
             return await carried_out(exchange, caller, given, receive)
