@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -150,6 +151,29 @@ def test_a_page_leaves_while_its_answers_are_carried_out(tmp_path: Path, on_disc
         assert page.say("hello")[-1]["outcome"] == {"type": "success"}
         said = ["and now?"] if on_disconnect == "continue" else []
         assert page.said("user")[1:] == [*said, "hello"]
+
+
+def test_answers_that_come_again_after_a_cancellation_begin_nothing_anew(tmp_path: Path) -> None:
+    """The same events come, although the message that they belong to was left without an answer."""
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told) as (service, model), service.client() as client:
+        page = Page(client)
+        page.messages.append(user(call("Work-write", file=str(tmp_path / "written"), line="one")))
+        asked = events(page.post().text)
+        request = asked[0]["metadata"]["tealagents"]["request_id"]
+        given = run_input(page.thread, *page.messages, resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=given) as answer:
+            chunks = answer.iter_text()
+            text = next(chunks)
+            client.post(f"/requests/{request}/cancel").raise_for_status()
+            text += "".join(chunks)
+        assert events(text)[-1]["outcome"] == {"type": "cancelled"}
+        calls = len(model.requests)
+        assert client.post("/ag-ui", json=given).text == text
+        other = resume(asked, {"action": "reject"})
+        assert page.post(resume=other).json()["code"] == "already_decided"
+        assert len(model.requests) == calls
+        assert page.run()[-1]["outcome"] == {"type": "interrupt", "interrupts": ANY}  # without them
 
 
 AUDIO: Json = {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}}

@@ -26,23 +26,23 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     fresh, of = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
-    if pause is not None and (pause.status == "pending" or (not fresh and of in (None, pause.request_id))):
+    if pause is not None and (pause.status == "pending" or not given.last or of == pause.request_id):
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
         try:
             stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
         except TOO_LATE:
-            if fresh or any(given.resume.values()):  # else nothing but cancellations
+            if any(given.resume.values()):  # else nothing but cancellations: as without them
                 raise
-            return await _join(await requests.named(exchange, caller, given.body.thread_id), given)
-        if not fresh:
-            return await _stream(exchange, given, stretch)
-        view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
-        if view.record.status == "Canceled":  # this run was, and that is a part of it
-            return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
+        else:
+            if of or not fresh:
+                return await _stream(exchange, given, stretch)
+            view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
+            if view.record.status == "Canceled":  # this run was, and that is a part of it
+                return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
         now = await requests.named(exchange, caller, given.body.thread_id)
-    elif fresh:  # the same may have come before, and its answers may be on their way
-        now = await thread.settled(answered)
+    if fresh:  # the same may have come before, and its answers may be on their way
+        now = await now.settled(answered)
     if now is not thread:
         thread, (fresh, of) = now, await now.fresh(given.last, given.issued, given.seen)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
