@@ -11,7 +11,7 @@ from starlette.types import Receive
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.folding import in_words
 from tealagents.api.requests import settled
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.models import Approval
 from tealagents.unwinding import unwound
 
@@ -108,6 +108,7 @@ async def unless_decided(
 
 
 async def _continued(exchange: Exchange, view: RequestView) -> None:
-    """Returns once there is an event behind `view.after`."""
-    async for _ in exchange.follow(view):
-        return
+    """Returns once there is an event behind `view.after`, or the request is gone."""
+    with suppress(NotFound):
+        async for _ in exchange.follow(view):
+            return

@@ -125,6 +125,27 @@ async def test_a_pause_that_is_decided_elsewhere_is_asked_about_no_longer(
     assert lines(file) == ["one"]
 
 
+async def test_a_pause_whose_task_is_deleted_is_asked_about_no_longer(
+    service: ServiceThread, file: Path
+) -> None:
+    """The question of an older call is withdrawn, and the call says that there is nothing to decide."""
+    withdrawn = asyncio.Event()
+
+    async def human(_: Asked) -> types.ElicitResult:
+        try:
+            await asyncio.to_thread(_delete_the_last, service, "wim")
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+        return types.ElicitResult(action="cancel")
+
+    async with host(service, "2025-11-25", "wim", human) as client, asyncio.timeout(30):
+        refused = await ask(client, call("Work-write", file=str(file), line="one"))
+        await withdrawn.wait()
+    assert error(refused) == "not_found"
+    assert lines(file) == []
+
+
 async def test_a_dismissed_question_says_what_came_of_its_pause(
     service: ServiceThread, era: Era, file: Path
 ) -> None:
@@ -138,6 +159,12 @@ async def test_a_dismissed_question_says_what_came_of_its_pause(
         done = await ask(client, call("Work-write", file=str(file), line="one"))
     assert done["status"] == "Completed"
     assert lines(file) == ["one"]
+
+
+def _delete_the_last(service: ServiceThread, user: str) -> None:
+    with service.client(user) as own:
+        task_id = own.get("/tasks?status=Paused").json()["items"][0]["task_id"]
+        own.delete(f"/tasks/{task_id}").raise_for_status()
 
 
 def _approve_the_last(service: ServiceThread, user: str) -> None:
