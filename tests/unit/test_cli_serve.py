@@ -534,12 +534,21 @@ def test_the_log_names_the_place_of_the_store_and_that_it_is_new(
 @contextlib.contextmanager
 def served_from(nursery: Nursery, folder: Path, *options: str, **env: str) -> Iterator[str]:
     """The address of `tealagents serve` of the config in a folder, while it runs."""
-    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
-    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}", **env}
-    with subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True) as service:
+    env = {"TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}", **env}
+    with serving(nursery, folder / "config.yaml", *options, **env) as (_, url):
+        yield url
+
+
+@contextlib.contextmanager
+def serving(
+    nursery: Nursery, config: Path, *options: str, **env: str
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`tealagents serve` of a config, and its address, while it runs."""
+    command = [nursery.program, "serve", str(config), "--offline", "--port", str(free_port()), *options]
+    with subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True) as service:
         try:
             assert service.stdout is not None
-            yield service.stdout.readline().split()[-1]
+            yield service, service.stdout.readline().split()[-1]
         finally:
             service.send_signal(signal.SIGTERM)
 
@@ -573,6 +582,47 @@ def test_a_console_that_the_file_turns_off_is_gone_after_a_reload(nursery: Nurse
         with (tmp_path / "config.yaml").open("a") as file:
             file.write("\n  console: {enabled: false}\n")
         until(lambda: console(url) == 404)
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+def test_what_a_linked_config_names_is_beside_the_link(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Its store, its plugins: however many processes serve, and as for the other commands."""
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+        shutil.copy(DEMO / "custom_plugins.py", tmp_path / name)
+    text = f"{(DEMO / 'config.yaml').read_text()}\n  persistence: sqlite:///state.db\n"
+    (tmp_path / "shared" / "config.yaml").write_text(text)
+    (tmp_path / "own" / "config.yaml").symlink_to("../shared/config.yaml")
+    with serving(nursery, tmp_path / "own" / "config.yaml", *options):
+        assert [each.parent.name for each in tmp_path.rglob("state.db")] == ["own"]
+
+
+def test_workers_that_are_replaced_follow_a_link_to_another_folder(nursery: Nursery, tmp_path: Path) -> None:
+    """As `current` is switched to the next release, before SIGHUP."""
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+        shutil.copy(DEMO / "custom_plugins.py", tmp_path / name)
+        text = (DEMO / "config.yaml").read_text().replace("Looks", f"Release {name} looks")
+        (tmp_path / name / "config.yaml").write_text(text)
+    current, store = tmp_path / "current", f"sqlite:///{tmp_path / 'state.db'}"
+    current.symlink_to("1")
+
+    def release() -> str | None:
+        """Which one is served; None by a worker that is replaced meanwhile."""
+        with contextlib.suppress(httpx.TransportError):
+            described = httpx.get(f"{url}/openapi.json", timeout=30, trust_env=False).text
+            return next(name for name in ("1", "2") if f"Release {name} looks" in described)
+        return None
+
+    config = current / "config.yaml"
+    with serving(nursery, config, "--workers", "2", TA_PERSISTENCE=store) as (service, url):
+        assert release() == "1"
+        current.unlink()
+        current.symlink_to("2")
+        service.send_signal(signal.SIGHUP)
+        until(lambda: {release() for _ in range(10)} == {"2"})
 
 
 def test_a_reload_follows_what_the_config_names_wherever_it_is(nursery: Nursery, tmp_path: Path) -> None:

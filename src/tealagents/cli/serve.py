@@ -85,7 +85,7 @@ def serve_command(
         checked = with_console_on_loopback(checked, host)
         os.environ.update(overrides, **{_HOST: host})
         if config is not None:
-            os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
+            os.environ["TA_SERVICE_CONFIG"] = str(config.absolute())
         with bound(host, port) as listener:
             _when_ready(listener, lambda: _say_where(checked, host, port, offline=offline))
             _run(checked, listener, workers, model, reload=reload)
