@@ -455,6 +455,37 @@ def test_a_used_port_is_a_sentence(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+def test_of_two_that_start_on_one_port_the_later_one_ends(
+    nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Both could bind it, as neither listened yet. It says why."""
+    plugin = WAITING.format(number=0, early=False, what="asyncio.Event().wait()")
+    begun, first, later = (tmp_path / name for name in ("begun", "first", "later"))
+    for folder, source in (
+        (first, (DEMO / "custom_plugins.py").read_text()),
+        (later, plugin.replace("await", f"open({str(begun)!r}, 'w').close()\n        await")),
+    ):
+        folder.mkdir()
+        shutil.copy(DEMO / "config.yaml", folder)
+        (folder / "custom_plugins.py").write_text(source)
+    port = str(free_port())
+    command = [nursery.program, "serve", str(later / "config.yaml"), "--offline", "--port", port, *options]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{later / 'state.db'}"}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as lost:
+        try:
+            until(begun.exists)
+            with served_from(nursery, first, "--port", port) as url:
+                out, said = lost.communicate(timeout=300)
+                assert httpx.get(f"{url}/health/ready", trust_env=False).status_code == 200
+        finally:
+            lost.terminate()
+    assert (lost.returncode, out) == (2, ""), said
+    assert f"port {port} on 127.0.0.1 is in use by another process" in said
+
+
 @pytest.mark.parametrize("command", [SERVE, ("offline-model",)])
 def test_a_host_that_can_be_no_name_is_refused(nursery: Nursery, command: tuple[str, ...]) -> None:
     """By the option, with exit status 2."""

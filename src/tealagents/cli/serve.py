@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import logging
 import os
@@ -22,7 +23,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
-from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.config.problems import reason
 from tealagents.serving import STOPPING
@@ -87,40 +87,68 @@ def serve_command(
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.absolute())
         with bound(host, port) as listener:
-            _when_ready(listener, lambda: _say_where(checked, host, port, offline=offline))
-            _run(checked, listener, workers, model, reload=reload)
+            stopped = _stops()
+            with _ready(listener, lambda: _say_where(checked, host, port, offline=offline)):
+                _run(checked, listener, workers, model, stopped, reload=reload)
 
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
     """The socket to serve on, or exit status 2 where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise fail(unusable(host, port, error)) from None
+    try:
+        listener = _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))
+    except OSError as error:
+        raise fail(unusable(host, port, error)) from None
+    with listener:
         listener.set_inheritable(True)
         yield listener
 
 
-def _when_ready(listener: socket.socket, announce: Callable[[], None]) -> None:
-    """Calls `announce` once connections are accepted: by this process, or by the first of several."""
-    host, port = listener.getsockname()[:2]
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[None]:
+    """Within, calls `announce` once connections are accepted: by this process, or by the first of several.
+
+    Sockets of several processes may be bound to one port until one of them listens, and uvloop does not say
+    that the others cannot: where another one does, this process is stopped, with exit status 2.
+    """
+    family, address = listener.family, listener.getsockname()
+    lost = threading.Event()
+
+    def accepts() -> bool:
+        return listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
 
     def wait() -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection((reachable, port), timeout=1).close()
-                if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # else another answers there
-                    break
+        while not accepts():
+            try:
+                _bound(family, address).close()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and not accepts():
+                    fail(unusable(address[0], address[1], error))
+                    lost.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
             time.sleep(_LOOK_SECONDS)
-        with contextlib.suppress(OutputLost):  # the service is there all the same
-            announce()
+        announce()
 
-    threading.Thread(target=wait, name="announce", daemon=True).start()
+    def waiting() -> None:
+        with contextlib.suppress(OSError):  # the service has ended, or is there all the same: `OutputLost`
+            wait()
+
+    threading.Thread(target=waiting, name="announce", daemon=True).start()
+    yield
+    if lost.is_set():
+        raise typer.Exit(2)
 
 
 def _offline_model(offline: bool) -> "contextlib.AbstractContextManager[OfflineModel | None]":
@@ -222,24 +250,32 @@ def _newest_task(url: str) -> str:
     return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_BEARER} | {found})"
 
 
-def _run(
-    config: ServiceConfig,
-    listener: socket.socket,
-    workers: int,
-    model: "OfflineModel | None",
-    *,
-    reload: bool,
-) -> None:
-    from tealagents.cli.protocol import server_options
-    from tealagents.telemetry.logs import configure_logs
+def _stops() -> list[int]:
+    """The signals to stop that come from now on.
 
-    # The server raises the signal again that stopped it; having drained, we exit with 0.
+    The server raises the one again that stopped it; having drained, we exit with 0.
+    """
     stopped = list[int]()
     for number in STOPPING:
         signal.signal(number, lambda number, _: stopped.append(number))
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # of a terminal that is closed; Windows has none, `nohup` ignores it, and --workers restarts on it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    return stopped
+
+
+def _run(
+    config: ServiceConfig,
+    listener: socket.socket,
+    workers: int,
+    model: "OfflineModel | None",
+    stopped: list[int],
+    *,
+    reload: bool,
+) -> None:
+    from tealagents.cli.protocol import server_options
+    from tealagents.telemetry.logs import configure_logs
+
     options: dict[str, Any] = {
         **server_options(config.limits),
         "timeout_graceful_shutdown": GRACE_SECONDS,
