@@ -33,7 +33,8 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # The root lists what is served, without a token and without asking the store.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/', timeout=4)"]
+  CMD ["python", "-c", \
+  "from urllib.request import *; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/', timeout=4)"]
 # On 0.0.0.0 the service starts only with an auth provider: set TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or
 # TA_AUTH=mock, which accepts any bearer token as the user id.
 ENTRYPOINT ["tealagents"]

@@ -294,6 +294,24 @@ def test_an_openapi_service_is_called_within_the_trace(nursery: Nursery, tmp_pat
     assert "baggage" not in headers
 
 
+def test_a_collector_on_loopback_is_called_through_no_proxy(nursery: Nursery) -> None:
+    """As nothing there is."""
+    with OfflineModel() as model, Collector() as collector:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+            "http_proxy": "http://127.0.0.1:1",
+            "no_proxy": "",
+        }
+        with nursery.service(agent_config(), env) as service, service.client() as ada:
+            ada.post("", json=text("hello")).raise_for_status()
+            service.terminate()
+        called = {each.partition(b"\n")[0] for each in collector.taken}
+        assert called == {b"/v1/traces", b"/v1/logs", b"/v1/metrics"}
+
+
 def test_a_collector_that_never_answers_keeps_no_process(nursery: Nursery) -> None:
     """It ends with 0 and soon: an orchestrator would kill it."""
     with OfflineModel() as model, socket.create_server(("127.0.0.1", 0)) as silent:

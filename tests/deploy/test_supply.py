@@ -1,10 +1,15 @@
 """What is installed is what was looked at: packages and images by digest, and no known password."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tealagents.llm.offline import OfflineModel
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "requirements-image.lock", "requirements-build.lock")
@@ -46,6 +51,17 @@ def test_installs_ask_for_digests() -> None:
                 assert "--require-hashes" in command
             else:
                 assert "--no-deps" in command or "--no-build-isolation" in command
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "compose.yaml"])
+def test_a_health_check_of_the_image_calls_its_own_loopback(file: str) -> None:
+    """Through no proxy, which may be set for all that the container calls."""
+    checks = re.findall(r'"python", "-c",\s*(?:\\\s*)?"(.+)"\]', (ROOT / file).read_text())
+    assert len(checks) == 1
+    with OfflineModel() as model:
+        code = re.sub(r"http://127\.0\.0\.1:[^']+", f"{model.base_url}/models", checks[0])
+        env = {**os.environ, "http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+        subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
 def test_every_image_is_pinned_by_digest() -> None:

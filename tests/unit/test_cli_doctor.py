@@ -170,9 +170,11 @@ def answering(
 
 
 def test_a_sound_service_has_nothing(patient: Patient) -> None:
-    """Neither its config, nor what it depends on, nor the service that runs."""
+    """Neither its config, nor what it depends on, nor the service that runs: all on loopback, to which no
+    proxy leads."""
     with ServiceThread(patient.config, patient.env) as service, answering(200, {}) as collector:
         patient.env.update(TA_OTEL_ENDPOINT=collector, TA_METRICS_PORT=str(free_port()))
+        patient.env.update(http_proxy=f"http://{NOWHERE}", no_proxy="")
         code, said = patient.examined(service.url, "--port", str(free_port()))
     assert (code, said) == (0, "✓ no problems found\n")
 

@@ -349,6 +349,15 @@ def test_finding_the_agent(service: ContractServer) -> None:
             find_agent(text)
 
 
+def test_an_agent_on_loopback_is_found_through_no_proxy(
+    service: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has another loopback."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    assert find_agent(service.root) == service.url
+
+
 def test_a_proxy_that_cannot_be_used_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """As desktops and tunnels set one for everything."""
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")

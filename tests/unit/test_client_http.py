@@ -590,6 +590,16 @@ def test_a_connection_in_a_state_that_allows_nothing_is_lost() -> None:
         client.me()
 
 
+def test_a_service_on_loopback_is_called_through_no_proxy(
+    service: ContractServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would read the token, and has another loopback."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    for host in ("127.0.0.1", "localhost"):
+        assert connect(service.url.replace("127.0.0.1", host)).send("hello").output == "hello "
+
+
 def test_given_http_client_is_left_open(service: ContractServer) -> None:
     """A client that was given is used, with its own settings, and not closed."""
     with httpx.Client(headers={"X-Trace": "1"}) as http:

@@ -26,6 +26,7 @@ from rich.markup import escape
 
 from tealagents.cli.findings import find, placed_tools, unusable_metrics
 from tealagents.cli.loading import absent, unusable
+from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.domain.errors import (
@@ -434,7 +435,7 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
             f"{prefix} is not the agent of this config, which is served at {config.prefix}",
             "Correct the address, or name the other config.",
         )
-    async with httpx.AsyncClient(timeout=ANSWER_SECONDS) as client:
+    async with httpx.AsyncClient(mounts=DIRECT, timeout=ANSWER_SECONDS) as client:
         for probe in ("live", "ready"):
             try:
                 answer = await client.get(f"{prefix}/health/{probe}")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import anyio
 import httpx
 
-from tealagents.client.wire import LIMITS
+from tealagents.client.wire import DIRECT, LIMITS
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Connections:
 
     def __init__(self, given: httpx.Client | None) -> None:
         self._owned = given is None
-        self._http = given or httpx.Client(limits=LIMITS)
+        self._http = given or httpx.Client(limits=LIMITS, mounts=DIRECT)
 
     def client(self) -> httpx.Client:
         return self._http
@@ -54,7 +54,7 @@ class AsyncConnections:
 
     def __init__(self, given: httpx.AsyncClient | None) -> None:
         self._owned = given is None
-        self._http = given or httpx.AsyncClient(limits=LIMITS)
+        self._http = given or httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def client(self) -> httpx.AsyncClient:
@@ -70,7 +70,7 @@ class AsyncConnections:
                         "An AsyncClient can be used in one event loop at a time; this one is used in another."
                         " Make a client for each, or use Client, which serves many threads."
                     )
-                self._http = httpx.AsyncClient(limits=LIMITS)
+                self._http = httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
             self._loop = loop
         return self._http
 

@@ -35,6 +35,8 @@ EVENT_STREAM = "text/event-stream"
 #: any number of streams at once; idle connections are closed before a server that drops them after five
 #: seconds, as many do, can do so during a call
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
+#: for `httpx`: a proxy that the environment names has another loopback, and would read the token
+DIRECT: Mapping[str, None] = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
 
 #: bytes of the slowest upload that is waited for
 UPLOADED_PER_SECOND = 16_000

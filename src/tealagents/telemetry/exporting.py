@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import requests
 from opentelemetry import metrics, trace
 from opentelemetry._logs import Logger, SeverityNumber, set_logger_provider
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
@@ -26,6 +27,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
 from tealagents.engine.observer import current_ids
+from tealagents.outbound.addresses import is_loopback
 from tealagents.telemetry.logs import JsonLines, named_facts, named_ids, said
 from tealagents.telemetry.scraping import offered
 
@@ -122,7 +124,7 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
 def refused_export(endpoint: str, seconds: float) -> str | None:
     """Why the collector takes no traces, as the exporter says it at once; None where it takes them."""
     said: list[str] = []
-    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=seconds)
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=seconds, session=_session(endpoint))
 
     def noted(record: logging.LogRecord) -> bool:
         said.append(record.getMessage().partition(" encountered while exporting")[0])
@@ -149,16 +151,29 @@ def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvid
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
+def _session(endpoint: str) -> requests.Session | None:
+    """What calls a collector on loopback, whatever proxy the environment names."""
+    if not is_loopback(endpoint):
+        return None
+    session = requests.Session()
+    session.trust_env = False
+    return session
+
+
 def _tracing(base: str, resource: Resource) -> TracerProvider:
     tracing = OwnTraces(resource=resource, shutdown_on_exit=False)
-    tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+    tracing.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces", session=_session(base)))
+    )
     trace.set_tracer_provider(tracing)
     return tracing
 
 
 def _logging(base: str, resource: Resource) -> LoggerProvider:
     logs = LoggerProvider(resource=resource, shutdown_on_exit=False)
-    logs.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs")))
+    logs.add_log_record_processor(
+        BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs", session=_session(base)))
+    )
     set_logger_provider(logs)
     return logs
 
@@ -180,7 +195,11 @@ def _metering(
     """The same metrics for both: pushed to the endpoint, read at the port."""
     readers: list[MetricReader] = []
     if base is not None:
-        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
+        readers.append(
+            PeriodicExportingMetricReader(
+                OTLPMetricExporter(endpoint=f"{base}/v1/metrics", session=_session(base))
+            )
+        )
     if options.metrics_port is not None:
         readers.append(_reader(registry))
         ProcessCollector(registry=registry)

@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tealagents.client.wire import DIRECT
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: seconds that a service is given to answer
 ANSWER_SECONDS = 5.0
@@ -26,7 +28,8 @@ def find_agent(url: str) -> str:
     """
     root = url.rstrip("/")
     try:
-        response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=ANSWER_SECONDS)
+        with httpx.Client(mounts=DIRECT, timeout=ANSWER_SECONDS) as http:
+            response = http.get(root + "/", headers={"Accept": "application/json"})
     except httpx.UnsupportedProtocol as error:
         raise NotAUrl(
             f"{url} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
