@@ -295,7 +295,7 @@ def test_no_process_is_started_once_a_signal_has_come(
 class FakeWorker:
     """As the supervisor sees a worker's process, which runs and answers only as a test says."""
 
-    exitcode = None
+    exitcode: int | None = None
 
     def __init__(self, *_: object) -> None:
         self.pid, self.process, self.answers, self.killed = id(self), self, False, False
@@ -306,8 +306,11 @@ class FakeWorker:
     def is_alive(self, timeout: float | None = None) -> bool:
         return not self.killed and (timeout is None or self.answers)
 
-    def is_ready(self) -> bool:
+    def is_ready(self, timeout: float = 5) -> bool:
         return self.answers
+
+    def terminate(self) -> None:
+        self.exitcode = 0
 
     def kill(self) -> None:
         self.killed = True
@@ -333,6 +336,46 @@ def test_a_worker_is_replaced_when_it_no_longer_answers_and_not_while_it_starts(
     supervisor.keep_subprocess_alive()
     assert slow.killed
     assert workers != [slow]
+
+
+@pytest.mark.usefixtures("signals")
+def test_sighup_waits_for_a_worker_that_is_slow_to_start_and_cares_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it waits for a tool server; a worker that dies meanwhile is replaced."""
+
+    class Slow(FakeWorker):
+        def start(self) -> None:
+            """It answers a minute after the first one was started."""
+
+        def is_ready(self, timeout: float = 5) -> bool:
+            self.answers = clock.seconds > 60
+            return self.answers
+
+    clock = FakeTime()
+    monkeypatch.setattr("tealagents.cli.supervisor.Process", Slow)
+    monkeypatch.setattr("tealagents.cli.supervisor.time", clock)
+    supervisor, old, dead = Supervisor(Config("unused"), []), FakeWorker(), FakeWorker()
+    workers: list[Any] = [old, dead]
+    supervisor.processes = workers
+    supervisor.served = dead.killed = True
+    old.start()
+    supervisor.restart_all()
+    assert old.exitcode == 0
+    assert all(isinstance(worker, Slow) and worker.answers for worker in workers)
+    assert 60 < clock.seconds < 120
+
+
+class FakeTime:
+    """Time that passes only while it is slept."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 def test_metrics_on_the_port_of_the_service_are_refused(nursery: Nursery, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tealagents.serving import STOPPING
 
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
+#: seconds that a worker gets to be in service before it replaces another: it may wait for tool servers
+START_SECONDS = 600.0
 #: seconds between two signals to a worker: at once, they would be one
 APART_SECONDS = 0.2
 
@@ -88,16 +90,18 @@ class Supervisor(Multiprocess):
 
     def restart_all(self) -> None:
         """Replaces each worker, once another is in service; ends on a signal to stop."""
-        for index, worker in enumerate(self.processes):
+        for index in range(len(self.processes)):
             if self._must_stop():
                 return
             other = Process(self.config, self.sockets)
             other.start()
-            if not self._serves(other):
+            serves = self._serves(other)
+            worker = self.processes[index]
+            if not serves:
                 other.kill()
                 other.join()
                 if not self._must_stop():
-                    log.error("worker %s is kept: its replacement was not ready in time", worker.pid)
+                    log.error("worker %s is kept: its replacement did not start", worker.pid)
                 return
             self.processes[index] = other
             self._retire(worker)
@@ -119,11 +123,15 @@ class Supervisor(Multiprocess):
         return self.should_exit.is_set() or any(number in STOPPING for number in self.signal_queue)
 
     def _serves(self, worker: Process) -> bool:
-        """Whether a new worker is in service in time; not waited for once a signal to stop has come."""
-        deadline = time.monotonic() + self.config.timeout_worker_healthcheck
+        """Whether a new worker is in service in time; not waited for once a signal to stop has come.
+
+        Meanwhile the others are looked after.
+        """
+        deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and worker.process.is_alive() and not self._must_stop():
             if worker.is_ready(timeout=1):
                 return True
+            self.keep_subprocess_alive()
             time.sleep(0.1)
         return False
 
