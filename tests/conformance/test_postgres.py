@@ -1,14 +1,20 @@
 """PostgreSQL: the contract of stores, and what is this store's own."""
 
 import asyncio
+import datetime
 import gc
+import ipaddress
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import asyncpg
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
@@ -18,6 +24,7 @@ from tealagents.stores import plain_store as store_of
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
 from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
@@ -412,6 +419,50 @@ async def test_wrong_options_are_reported(postgres_server: PostgresServer) -> No
     for wrong in ("poool=3", "schema=a;drop", "pool=0", "sslmode=banana"):
         with pytest.raises(StoreConfigError, match=wrong.partition("=")[0]):
             store_of(f"{postgres_server.url}?{wrong}")
+
+
+class TlsServer(PostgresServer):
+    """PostgreSQL with a certificate for its address, which vouches for itself."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "store")])
+        began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+        ended = began + datetime.timedelta(days=30)
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(self.host))])
+        made = x509.CertificateBuilder(name, name, key.public_key(), 1, began, ended)
+        made = made.add_extension(address, critical=False)
+        form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        self.certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        secret = self.directory / "data" / "server.key"
+        secret.touch(mode=0o600)
+        secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+        if account := self.account():
+            shutil.chown(secret, account)
+        with (self.directory / "data" / "postgresql.conf").open("a") as settings:
+            settings.write("ssl = on\n")
+
+    @property
+    def certificate(self) -> Path:
+        return self.directory / "data" / "server.crt"
+
+
+async def test_the_certificate_of_a_server_is_verified(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the authority that the URL names, or by those of the system; without either the error says so."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with running(TlsServer) as server:
+        url = f"{server.url}?sslmode=verify-full"
+        with pytest.raises(PersistenceUnavailable, match=r"root\.crt.*; set \?sslrootcert=… to .*=system"):
+            await store_of(url).open()
+        with pytest.raises(PersistenceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await store_of(f"{url}&sslrootcert=system").open()
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.certificate))
+        for authority in ("system", server.certificate):
+            async with store_of(f"{url}&sslrootcert={authority}") as store:
+                assert await store.read("p", ["key"]) == [None]
 
 
 async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres_url: str) -> None:

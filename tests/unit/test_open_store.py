@@ -114,6 +114,10 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
             "postgresql://host/db?sslrootcert=no.pem",
             r"sslrootcert: names a file that cannot be read: No such",
         ),
+        (
+            "postgresql://host/db?sslmode=require&sslrootcert=system",
+            r"sslrootcert: 'system' needs sslmode=verify-full",
+        ),
     ],
 )
 def test_mistakes(third_party: str, url: str, reported: str) -> None:

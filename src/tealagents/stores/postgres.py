@@ -11,6 +11,7 @@ mode: `statement_cache_size=0`, or a pgbouncer of 1.21 or later that keeps prepa
 import asyncio
 import logging
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,13 +20,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.exceptions import (
+    ClientConfigurationError,
     DuplicatePreparedStatementError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
     TooManyConnectionsError,
 )
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
@@ -59,6 +61,9 @@ SWEEP_RECORDS: Final = 500
 #: seconds for the server to end a statement that no one waits for
 CANCEL_SECONDS: Final = 1.0
 
+#: for `sslrootcert`, as libpq has it: the authorities that this system trusts
+_SYSTEM: Final = "system"
+
 _HOST = re.compile(r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
 
@@ -86,6 +91,15 @@ class PostgresOptions(StoreOptions):
     host: str | None = None
     application_name: str = "tealagents"
 
+    @field_validator("sslrootcert", mode="wrap")
+    @classmethod
+    def _known(cls, value: Any, readable: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if value != _SYSTEM:
+            return readable(value)
+        if info.data.get("sslmode") not in (None, "verify-full"):  # any of their certificates would do
+            raise ValueError(f"'{_SYSTEM}' needs sslmode=verify-full")
+        return value
+
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
         hosts = url.netloc.rpartition("@")[2]
@@ -101,7 +115,13 @@ class PostgresOptions(StoreOptions):
         """What `asyncpg.connect` is called with."""
         passed_on = ("sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs", "host")
         query = {name: value for name in passed_on if (value := getattr(self, name)) is not None}
+        tls = {}
+        if self.sslrootcert == _SYSTEM:  # the driver does not know it; a context wins over the names
+            tls["ssl"] = context = ssl.create_default_context()
+            if self.sslcert is not None:
+                context.load_cert_chain(self.sslcert, self.sslkey)
         return {
+            **tls,
             "dsn": self.dsn.get_secret_value() + ("?" + urlencode(query) if query else ""),
             "timeout": self.connect_timeout,
             "command_timeout": self.command_timeout,
@@ -407,6 +427,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
     known = next((says for kind, says in _KNOWN.items() if isinstance(error, kind)), None)
+    if isinstance(error, ClientConfigurationError) and "root certificate file" in str(error):
+        known = f"{error.args[0]}; set ?sslrootcert=… to another, or ?sslrootcert={_SYSTEM}"
     if known is None and isinstance(error, PostgresError) and error.args:
         known = error.args[0]
     return in_a_line(error, known)
