@@ -1,4 +1,8 @@
-"""Folders and files that a power failure does not take, readable by their owner alone."""
+"""Folders and files that a power failure does not take, readable by their owner alone.
+
+What root makes is given to the owner of the folder it is in: a command of an operator must leave nothing that
+the service's user cannot write.
+"""
 
 import os
 from contextlib import suppress
@@ -12,6 +16,10 @@ def make_folders(folder: str) -> None:
     make_folders(above)
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+        if _is_root():
+            handle = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+            _give(handle, above)
+            os.close(handle)
     sync(above)
 
 
@@ -26,4 +34,19 @@ def sync(path: str) -> None:
 
 def private(path: str, flags: int) -> int:
     """An opener for `open`: where the file is made, no other user of the machine can read it."""
+    if flags & os.O_CREAT and _is_root():
+        with suppress(FileExistsError):
+            handle = os.open(path, flags | os.O_EXCL, 0o600)  # no file of another's, by a link
+            _give(handle, os.path.dirname(path))
+            return handle
     return os.open(path, flags, 0o600)
+
+
+def _is_root() -> bool:
+    return os.name == "posix" and os.geteuid() == 0
+
+
+def _give(handle: int, folder: str) -> None:
+    owner = os.stat(folder or os.curdir)
+    with suppress(OSError):  # a container may forbid it, and some file systems know no owners
+        os.fchown(handle, owner.st_uid, owner.st_gid)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncGenerator, Callable
 from fcntl import LOCK_EX, flock
@@ -53,6 +54,33 @@ async def test_a_record_is_a_json_document(store: Store, folder: Path) -> None:
         "expires": None,
         "value": json.loads(VALUE),
     }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+async def test_what_root_makes_is_the_services(tmp_path: Path) -> None:
+    """A command that an operator runs as root leaves nothing that the service's user cannot write."""
+    owner = 65534
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, owner, owner)
+    async with plain_store(f"file://{folder}") as store, store.watch(PARTITION, "topic"):
+        await put(store, PARTITION, {"a/b": VALUE, "c": VALUE}, ttl=1000)
+    made = [folder, *folder.rglob("*")]
+    assert {".notify", ".format", "c.json", ".expiring", ".redo"} < {each.name for each in made}
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in made} == {(owner, owner)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+async def test_root_gives_no_file_away_that_was_there(tmp_path: Path) -> None:
+    """A link in the folder may lead to any."""
+    folder, other = tmp_path / "state", tmp_path / "other"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    other.touch()
+    async with plain_store(f"file://{folder}") as store:
+        (folder / ".notify").symlink_to(other)
+        async with store.watch(PARTITION, "topic"):
+            assert other.stat().st_uid == 0
 
 
 async def test_other_bytes_are_base64(store: Store, folder: Path) -> None:

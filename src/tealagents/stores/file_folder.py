@@ -149,7 +149,7 @@ class PartitionFolder:
         except FileNotFoundError:
             check_store(self._root)
             make_folders(self._path)
-            redo = os.open(self._redo_file, os.O_RDWR | os.O_CREAT, 0o600)
+            redo = private(self._redo_file, os.O_RDWR | os.O_CREAT)
             sync(self._path)
             return redo
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tealagents.disk import private
 from tealagents.stores.watches import Topic, Watches
 
 __all__ = ["LocalWatches"]
@@ -84,7 +85,7 @@ class LocalWatches(Watches):
 
     def _open(self, flags: int = 0) -> None:
         """FileNotFoundError without O_CREAT where no process watches, or ever has."""
-        self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        self._file = private(str(self._path), os.O_RDWR | os.O_CLOEXEC | flags)
         self.live = True
 
     def _open_anew(self) -> None:
