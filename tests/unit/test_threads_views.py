@@ -465,6 +465,12 @@ async def no_messages(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIt
     yield Part(messages=5)  # type: ignore[arg-type]
 
 
+async def reporting_text(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    upcoming.reports.append("text")  # type: ignore[arg-type]
+    async for part in parts:
+        yield part
+
+
 async def numbered(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
     yield Part(standing=5)  # type: ignore[arg-type]
 
@@ -520,6 +526,7 @@ async def test_what_a_reducer_raises_is_made_storable() -> None:
         ([texts_within], "yielded a Part with a str in place of a Message"),
         ([no_messages], "not iterable"),
         ([numbered], "yielded a Part whose standing text is int"),
+        ([reporting_text], "reported str, not a Report"),
     ],
 )
 async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:

@@ -175,6 +175,9 @@ class View:
             for reducer in reducers:
                 streams.append(reducer(streams[-1], upcoming))
             shown = [_checked(part) async for part in streams[-1]]
+            for report in upcoming.reports:
+                if not isinstance(report, Report):
+                    raise TypeError(f"it reported {type(report).__name__}, not a Report")
         except TealError:
             raise
         except Exception as error:
