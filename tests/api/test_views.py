@@ -211,6 +211,58 @@ def test_tools_of_a_provider_are_governed(tmp_path: Path) -> None:
         assert "bicycle" in say(client, 'call facts-search {"query": "bicycles"}')["content"]["output"]
 
 
+def governing_facts(path: Path, cost: str = "low") -> Path:
+    remember = {"tool_id": "facts-remember", "governance": {"requires_hitl": True, "cost": cost}}
+    search = {"tool_id": "facts-search", "governance": {"requires_hitl": False}}
+    path.write_text(json.dumps({"plugins": [{"plugin_id": "facts", "tools": [remember, search]}]}))
+    return path
+
+
+def pause_of(client: httpx.Client, paused: Json) -> Json:
+    path = f"/requests/{paused['request_id']}/approvals/{paused['content']['approval_id']}"
+    shown: Json = client.get(path).raise_for_status().json()
+    return shown
+
+
+def test_a_call_of_a_providers_tool_is_shown_and_edited_like_any_other(tmp_path: Path) -> None:
+    """Whoever decides it reads what the tool takes, and a typo does not use the decision up, also in another
+    process. covers: HITL-1"""
+    store: Json = {"persistence": f"sqlite:///{tmp_path}/state.db"}
+    catalogue = governing_facts(tmp_path / "catalogue.json")
+    with talking(providers=["facts"], catalogue=catalogue, **store) as (client, model, _):
+        paused = say(client, 'call facts-remember {"fact": "I like tea."}')
+        (offered,) = (
+            tool["function"]
+            for tool in model.requests[0]["body"]["tools"]
+            if tool["function"]["name"] == "facts-remember"
+        )
+    with talking(providers=["facts"], catalogue=catalogue, **store) as (client, _, _):
+        (call,) = pause_of(client, paused)["tool_calls"]
+        assert (call["description"], call["parameters"]) == (offered["description"], offered["parameters"])
+        path = f"/requests/{paused['request_id']}/resume"
+        edited: Json = {"id": call["id"], "arguments": {"fct": "I like coffee."}}
+        decision: Json = {"action": "approve", "decisions": [edited]}
+        refused = problem(client.post(path, json=decision), 422, "invalid_request", "decisions.0.arguments")
+        assert "'fact' is a required property" in refused["detail"]
+        assert pause_of(client, paused)["status"] == "pending"
+        edited["arguments"] = {"fact": "I like coffee."}
+        done = client.post(path, json=decision).raise_for_status().json()
+        assert done["content"]["output"] == "facts-remember said: Noted."
+        assert "coffee" in say(client, 'call facts-search {"query": "coffee"}')["content"]["output"]
+
+
+def test_a_providers_tool_that_is_governed_otherwise_by_now_is_not_shown(tmp_path: Path) -> None:
+    """It is not the one that the pause is for any more. covers: HITL-1"""
+    store: Json = {"persistence": f"sqlite:///{tmp_path}/state.db"}
+    catalogue = governing_facts(tmp_path / "catalogue.json")
+    with talking(providers=["facts"], catalogue=catalogue, **store) as (client, _, _):
+        paused = say(client, 'call facts-remember {"fact": "I like tea."}')
+    governing_facts(catalogue, cost="high")
+    with talking(providers=["facts"], catalogue=catalogue, **store) as (client, _, _):
+        (call,) = pause_of(client, paused)["tool_calls"]
+        assert (call["description"], call["parameters"]) == (None, None)
+
+
 def test_a_remote_conversation_has_its_context() -> None:
     """Sent in the instructions, which go with each call. covers: THREAD-4, THREAD-10"""
     thread = {"kind": "remote", "context_providers": ["user_preferences"]}

@@ -521,6 +521,10 @@ async def test_what_a_provider_says_is_made_storable(
         (Context(messages=("hi",)), "messages must all be of the class Message"),  # type: ignore[arg-type]
         (Context(instructions=5), "instructions must be a string"),  # type: ignore[arg-type]
         (Context(tools=("x",)), "tools must all have a ToolSpec"),  # type: ignore[arg-type]
+        (
+            Context(tools=(SimpleNamespace(spec=replace(Bell.spec, description=None)),)),
+            "Expected `str`, got `null` - at `$.description`",
+        ),
     ],
 )
 async def test_a_provider_that_adds_nonsense_is_one_that_fails(

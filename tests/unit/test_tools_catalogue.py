@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 from tools_setup import FIXTURES, Context, by_name
 
-from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.errors import ToolFailed
+from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, ToolSpec
 from tealagents.testing.waits import eventually
 from tealagents.tools import Sources, ToolsetError, open_toolsets, tools_at_hand
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, report
@@ -125,6 +126,20 @@ def test_override_clears_what_the_catalogue_does_not_name() -> None:
     """An MCP server's entry may clear a tool, by saying so of approval; other keys clear nothing."""
     assert governed(Overridden("S-b", cost="low"), catalogue())
     assert not governed(Overridden("S-b", requires_hitl=False), catalogue())
+
+
+def test_edited_arguments_are_held_against_the_schema_of_a_tool_without_a_check() -> None:
+    """A toolset of one's own need not check by itself; those of an MCP server are checked there."""
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    for kind, is_checked in ((Named, True), (Overridden, False)):
+        tool = kind("A-b")
+        tool.spec = replace(tool.spec, parameters=schema)
+        (found,) = govern([tool], None)
+        assert isinstance(found, Checking)
+        found.check({"path": "/x"})
+        refused = pytest.raises(ToolFailed, match="'path' is a required property")
+        with refused if is_checked else nullcontext():
+            found.check({"pth": "/x"})
 
 
 def test_changed_lists_are_governed_again() -> None:

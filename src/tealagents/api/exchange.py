@@ -313,7 +313,7 @@ class Exchange:
         """A pause that the caller may read or decide, with the tools of its calls. `NotFound`, `NotOwner`."""
         partition = await self.locate(caller, keys.request, request_id, reading=True, deciding=True)
         approval = await self.catalog.approval(partition, request_id, approval_id)
-        toolbox = self.agent.toolbox.of(approval.owner)
+        toolbox = self.agent.toolbox.of(approval.owner).with_brought(approval.brought)
         return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
 
     async def request(self, caller: Caller, request_id: str) -> RequestView:

@@ -138,6 +138,31 @@ class Deferred(Struct, frozen=True):
     changed: bool = False
 
 
+class Governance(Struct, frozen=True, kw_only=True):
+    requires_hitl: bool = False
+    cost: Literal["low", "medium", "high"] = "low"
+    data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
+
+
+class ToolSpec(Struct, frozen=True, kw_only=True):
+    """What the model is sent of a tool, and how it is governed."""
+
+    #: `Plugin-function`; matches ``[A-Za-z0-9_-]{1,64}``
+    name: str
+    description: str
+    #: JSON Schema (an object) of the arguments
+    parameters: Json
+    governance: Governance
+    #: where the tool needs the user's own authorization
+    auth: Json | None = None
+    #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
+    timeout: float | None = None
+    #: seconds that a call may take besides, before anything is sent: for a session, or the user's token
+    waits: float = 0
+    #: what `name` begins with, before a hyphen; empty: the part before the first hyphen
+    plugin: str = ""
+
+
 class ClientTool(Struct, frozen=True):
     """A tool that the client of one request runs by itself."""
 
@@ -594,6 +619,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: datetime
     status: Literal["pending", "decided", "expired", "canceled"] = "pending"
     calls: tuple[ToolCall, ...]
+    #: the calls' tools that came with the request, as they were shown: the agent itself does not know them
+    brought: tuple[ToolSpec, ...] = ()
     message: str = ""
     #: one for each call that waits for its owner's consent
     authorizations: tuple[Json, ...] = ()

@@ -7,12 +7,14 @@ or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from tealagents.domain.events import ModelEvent
 from tealagents.domain.models import Caller, Json, Message, ResponseFormat, ToolChoice, User
+from tealagents.domain.models import Governance as Governance
+from tealagents.domain.models import ToolSpec as ToolSpec
 
 # --- clock ---------------------------------------------------------------------------------------
 
@@ -247,31 +249,6 @@ class WrappedStore(Store):
 
 
 # --- model ---------------------------------------------------------------------------------------
-
-
-class ToolSpec(Struct, frozen=True, kw_only=True):
-    """What the model is sent of a tool, and how it is governed."""
-
-    #: `Plugin-function`; matches ``[A-Za-z0-9_-]{1,64}``
-    name: str
-    description: str
-    #: JSON Schema (an object) of the arguments
-    parameters: Json
-    governance: "Governance"
-    #: where the tool needs the user's own authorization
-    auth: Json | None = None
-    #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
-    timeout: float | None = None
-    #: seconds that a call may take besides, before anything is sent: for a session, or the user's token
-    waits: float = 0
-    #: what `name` begins with, before a hyphen; empty: the part before the first hyphen
-    plugin: str = ""
-
-
-class Governance(Struct, frozen=True, kw_only=True):
-    requires_hitl: bool = False
-    cost: Literal["low", "medium", "high"] = "low"
-    data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
 
 
 class ModelCall(Struct, frozen=True, kw_only=True):

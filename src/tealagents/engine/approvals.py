@@ -187,7 +187,7 @@ class Approvals:
                 raise InvalidRequest(f"decisions.{n}.id", "is decided twice")
             decided = decisions[decision.id] = _decision(n, decision, command.action, shown[decision.id])
             if decided.arguments is not None and approval.status == "pending":
-                self._check_edited(n, shown[decision.id].tool, decision.arguments or {})
+                self._check_edited(n, approval, shown[decision.id].tool, decision.arguments or {})
         missing = shown.keys() - decisions.keys() if approval.status == "pending" else set()
         unanswered = sorted(name for name in missing if shown[name].by_client)
         if unanswered and command.action == "approve":
@@ -200,10 +200,10 @@ class Approvals:
         now = self._records.clock.now()
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
-    def _check_edited(self, n: int, tool: str, arguments: Json) -> None:
+    def _check_edited(self, n: int, approval: Approval, tool: str, arguments: Json) -> None:
         """Edited arguments that do not fit are rejected, so that a typo does not consume the decision."""
         try:
-            self._service.agent.toolbox.check(tool, arguments)
+            self._service.agent.toolbox.with_brought(approval.brought).check(tool, arguments)
         except ToolFailed as failure:
             raise InvalidRequest(f"decisions.{n}.arguments", f"do not fit {tool}: {failure}") from None
 

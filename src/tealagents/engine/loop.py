@@ -26,6 +26,7 @@ from tealagents.domain.models import (
     ResponseFormat,
     ToolCall,
     ToolChoice,
+    ToolSpec,
 )
 from tealagents.domain.ports import Clock, ModelCall
 from tealagents.domain.texts import storable
@@ -90,6 +91,8 @@ class HumanNeeded(Struct, frozen=True):
     changed: tuple[str, ...] = ()
     #: calls that had begun and wait behind these
     begun: tuple[Deferred, ...] = ()
+    #: tools of these calls that came with the request
+    brought: tuple[ToolSpec, ...] = ()
 
     @property
     def message(self) -> str:
@@ -236,13 +239,15 @@ def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequen
     waiting = (
         item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
     )
+    calls = (*map(box.pinned, governed), *waiting)
     return HumanNeeded(
-        (*map(box.pinned, governed), *waiting),
+        calls,
         {item.call.id: item.authorization for item in deferred if item.authorization is not None},
         awaits_owner=not governed
         and all(item.authorization is None and not item.changed for item in deferred),
         changed=tuple(item.call.tool for item in deferred if item.changed),
         begun=begun,
+        brought=box.brought_for(calls),
     )
 
 

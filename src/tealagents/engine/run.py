@@ -250,6 +250,7 @@ class Run:
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
+            brought=needed.brought,
             begun=needed.begun,
             message=needed.message,
             authorizations=tuple(needed.consents.values()),

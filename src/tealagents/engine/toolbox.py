@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any, Literal
@@ -143,6 +143,16 @@ class _RunByClient:
         raise ToolFailed("the client runs this tool, and gave no output.")
 
 
+class _Brought:
+    """Stands for a tool that came with a request, until the request runs again and brings it."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        raise ToolFailed("the tool comes with its request alone.")
+
+
 def digest_of_tool(spec: ToolSpec) -> str:
     """SHA-256 of what an approval is given for: what the tool says of itself, and how it is governed."""
     said = (spec.name, spec.description, spec.parameters, spec.governance, spec.auth)
@@ -195,6 +205,10 @@ class Toolbox:
         """This toolbox with some tools more, for one request."""
         extra = {tool.spec.name: tool for tool in self._govern(tools)}
         return self._made(self._lists, {**extra, **self._extra}, self._owner)
+
+    def with_brought(self, specs: Sequence[ToolSpec]) -> "Toolbox":
+        """This toolbox with what a pause holds of the tools that its request brought, governed as now."""
+        return self.with_tools([_Brought(spec) for spec in specs]) if specs else self
 
     def with_client_tools(self, tools: Sequence[ClientTool]) -> "Toolbox":
         """This toolbox with tools that the client of one request runs; it never hides one of ours."""
@@ -276,6 +290,12 @@ class Toolbox:
         tool = self.find(call.tool)
         same = tool is not None and call.pinned and digest_of_tool(tool.spec) == call.pinned
         return tool.spec if tool is not None and same else None
+
+    def brought_for(self, calls: Iterable[ToolCall]) -> tuple[ToolSpec, ...]:
+        """The tools of these calls that came with the request, and not from its client."""
+        names = dict.fromkeys(call.tool for call in calls if not call.by_client)
+        extra = {name: self._extra[name] for name in names if name in self._extra}
+        return tuple(tool.spec for name, tool in extra.items() if self._tools[name] is tool)
 
     def check(self, name: str, arguments: Json) -> None:
         """`ToolFailed` where the tool knows already that it would refuse these arguments."""

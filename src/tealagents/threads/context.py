@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
@@ -287,6 +288,8 @@ async def _context(provider: ContextProvider, invocation: Invocation) -> Context
         raise TypeError("messages must all be of the class Message")
     if not all(isinstance(getattr(tool, "spec", None), ToolSpec) for tool in context.tools):
         raise TypeError("tools must all have a ToolSpec")
+    for tool in context.tools:  # a pause for a call of it keeps its spec
+        msgspec.json.decode(msgspec.json.encode(tool.spec), type=ToolSpec)
     return replace(
         context,
         instructions=storable(context.instructions),

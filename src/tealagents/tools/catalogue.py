@@ -44,6 +44,7 @@ from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
 from tealagents.tools.openapi_parsing import fault
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
+from tealagents.tools.schema_check import check_against
 
 
 class GovernanceEntry(BaseModel):
@@ -190,8 +191,11 @@ class GovernedTool:
         self._client_secret = client_secret
 
     def check(self, arguments: Json) -> None:
+        """By the tool's schema where it has no check of its own, unless that is an MCP server's to do."""
         if isinstance(self.inner, Checking):
             self.inner.check(arguments)
+        elif not isinstance(self.inner, Overridden):
+            check_against(self.spec.parameters, arguments)
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         if (

@@ -36,7 +36,8 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError]]
 def check_against(schema: Json, arguments: Json) -> None:
     """`ToolFailed` that names an argument which does not fit, or says that all are too large for this.
 
-    `schema` is one that `openapi_schema` made: its keywords have values of their shape.
+    The keywords of `schema` have values of their shape, as `openapi_schema` makes them; one of a tool of
+    one's own that is malformed raises whatever it raises.
     """
     counted = _Budget().counted
     keywords = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in _CHECKED}
