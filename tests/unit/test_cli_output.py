@@ -101,6 +101,15 @@ def test_what_the_terminals_encoding_lacks_is_replaced(nursery: Nursery) -> None
     assert "127.0.0.1:9" in ended.stdout
 
 
+def test_the_code_of_an_emoji_is_shown_as_it_is(nursery: Nursery, tmp_path: Path) -> None:
+    """In a message, and in what `upgrade` would change."""
+    earlier = write(tmp_path, CHAT.replace("WeatherBot", "WeatherBot  # a :smile:"))
+    commands = (["check", ":smile:.yaml"], ["upgrade", str(earlier)], ["doctor", "http://:smile:"])
+    for command in commands:
+        ended = subprocess.run([nursery.program, *command], capture_output=True, text=True, timeout=60)
+        assert ":smile:" in ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_enough_ends_a_command_silently(nursery: Nursery, unbuffered: str) -> None:
     """As `| head -1` does, whether the output is short or long."""

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tealagents.cli.findings import find
-from tealagents.cli.loading import fail, warn
+from tealagents.cli.loading import fail, plain_console, warn
 from tealagents.config import ServiceConfig, json_schema, summary
 from tealagents.domain.ports import ToolSpec
 
@@ -44,7 +43,7 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
         table.add_row(label, Text(value))
     if tools:
         table.add_row("tools", Text(", ".join(map(_named, tools))))
-    Console(highlight=False).print(table)
+    plain_console(soft_wrap=False).print(table)
     warn(*checked.warnings)
 
 

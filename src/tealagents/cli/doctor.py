@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import httpx
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from tealagents.cli.findings import find, placed_tools, unusable_metrics
-from tealagents.cli.loading import absent, unusable
+from tealagents.cli.loading import absent, plain_console, unusable
 from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
@@ -84,7 +83,7 @@ def doctor_command(
     URL the running service as well. With a URL and no config, it examines only that service.
     """
     found = asyncio.run(_examined(url, config, port))
-    out = Console(highlight=False, soft_wrap=True)
+    out = plain_console()
     for ailment in found:
         out.print(f"[red]✗[/] {escape(ailment.what)}")
         if ailment.remedy:

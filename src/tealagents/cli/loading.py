@@ -15,8 +15,14 @@ from tealagents.registry import import_from
 if TYPE_CHECKING:
     from tealagents.stores.base import BaseStore
 
+
+def plain_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+    """What a command prints on: a text is shown as it is, and `:warning:` in one is no emoji."""
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)
+
+
 #: for what is not the command's output
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+stderr = plain_console(stderr=True)
 
 
 def load_or_exit(

@@ -19,10 +19,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, host_name, load_or_exit, unusable, warn
+from tealagents.cli.loading import fail, host_name, load_or_exit, plain_console, unusable, warn
 from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.config.problems import reason
 from tealagents.serving import STOPPING
@@ -219,7 +218,7 @@ def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) ->
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{config.prefix}"
-    out = Console(highlight=False, soft_wrap=True)
+    out = plain_console()
     out.print(f"[bold]{config.name}[/] {config.version}  {escape(url)}")
     if config.console.enabled:
         out.print(f"[bold]console[/]  {escape(url)}/console/")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tealagents.cli.loading import absent, fail, load_or_exit, stderr, warn
+from tealagents.cli.loading import absent, fail, load_or_exit, plain_console, stderr, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -191,7 +190,7 @@ def stats_command(
                 ", ".join(f"{n} {name}" for name, n in value.items()) if isinstance(value, dict) else value
             )
             table.add_row(label.replace("_", " "), str(shown or 0))
-        Console(highlight=False).print(table)
+        plain_console(soft_wrap=False).print(table)
     _show_problems(found.damaged, "damaged records")
 
 

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, warn
+from tealagents.cli.loading import fail, plain_console, warn
 from tealagents.config import API_VERSIONS, ConfigError, load
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.config.skagents import V1, EarlierConfig
@@ -90,7 +89,7 @@ def _write(target: Path, text: str) -> None:
 
 
 def _show(difference: Iterator[str]) -> None:
-    out = Console(highlight=False, soft_wrap=True)
+    out = plain_console()
     colours = {"+": "green", "-": "red", "@": "cyan"}
     for line in difference:
         out.print(escape(line), style=colours.get(line[:1], ""))

@@ -42,8 +42,10 @@ def chat(
         0, or 1 when it failed, 2 when there was nothing to send, 3 when one message led to a pause and
         there is no terminal to decide it, 130 when it was interrupted.
     """
-    console = console or Console(highlight=False)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True) if input is None else console
+    console = console or Console(highlight=False, emoji=False)
+    errors = (
+        console if input is not None else Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+    )
     try:
         with Client(find_agent(url), token or login_name_for(url)) as client:
             here = Chat(client, console, input or _line_of_terminal, session, task)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
-from tealagents.cli.loading import fail
+from tealagents.cli.loading import fail, plain_console
 
 __all__ = ["new_command"]
 
@@ -46,7 +45,7 @@ def new_command(
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)  # else the next attempt says that it exists already
         raise fail(f"the folder {name} cannot be written: {error.strerror}") from None
-    out = Console(highlight=False, soft_wrap=True)
+    out = plain_console()
     out.print(f"Created [bold]{name}[/]: {', '.join(FILES)}. Next:\n")
     for command in (f"cd {name}", "python -m unittest", "tealagents serve config.yaml --offline"):
         out.print(f"  {command}", markup=False)
