@@ -469,6 +469,17 @@ def test_another_service_and_none_are_distinguished(patient: Patient) -> None:
     assert "Nothing answers at" in patient.examined(f"http://{NOWHERE}")[1]
 
 
+def test_a_config_that_the_env_file_names_is_examined_with_a_url(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no URL is given."""
+    monkeypatch.chdir(patient.folder)
+    (patient.folder / ".env").write_text("TA_SERVICE_CONFIG=config.yaml\n")
+    with answering(200, {"agents": [{"url": "/Other/2"}]}) as url:
+        result = CliRunner().invoke(command_line("doctor"), ["doctor", url], env=patient.env)
+    assert "is not the agent of this config" in " ".join(result.output.split())
+
+
 def test_a_config_file_where_a_url_belongs() -> None:
     """`check` and `serve` take the file by itself, `doctor` by its option, and says so."""
     result = CliRunner().invoke(command_line("doctor"), ["doctor", "agent.yaml"])

@@ -27,6 +27,7 @@ from tealagents.cli.findings import find, placed_tools, unusable_metrics
 from tealagents.cli.loading import absent, plain_console, unusable
 from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
+from tealagents.config.environment import read_environment
 from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.domain.errors import (
     CorruptState,
@@ -98,7 +99,8 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
 
     found = list[Ailment]()
     config: ServiceConfig | None = None
-    if url is None or path is not None or os.environ.get("TA_SERVICE_CONFIG"):
+    named = path or read_environment(os.environ, Path(".env"), []).get("TA_SERVICE_CONFIG")
+    if url is None or named:
         # parts are made outside of this loop, as `check` makes them
         said = await asyncio.to_thread(find, path)
         config = said.config
