@@ -434,6 +434,15 @@ def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -
     assert "the store cannot be" in examined.stdout
 
 
+def test_a_model_that_does_not_answer_is_said_once(patient: Patient, nursery: Nursery) -> None:
+    """As what was found, and not by a line of the log as well."""
+    command = [nursery.program, "doctor", "-c", str(patient.config)]
+    env = {**os.environ, **patient.env, "TA_BASE_URL": f"http://{NOWHERE}"}
+    examined = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert "the model service does not answer" in examined.stdout
+    assert examined.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("status", "date", "said"),
     [

@@ -7,6 +7,7 @@ export without traces, and starts MCP servers that are commands.
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -83,6 +84,8 @@ def doctor_command(
     It examines the config, the store, the authority, the model service, the tools and the clocks, and with a
     URL the running service as well. With a URL and no config, it examines only that service.
     """
+    # what is logged of a model is found, too; without a handler, Python would print it
+    logging.getLogger("tealagents.llm").addHandler(logging.NullHandler())
     found = asyncio.run(_examined(url, config, port))
     out = plain_console()
     for ailment in found:
