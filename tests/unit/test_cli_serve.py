@@ -118,6 +118,33 @@ def test_a_signal_while_the_service_is_built_ends_it(
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
+def test_a_signal_that_comes_first_ends_process_1_as_well(tmp_path: Path) -> None:
+    """Which a container's is, and which the system ends on no signal that it does not listen to."""
+    alone = ["unshare", "--fork", "--pid"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no process can be the first of its own")
+    config = tmp_path / "config.yaml"
+    os.mkfifo(config)
+
+    def is_read() -> bool:
+        try:
+            readers.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return False
+        return True
+
+    readers: list[int] = []
+    with subprocess.Popen([*alone, "--kill-child", PROGRAM, "serve", str(config)]) as outside:
+        try:
+            until(is_read)
+            children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
+            os.kill(int(children), signal.SIGTERM)
+            assert outside.wait(60) == 128 + signal.SIGTERM
+        finally:
+            outside.kill()
+            os.close(readers[0])
+
+
 WAITING = """
 import asyncio, multiprocessing, os, signal, threading, time
 from tealagents.plugins import Plugin, tool

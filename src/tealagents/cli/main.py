@@ -1,5 +1,6 @@
 """The commands, and what they share."""
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ def common(
 
 def main() -> None:
     """The entry point."""
+    if os.getpid() == 1:  # of a container: it gets no signal that it has no handler for; `serve` sets its own
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
     shown = () if sys.argv[1:] == ["--version"] else COMMANDS
     try:
