@@ -1093,6 +1093,52 @@ async def test_before_a_thread_was_remote_is_what_providers_kept_by_then(make: M
             assert thread.state["wisher"]["wishes"] == 2
 
 
+async def test_a_rewound_local_thread_has_what_it_was_begun_with(make: MakeAgent) -> None:
+    """The messages that it was given, and what providers had kept of a remote one; in copies, forks and JSON,
+    and behind a checkpoint on another way, too. covers: THREAD-1, THREAD-6, THREAD-10"""
+    async with make(thread={"kind": "remote"}, context_providers=Wisher()) as agent:
+        remote = agent.get_remote_thread()
+        await agent.run("My name is Ada.", remote)
+        local = await agent.to_local(remote)
+        begun = texts(local.messages)
+        await agent.run("hello", local)
+        first = local.checkpoints[0].checkpoint_id
+        for thread in (local, local.copy(), agent.open_thread(local.to_json())):
+            assert isinstance(thread, LocalThread)
+            for _ in range(2):
+                thread.rewind()
+                assert (texts(thread.messages), thread.state["wisher"]["wishes"]) == (begun, 1)
+                assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+                assert thread.state["wisher"]["wishes"] == 2
+            thread.rollback(first)
+            assert texts(thread.messages)[:3] == [*begun, "hello"]
+            thread.rewind()
+            assert texts(thread.messages) == begun
+
+
+async def test_a_rewound_fork_has_what_it_keeps_of_what_its_origin_was_begun_with() -> None:
+    """A fork within the given messages begins with those up to there. covers: THREAD-6, THREAD-7"""
+    given = LocalThread([*exchange("q0", "a0"), *exchange("q1", "a1")])
+    bare = given.checkpoint()
+    await given.on_new_messages(exchange("q2", "a2"))
+    given.checkpoint()
+    whole, within = given.fork(), given.fork(given.messages[1].message_id)
+    assert (texts(whole.messages), texts(within.messages)) == (
+        ["q0", "a0", "q1", "a1", "q2", "a2"],
+        ["q0", "a0"],
+    )
+    assert [each.checkpoint_id for each in whole.checkpoints] == [
+        each.checkpoint_id for each in given.checkpoints
+    ]
+    assert not within.checkpoints
+    whole.rollback(bare)
+    assert texts(whole.messages) == ["q0", "a0", "q1", "a1"]
+    for thread, begun in ((whole, ["q0", "a0", "q1", "a1"]), (within, ["q0", "a0"])):
+        await thread.on_new_messages(exchange("more", "words"))
+        thread.rewind()
+        assert texts(thread.messages) == begun
+
+
 async def test_what_a_failed_call_left_under_an_unknown_id_keeps_no_thread(make: MakeAgent) -> None:
     """A gateway that names responses in its own way; what was answered has to be deleted. covers: THREAD-6"""
     asked: list[bytes] = []

@@ -81,6 +81,8 @@ class LocalModel:
     """A thread, and what of its messages there is."""
 
     most: int | None = None
+    #: what it was begun with
+    begun: State = field(default_factory=State)
     now: State = field(default_factory=State)
     #: numbers of messages that its store keeps, oldest first
     kept: list[int] = field(default_factory=list)
@@ -106,8 +108,8 @@ class LocalModel:
 
     def roll_back(self, checkpoint_id: str | None) -> None:
         marked = {number for state in self.marks.values() for number in state.texts}
-        self.dropped |= self.now.texts.keys() - marked
-        self.now = deepcopy(self.marks[checkpoint_id]) if checkpoint_id else State()
+        self.dropped |= self.now.texts.keys() - marked - self.begun.texts.keys()
+        self.now = deepcopy(self.marks[checkpoint_id] if checkpoint_id else self.begun)
         self.line = self.lines[checkpoint_id] if checkpoint_id else []
 
     def fork(self, length: int) -> "LocalModel":
@@ -121,6 +123,7 @@ class LocalModel:
         at = self.now if line == self.line else self.marks[line[-1]] if line else State()
         return LocalModel(
             most=self.most,
+            begun=State({number: text for number, text in self.begun.texts.items() if number in texts}),
             now=State(texts, at.remembered),
             kept=list(texts),
             marks={each: deepcopy(self.marks[each]) for each in line},
@@ -140,7 +143,11 @@ class LocalThreads(Machine):
     def __init__(self, stores: MessageStoreFactory | None, most: int | None) -> None:
         super().__init__()
         self.stores = stores
-        self.pairs = [(LocalThread(stores=stores), LocalModel(most))]
+        given = [message for n in range(2) for message in exchange(f"given {n}", f"given {n}")]
+        begun = State({next(self.numbers): message.text for message in given})
+        model = LocalModel(most, begun, deepcopy(begun), [*begun.texts][-(most or 0) :])
+        self.pairs = [(LocalThread(given, stores=stores), model)]
+        self.do(self.pairs[0][0].create())
 
     def pair(self, place: int) -> tuple[LocalThread, LocalModel]:
         return self.pairs[place % len(self.pairs)]

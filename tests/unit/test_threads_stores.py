@@ -220,7 +220,10 @@ async def test_what_was_rolled_back_does_not_come_back(stores: MessageStoreFacto
 async def test_unstored_messages_that_were_rolled_back_are_not_stored() -> None:
     """Nor written into JSON, with a store or without. covers: THREAD-7"""
     store = MemoryMessages()
-    for thread in (LocalThread(exchange("q", "a"), store=store), LocalThread(exchange("q", "a"))):
+    stores = iter([MemoryMessages(), store])
+    for origin in (LocalThread(stores=lambda: next(stores)), LocalThread()):
+        await origin.on_new_messages(exchange("q", "a"))
+        thread = origin.fork()
         thread.rewind()
         await thread.create()
         assert thread.messages == []

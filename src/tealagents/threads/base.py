@@ -86,6 +86,7 @@ class Header(Struct, frozen=True):
     context: ThreadContext
     checkpoints: tuple[ThreadCheckpoint, ...]
     current: str | None
+    beginning_state: dict[str, Json] = {}
 
 
 class AgentThread(ABC):
@@ -100,6 +101,8 @@ class AgentThread(ABC):
         self.fingerprint: str | None = None
         #: what is remembered besides the messages, see `ThreadContext`
         self.context: Json = {}
+        #: what context providers had kept before the first message
+        self.beginning_state: dict[str, Json] = {}
         self._checkpoints: dict[str, ThreadCheckpoint] = {}
         self._current: str | None = None
         self._deleted = False
@@ -146,7 +149,7 @@ class AgentThread(ABC):
         """Erases everything; nothing else uses the thread meanwhile."""
         self._deleted = True
         self._checkpoints.clear()
-        self.context = {}
+        self.context, self.beginning_state = {}, {}
 
     @property
     def deleted(self) -> bool:
@@ -160,9 +163,12 @@ class AgentThread(ABC):
         return states
 
     def adopt_state(self, other: "AgentThread") -> None:
-        """Takes over what context providers keep in another thread. What views keep goes by its messages."""
+        """Takes over what context providers keep in another thread: a thread without checkpoints begins with
+        it. What views keep goes by its messages."""
         if other.state:
             self.context["providers"] = deepcopy(dict(other.state))
+            if not self._checkpoints:
+                self.beginning_state = deepcopy(dict(other.state))
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -219,7 +225,7 @@ class AgentThread(ABC):
         self._go_to(found)
 
     def rewind(self) -> None:
-        """Goes back to before the first checkpoint. Only unmarked changes are lost."""
+        """Goes back to what the thread was begun with. Only unmarked changes are lost."""
         self.check_way_back()
         context = cast(ThreadContext, self._beginning_context())
         self._go_to(ThreadCheckpoint(checkpoint_id="", created_at=self.created_at, context=context))
@@ -235,7 +241,7 @@ class AgentThread(ABC):
 
     def _beginning_context(self) -> Json:
         """What was remembered before the first message."""
-        return {}
+        return {"providers": deepcopy(self.beginning_state)} if self.beginning_state else {}
 
     def _line(self) -> list[ThreadCheckpoint]:
         """The checkpoints that led to the current one, oldest first."""
@@ -271,6 +277,7 @@ class AgentThread(ABC):
             "created_at": self.created_at,
             "fingerprint": self.fingerprint,
             "context": self.context,
+            "beginning_state": self.beginning_state,
             "checkpoints": [msgspec.to_builtins(each) for each in self._checkpoints.values()],
             "current": self._current,
             **self._parts(),
@@ -296,6 +303,7 @@ class AgentThread(ABC):
             raise InvalidRequest("", f"this is not a thread: {error}") from None
         thread.thread_id, thread.created_at = header.thread_id, header.created_at
         thread.fingerprint, thread.context = header.fingerprint, dict(header.context)
+        thread.beginning_state = header.beginning_state
         thread._checkpoints = _in_order(header)
         thread._current = header.current
         return thread
@@ -315,6 +323,7 @@ class AgentThread(ABC):
         """Takes over what another thread remembers."""
         self.fingerprint = other.fingerprint
         self.context = deepcopy(other.context)
+        self.beginning_state = other.beginning_state
         self._checkpoints = dict(other._checkpoints)
         self._current = other._current
 

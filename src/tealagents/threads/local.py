@@ -32,6 +32,8 @@ class LocalParts(Struct, frozen=True):
     dropped: tuple[str, ...]
     #: what finds the store again
     store: Json | None
+    #: ids of the messages that it was begun with
+    beginning: tuple[str, ...] = ()
 
 
 class StoredMessages:
@@ -100,14 +102,16 @@ class LocalThread(AgentThread):
         stores: MessageStoreFactory | None = None,
         thread_id: str | None = None,
     ) -> None:
-        """`messages` are earlier ones; an id that comes again is replaced by a new one. `stores` makes the
-        stores of forks and copies, and of this thread where no `store` is given."""
+        """`messages` are earlier ones, which `rewind` keeps; an id that comes again is replaced by a new one.
+        `stores` makes the stores of forks and copies, and of this thread where no `store` is given."""
         super().__init__(thread_id=thread_id)
         self._stores = stores
         #: as they were said, by their ids
         self._messages = {each.message_id: each for each in _distinct(messages, ())}
+        #: the ids of those that it was begun with, which are in no checkpoint
+        self._beginning = tuple(self._messages)
         #: since the current checkpoint: the ids of new messages, and the texts that edits gave
-        self._pending = list(self._messages)
+        self._pending: list[str] = []
         self._edits: dict[str, str] = {}
         made = stores() if store is None and stores is not None else store
         self._kept = StoredMessages(made, self._messages.values()) if made is not None else None
@@ -143,7 +147,7 @@ class LocalThread(AgentThread):
         """
         self._messages = {message.message_id: message for message in kept}
         marked = {name for each in self._checkpoints.values() for name in each.messages}
-        known = marked.union(self._pending)
+        known = marked.union(self._beginning, self._pending)
         self._pending = [name for name in self._pending if name in self._messages]
         new = [name for name in self._messages if name not in known]
         self._pending += new
@@ -155,6 +159,7 @@ class LocalThread(AgentThread):
             await self._kept.store.clear()
         await super()._erase()
         self._messages.clear()
+        self._beginning = ()
         self._pending.clear()
         self._edits.clear()
 
@@ -165,7 +170,8 @@ class LocalThread(AgentThread):
         self._check_there()
         self._check_read()
         line = self._line()
-        order = [*(name for checkpoint in line for name in checkpoint.messages), *self._pending]
+        marked = (name for checkpoint in line for name in checkpoint.messages)
+        order = [*self._beginning, *marked, *self._pending]
         edits = _edits_of(line) | self._edits
         return [_edited(self._messages[name], edits) for name in order if name in self._messages]
 
@@ -222,13 +228,14 @@ class LocalThread(AgentThread):
         return fork
 
     def _adopt_line(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
-        """Takes over the checkpoints that lie within the fork, and what they remember."""
+        """Takes over the beginning and the checkpoints that lie within the fork, and what they remember."""
 
-        def within(checkpoint: ThreadCheckpoint) -> bool:
-            return all(name in names or name not in origin._messages for name in checkpoint.messages)
+        def within(messages: Iterable[str]) -> bool:
+            return all(name in names or name not in origin._messages for name in messages)
 
         line = origin._line()
-        adopted = list(takewhile(within, line))
+        whole = within(origin._beginning)
+        adopted = list(takewhile(lambda each: whole and within(each.messages), line))
         for each in adopted:
             messages = tuple(names[name] for name in each.messages if name in names)
             self._checkpoints[each.checkpoint_id] = replace(
@@ -238,8 +245,11 @@ class LocalThread(AgentThread):
         later = line[len(adopted) :]
         self._edits = _renamed(_edits_of(later) | origin._edits, names)
         marked = {name for each in self._checkpoints.values() for name in each.messages}
-        self._pending = [name for name in self._pending if name not in marked]
-        context: Json = dict(adopted[-1].context) if adopted else {}
+        self._beginning = tuple(names[name] for name in origin._beginning if name in names)
+        known = marked.union(self._beginning)
+        self._pending = [name for name in self._messages if name not in known]
+        self.beginning_state = origin.beginning_state
+        context: Json = dict(adopted[-1].context) if adopted else self._beginning_context()
         self.context = deepcopy(context if later else origin.context)
         if self._edits:
             self.context.pop("view", None)
@@ -252,6 +262,7 @@ class LocalThread(AgentThread):
         self._check_read()
         copied = type(self)(self._messages.values(), stores=self._stores)
         copied._like(self)
+        copied._beginning = self._beginning
         copied._pending, copied._edits = list(self._pending), dict(self._edits)
         return copied
 
@@ -276,6 +287,7 @@ class LocalThread(AgentThread):
         kept = self._kept
         return {
             "messages": msgspec.to_builtins(list(self._messages.values() if kept is None else kept.unstored)),
+            "beginning": self._beginning,
             "pending": list(self._pending),
             "edits": dict(self._edits),
             "dropped": [] if kept is None else sorted(kept.dropped),
@@ -286,11 +298,13 @@ class LocalThread(AgentThread):
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
         parts = msgspec.convert(document, LocalParts)
         names = [message.message_id for message in parts.messages]
-        if len({*names}) < len(names) or len({*parts.pending}) < len(parts.pending):
+        new = (*parts.beginning, *parts.pending)
+        if len({*names}) < len(names) or len({*new}) < len(new):
             raise InvalidRequest("messages", "two have the same message_id")
         if parts.store is not None and stores is None:
             raise InvalidRequest("store", "is needed: give `stores`, which makes the thread's message store")
         thread = cls(parts.messages, stores=stores)
+        thread._beginning = parts.beginning
         thread._pending, thread._edits = list(parts.pending), parts.edits
         if thread._kept is not None and parts.store is not None:
             if parts.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):

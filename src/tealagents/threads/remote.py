@@ -27,7 +27,6 @@ class RemoteParts(Struct, frozen=True):
 
     remote_id: str | None
     beginning: tuple[Message, ...]
-    beginning_state: dict[str, Json] = {}
     inherited: frozenset[str] = frozenset()
     abandoned: tuple[str, ...] = ()
     origin_id: str | None = None
@@ -110,7 +109,6 @@ class RemoteThread(AgentThread):
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
         copied.origin_id, copied.beginning = self.origin_id, self.beginning
-        copied.beginning_state = self.beginning_state
         copied._like(self)
         copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
@@ -137,7 +135,7 @@ class RemoteThread(AgentThread):
                     raise
                 log.warning("the model service cannot delete what a failed call left: %s", error.detail)
         await super()._erase()
-        self.remote_id, self.beginning, self.beginning_state, self.abandoned = None, (), {}, ()
+        self.remote_id, self.beginning, self.abandoned = None, (), ()
 
     def _ends(self) -> list[str]:
         """The ids that nothing here continues: from these, the service finds all that it keeps.
@@ -164,14 +162,10 @@ class RemoteThread(AgentThread):
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         self.remote_id = checkpoint.remote_id if checkpoint.checkpoint_id else self.origin_id
 
-    def _beginning_context(self) -> Json:
-        return {"providers": deepcopy(self.beginning_state)} if self.beginning_state else {}
-
     def _parts(self) -> Json:
         return {
             "remote_id": self.remote_id,
             "beginning": msgspec.to_builtins(self.beginning),
-            "beginning_state": self.beginning_state,
             "inherited": sorted(self.inherited),
             "abandoned": self.abandoned,
             "origin_id": self.origin_id,
@@ -186,7 +180,6 @@ class RemoteThread(AgentThread):
             )
         parts = msgspec.convert(document, RemoteParts)
         thread = cls(parts.remote_id)
-        thread.beginning, thread.beginning_state = parts.beginning, parts.beginning_state
-        thread.inherited = parts.inherited
+        thread.beginning, thread.inherited = parts.beginning, parts.inherited
         thread.abandoned, thread.origin_id = parts.abandoned, parts.origin_id
         return thread
