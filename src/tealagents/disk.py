@@ -1,22 +1,25 @@
 """Folders and files that a power failure does not take, readable by their owner alone.
 
-What root makes is given to the owner of the folder it is in: a command of an operator must leave nothing that
-the service's user cannot write.
+What root adds to a store is given to the owner of the folder it is in: a command of an operator must leave
+nothing that the service's user cannot write.
 """
 
 import os
 from contextlib import suppress
 
 
-def make_folders(folder: str) -> None:
-    """Makes a folder and those above it that are missing, and waits until their names are on the disk."""
+def make_folders(folder: str, *, within: bool = False) -> None:
+    """Makes a folder and those above it that are missing, and waits until their names are on the disk.
+
+    What is made `within` a store is its owner's, also where root makes it.
+    """
     if os.path.isdir(folder):
         return
     above = os.path.dirname(os.path.abspath(folder))
-    make_folders(above)
+    make_folders(above, within=within)
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-        if _is_root():
+        if within and _is_root():
             handle = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
             _give(handle, above)
             os.close(handle)

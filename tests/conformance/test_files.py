@@ -71,6 +71,17 @@ async def test_what_root_makes_is_the_services(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+async def test_a_store_that_root_makes_is_its_own(tmp_path: Path) -> None:
+    """The folder above may be another user's: what is stored is readable by the service's user alone."""
+    above = tmp_path / "above"
+    above.mkdir()
+    os.chown(above, 65534, 65534)
+    async with plain_store(f"file://{above / 'state'}") as store:
+        await put(store, PARTITION, {"a/b": VALUE})
+    assert {each.stat().st_uid for each in above.rglob("*")} == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
 async def test_root_gives_no_file_away_that_was_there(tmp_path: Path) -> None:
     """A link in the folder may lead to any."""
     folder, other = tmp_path / "state", tmp_path / "other"

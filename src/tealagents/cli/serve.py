@@ -41,6 +41,8 @@ UNDO_SECONDS = 5.0
 YOUNG_OBJECTS = 10_000
 #: seconds between two looks whether connections are accepted
 _LOOK_SECONDS = 0.02
+#: whether another process accepts connections at the address of this one
+_lost = threading.Event()
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[No
     that the others cannot: where another one does, this process is stopped, with exit status 2.
     """
     family, address = listener.family, listener.getsockname()
-    lost = threading.Event()
+    _lost.clear()
 
     def accepts() -> bool:
         return listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
@@ -133,9 +135,11 @@ def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[No
                 _bound(family, address).close()
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and not accepts():
-                    fail(unusable(address[0], address[1], error))
-                    lost.set()
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    _lost.set()
+                    try:
+                        fail(unusable(address[0], address[1], error))
+                    finally:
+                        os.kill(os.getpid(), signal.SIGTERM)
                     return
             time.sleep(_LOOK_SECONDS)
         announce()
@@ -146,7 +150,7 @@ def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[No
 
     threading.Thread(target=waiting, name="announce", daemon=True).start()
     yield
-    if lost.is_set():
+    if _lost.is_set():
         raise typer.Exit(2)
 
 
@@ -537,7 +541,7 @@ def _end_soon(
     def end() -> None:
         log.warning(said)
         logging.shutdown()
-        os._exit(0)
+        os._exit(2 if _lost.is_set() else 0)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

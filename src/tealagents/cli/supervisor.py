@@ -100,7 +100,7 @@ class Supervisor(Multiprocess):
             if not serves:
                 other.kill()
                 other.join()
-                if not self._must_stop():
+                if not (self._must_stop() or self._is_asked_again()):
                     log.error("worker %s is kept: its replacement did not start", worker.pid)
                 return
             self.processes[index] = other
@@ -122,13 +122,19 @@ class Supervisor(Multiprocess):
     def _must_stop(self) -> bool:
         return self.should_exit.is_set() or any(number in STOPPING for number in self.signal_queue)
 
+    def _is_asked_again(self) -> bool:
+        """Whether all workers are to be replaced once more: what did not start may be repaired."""
+        return getattr(signal, "SIGHUP", None) in self.signal_queue
+
     def _serves(self, worker: Process) -> bool:
-        """Whether a new worker is in service in time; not waited for once a signal to stop has come.
+        """Whether a new worker is in service in time; not waited for once another signal has come.
 
         Meanwhile the others are looked after.
         """
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and worker.process.is_alive() and not self._must_stop():
+        while time.monotonic() < deadline and worker.process.is_alive():
+            if self._must_stop() or self._is_asked_again():
+                break
             if worker.is_ready(timeout=1):
                 return True
             self.keep_subprocess_alive()

@@ -148,7 +148,7 @@ class PartitionFolder:
             return os.open(self._redo_file, os.O_RDWR)
         except FileNotFoundError:
             check_store(self._root)
-            make_folders(self._path)
+            make_folders(self._path, within=True)
             redo = private(self._redo_file, os.O_RDWR | os.O_CREAT)
             sync(self._path)
             return redo
@@ -292,7 +292,7 @@ def check_store(root: Path) -> None:
 
 
 def _write_beside(file: str, content: bytes) -> None:
-    make_folders(os.path.dirname(file))
+    make_folders(os.path.dirname(file), within=True)
     with open(file + _BESIDE, "wb", opener=private) as new:
         new.write(content)
 

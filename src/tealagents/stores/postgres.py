@@ -119,7 +119,10 @@ class PostgresOptions(StoreOptions):
         if self.sslrootcert == _SYSTEM:  # the driver does not know it; a context wins over the names
             tls["ssl"] = context = ssl.create_default_context()
             if self.sslcert is not None:
-                context.load_cert_chain(self.sslcert, self.sslkey)
+                try:
+                    context.load_cert_chain(self.sslcert, self.sslkey, password="")
+                except OSError as error:  # else a key with a password asks the terminal for it
+                    raise StoreConfigError(f"sslcert and sslkey cannot be used: {in_a_line(error)}") from None
         return {
             **tls,
             "dsn": self.dsn.get_secret_value() + ("?" + urlencode(query) if query else ""),
