@@ -5,10 +5,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Request,
+    Route,
+    sync_playwright,
+)
 
 from tealagents.testing.pytest_servers import missing
 
@@ -128,6 +137,14 @@ class Tab:
     def look_again(self) -> None:
         """Lists are read again at once, as they are when the user comes back to the tab."""
         self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+    def held(self, calls: list[Route], count: int = 1) -> Route:
+        """The call that a route appends to `calls` as the `count`-th, once it has."""
+        deadline = monotonic() + PATIENCE / 1000
+        while len(calls) < count:
+            assert monotonic() < deadline, "the page has not made the call"
+            self.page.wait_for_timeout(20)
+        return calls[count - 1]
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)

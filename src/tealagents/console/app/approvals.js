@@ -166,7 +166,6 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   `;
 }
 
-/** One button where each call is decided, else one for each way to decide the rest. */
 function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)

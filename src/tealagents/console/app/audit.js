@@ -86,8 +86,6 @@ function Entry({entry, task, bad}) {
   `;
 }
 
-/* --- the chain of hashes, recomputed here --- */
-
 const GENESIS = "0".repeat(64);
 
 /** JSON with sorted keys and without spaces, as it was hashed. */

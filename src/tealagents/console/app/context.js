@@ -1,6 +1,6 @@
 /** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
-import {createContext, useContext, useRef} from "./html.js";
-import {navigate} from "./router.js";
+import {createContext, html, useContext, useRef} from "./html.js";
+import {href, navigate} from "./router.js";
 import {inWords} from "./ui.js";
 
 export const App = createContext(null);
@@ -48,13 +48,25 @@ export function useAttempt(onFailure) {
   };
 }
 
+/** Shows a task once it is `made`, and says `what`. Who is elsewhere by then stays there: they may be writing. */
+export function useShow() {
+  const {notify} = useApp();
+  return async (made, what) => {
+    const from = location.hash;
+    const {task_id} = await made;
+    dispatchEvent(new Event("tasks-changed"));
+    if (location.hash !== from)
+      return notify(html`The new conversation is in the list. <a href=${href("tasks", task_id)}>Open it</a>`);
+    if (what) notify(what);
+    await navigate("tasks", task_id); // until then a second click would make another
+  };
+}
+
 /** Forks a task, from where it is or as `options` say, and shows the fork. */
 export function useFork(taskId) {
-  const {client, notify} = useApp();
-  return useAttempt()(async (options) => {
-    const made = await client.fork(taskId, options);
-    dispatchEvent(new Event("tasks-changed"));
-    notify("This is the fork. Changes here do not affect the original.");
-    await navigate("tasks", made.task_id); // until then a second click would make another
-  });
+  const {client} = useApp();
+  const show = useShow();
+  return useAttempt()((options) =>
+    show(client.fork(taskId, options), "This is the fork. Changes here do not affect the original."),
+  );
 }

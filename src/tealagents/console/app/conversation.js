@@ -1,12 +1,12 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
 import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp, useAttempt} from "./context.js";
+import {useApp, useAttempt, useShow} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./approvals.js";
 import {asObject} from "./format.js";
 import {useLive} from "./live.js";
 import {turnsOf, useMessages} from "./messages.js";
-import {href, navigate} from "./router.js";
+import {href} from "./router.js";
 import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
@@ -16,15 +16,11 @@ import {Back, Guard, Icon, IconButton, Pending} from "./ui.js";
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
   const attempt = useAttempt();
+  const show = useShow();
   const [key] = useState(Math.random);
-  const send = async (items, idempotencyKey) => {
-    const taken = await client.background(items, {
-      idempotencyKey,
-      session_id: sessionId ?? undefined,
-      metadata: {title: titleFrom(items)},
-    });
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", taken.task_id);
+  const send = (items, idempotencyKey) => {
+    const metadata = {title: titleFrom(items)};
+    return show(client.background(items, {idempotencyKey, session_id: sessionId ?? undefined, metadata}));
   };
   return html`
     <div class="welcome">
@@ -185,7 +181,8 @@ function Origin({task}) {
 
 /** Changes what was said: a fork of the task up to the request before, and the new message in it. */
 function Edit({message, task, before}) {
-  const {client, notify, drafts} = useApp();
+  const {client, drafts} = useApp();
+  const show = useShow();
   const draft = `edit:${message.message_id}`;
   const [editing, setEditing] = useState(() => drafts.get(draft) !== undefined);
   const opened = useRef(false);
@@ -197,7 +194,7 @@ function Edit({message, task, before}) {
   }, [editing]);
   const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
   const images = message.items.filter((item) => item.content_type === "image");
-  const send = async (items, idempotencyKey) => {
+  const resend = async (items, idempotencyKey) => {
     const content = [...items, ...images];
     // the same text sent again continues in the fork that its first attempt made
     let attempt = asObject(drafts.get(`fork ${draft}`));
@@ -207,10 +204,10 @@ function Edit({message, task, before}) {
     }
     const taken = await client.background(content, attempt);
     drafts.set(`fork ${draft}`);
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", taken.task_id);
-    notify("The changed message was sent in a fork. The original conversation is unchanged.");
+    return taken;
   };
+  const send = (...given) =>
+    show(resend(...given), "The changed message was sent in a fork. The original conversation is unchanged.");
   if (!editing)
     return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => ((opened.current = true), setEditing(true))} />`;
   return html`

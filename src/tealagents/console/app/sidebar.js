@@ -1,6 +1,6 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useMemo, useRef, useState} from "./html.js";
-import {isForeign, useApp, useAttempt} from "./context.js";
+import {isForeign, useApp, useAttempt, useShow} from "./context.js";
 import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
@@ -72,7 +72,6 @@ function matches(task, filter) {
   return title.includes(wanted) || task.task_id.startsWith(wanted) || text(task.metadata ?? {}).includes(wanted);
 }
 
-/** Looks up how a task begins; empty where it has no message. */
 async function lookUp(client, {task_id}) {
   const {items} = await client.messages(task_id, {limit: 1}).page();
   titles.set(task_id, items.length ? titleFrom(items[0].items) : "");
@@ -123,7 +122,6 @@ function TaskList({current}) {
   `;
 }
 
-/** An auditor reads the conversations of the whole tenant. */
 const Whose = ({ofTenant, onChange}) => html`
   <div class="segments whose" role="group" aria-label="Whose conversations">
     <button aria-pressed=${!ofTenant} onClick=${() => onChange(false)}>Mine</button>
@@ -230,6 +228,7 @@ export function titleFrom(items) {
 
 function ListMenu() {
   const {client} = useApp();
+  const show = useShow();
   const [asking, setAsking] = useState(false);
   const input = useRef(null);
   const take = useAttempt()(async (event) => {
@@ -238,9 +237,7 @@ function ListMenu() {
     if (!file) return;
     const document_ = await file.text();
     if (!asObject(document_)) throw new Error("That file is not JSON. Choose one that was exported here.");
-    const task = await client.importTask(document_);
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", task.task_id);
+    await show(client.importTask(document_));
   });
   return html`
     <${Menu} label="More">

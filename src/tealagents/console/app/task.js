@@ -75,7 +75,6 @@ function Header({task, tab, foreign, reload}) {
   `;
 }
 
-/** Writes a task's document into a file. */
 async function download(client, task) {
   const document_ = await client.exportTask(task.task_id);
   const url = URL.createObjectURL(new Blob([document_], {type: "application/json"}));
@@ -145,8 +144,6 @@ function Rename({task, onClose, reload}) {
     <//>
   `;
 }
-
-// --- details: ids, times, where it came from, and metadata that can be changed ---
 
 function Details({task, foreign, reload}) {
   const from = task.origin?.task_id;

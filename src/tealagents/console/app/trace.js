@@ -53,7 +53,6 @@ function byRequest(steps) {
 /** What a Date leaves out of a time, in milliseconds. */
 const microseconds = (text) => Number(/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) / 1000;
 
-/** An approval lasts from being asked for to being decided. */
 function waits(steps) {
   const decided = new Map(steps.filter((step) => step.name === "decided").map((step) => [step.input?.approval_id, step]));
   return steps.map((step) => {

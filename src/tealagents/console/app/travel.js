@@ -136,7 +136,6 @@ function Look({task, node, onClose}) {
   `;
 }
 
-/** The other tasks of the session. */
 function Forks({task}) {
   const {client} = useApp();
   const {items, more} = usePages(client.tasks({session_id: task.session_id, limit: 200}), [client, task.session_id]);
@@ -162,8 +161,6 @@ function relation(task, other) {
   if (other.origin?.task_id === task.task_id) return "forked from this one";
   return task.origin?.task_id === other.task_id ? "this one was forked from it" : "";
 }
-
-/* --- the tree: checkpoints name their parents, and messages say what was said --- */
 
 const SILENT = {text: "", answer: ""};
 
@@ -227,8 +224,6 @@ function lanesOf(nodes) {
   }
   return {lanes, count};
 }
-
-// --- two branches side by side: what they share once, then what differs ---
 
 /** `sides`: task, checkpoint, task, checkpoint; a checkpoint is an id or `current` */
 export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {

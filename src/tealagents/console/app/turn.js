@@ -17,7 +17,6 @@ function Image({source}) {
   return html`<p class="muted">This image cannot be shown here: ${readable(source.slice(0, 60))}</p>`;
 }
 
-/** A message of the user: text as it was typed, and images. */
 export function UserMessage({message, children}) {
   return html`
     <div class="said">

@@ -34,7 +34,6 @@ export const Status = ({value}) => html`<span class="status" data-status=${value
 
 export const Time = ({at}) => html`<time datetime=${at} title=${longTime(at)}>${shortTime(at)}</time>`;
 
-/** A drawing to click, with its words: a link where it has an address. */
 export const IconButton = ({name, label, size = "", at, ...how}) =>
   html`<${how.href ? "a" : "button"} ref=${at} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
     title=${label} ...${how}><${Icon} name=${name} /><//>`;
@@ -43,7 +42,6 @@ export const IconButton = ({name, label, size = "", at, ...how}) =>
 export const Back = ({label = "Conversations", to = "#/"}) =>
   html`<${IconButton} name="back" size="back" label=${label} href=${to} />`;
 
-/** What would be there, and what to do. */
 export const Empty = ({icon, title, children}) => html`
   <div class="empty">
     <${Icon} name=${icon} />

@@ -1,0 +1,71 @@
+"""What one has begun, and left for another view before the service answered."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from agents import talk
+from playwright.sync_api import FilePayload, Route, expect
+from tabs import Tab
+
+from tealagents.testing.service import ServiceThread
+
+#: a message, a fork, an import
+_MAKES = re.compile(r"/Tester/0\.1(/tasks/([^/]+/fork|import))?$")
+
+
+def _held(tab: Tab, begin: Callable[[], None]) -> Route:
+    """The call that `begin` makes, which has not reached the service."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if route.request.method == "POST":
+            held.append(route)
+        else:
+            route.fallback()
+
+    tab.page.route(_MAKES, hold)
+    begin()
+    return tab.held(held)
+
+
+def _begin(tab: Tab, service: ServiceThread, what: str) -> None:
+    (answer,) = talk(service, "hello")
+    task = answer["task_id"]
+    if what == "message":
+        tab.open("new").say("My name is Ida.")
+    elif what == "edit":
+        tab.open("tasks", task).button("Edit and send again").click()
+        tab.page.locator(".editing textarea").fill("My name is Ida.")
+        tab.page.locator(".editing").get_by_role("button", name="Send").click()
+    elif what == "fork":
+        tab.open("tasks", task, "travel").button("Fork").last.click()
+    else:
+        tab.open("tasks", task)
+        with service.client("ada") as client:
+            exported = client.get(f"/tasks/{task}/export").content
+            client.delete(f"/tasks/{task}").raise_for_status()
+        file: FilePayload = {"name": "task.json", "mimeType": "application/json", "buffer": exported}
+        tab.page.get_by_label("A task to import").set_input_files(file)
+
+
+@pytest.mark.parametrize("what", ["message", "edit", "fork", "import"])
+def test_who_writes_elsewhere_by_then_stays_there(ada: Tab, service: ServiceThread, what: str) -> None:
+    """A notice leads to the conversation that was made, and nothing that is written gets into it."""
+    (there,) = talk(service, "My name is Ada.")
+    ada.expected = {404}  # what is imported was deleted before
+    held = _held(ada, lambda: _begin(ada, service, what))
+    ada.open("tasks", there["task_id"])
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("Half a")
+    held.continue_()
+    made = ada.page.locator(".notice").get_by_role("link", name="Open it")
+    expect(made).to_be_visible()
+    field.press_sequentially(" thought")
+    expect(field).to_have_value("Half a thought")
+    assert ada.page.url.endswith(there["task_id"])
+    field.fill("")
+    made.click()
+    expect(ada.page.get_by_text("Nice to meet you, Ada.")).to_have_count(0)
+    expect(ada.page.locator(".answer").first).to_be_visible()
