@@ -69,3 +69,25 @@ def test_who_writes_elsewhere_by_then_stays_there(ada: Tab, service: ServiceThre
     made.click()
     expect(ada.page.get_by_text("Nice to meet you, Ada.")).to_have_count(0)
     expect(ada.page.locator(".answer").first).to_be_visible()
+
+
+def test_a_message_that_is_refused_after_one_has_left_it_is_mentioned(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It is still where it was written."""
+    (here,), (there,) = talk(service, "hello"), talk(service, "My name is Ada.")
+    ada.expected = {429}
+    ada.open("tasks", here["task_id"])
+    held = _held(ada, lambda: ada.say("Important."))
+    ada.open("tasks", there["task_id"])
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    held.fulfill(status=429, json=_OVERLOADED, headers={"retry-after": "600"})
+    expect(ada.page.locator(".notice")).to_have_text(
+        "Your message is still where you wrote it. Too many requests."
+    )
+    field = ada.open("tasks", here["task_id"]).page.get_by_role("textbox", name="Message", exact=True)
+    expect(field).to_have_value("Important.")
+    field.fill("")
+
+
+_OVERLOADED = {"code": "overloaded", "detail": "Too many requests."}

@@ -1,7 +1,7 @@
 /** Where a message is written: text, images, and a button that sends or stops. */
 import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {Icon, IconButton, isAway, Problem} from "./ui.js";
+import {Icon, IconButton, inWords, isAway, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
@@ -68,7 +68,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     };
     if (!drafts.get(key)) drafts.set(key, String(Math.random()));
     // a reload loses the images
-    await onSend(items, `${drafts.get(key)} ${images.length}`).then(taken, setError);
+    await onSend(items, `${drafts.get(key)} ${images.length}`).then(taken, (refusal) => {
+      if (field.current) setError(refusal);
+      else notify(`Your message is still where you wrote it. ${inWords(refusal).detail}`);
+    });
     setBusy(false);
   };
   const stop = () => {
