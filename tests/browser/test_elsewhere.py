@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from agents import talk
 from playwright.sync_api import FilePayload, Route, expect
-from tabs import Tab
+from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 #: a message, a fork, an import
 _MAKES = re.compile(r"/Tester/0\.1(/tasks/([^/]+/fork|import))?$")
@@ -91,3 +93,43 @@ def test_a_message_that_is_refused_after_one_has_left_it_is_mentioned(
 
 
 _OVERLOADED = {"code": "overloaded", "detail": "Too many requests."}
+
+
+def _tasks(service: ServiceThread, user: str) -> list[dict[str, Any]]:
+    with service.client(user) as client:
+        found: list[dict[str, Any]] = client.get("/tasks").raise_for_status().json()["items"]
+        return found
+
+
+def test_edits_that_are_refused_share_one_fork_which_has_their_title_once_one_is_taken(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Who gives up leaves none."""
+    *_, last = talk(service, "hello", "My name is Ida.", user="lea", metadata={"title": "Names"})
+    lea = tabs.signed_in(f"{service.url}/console/", "lea")
+    lea.expected = {429}
+    lea.open("tasks", last["task_id"])
+    editing = lea.page.locator(".editing")
+
+    def refused(*texts: str) -> None:
+        headers = {"retry-after": "600"}
+        lea.page.route(
+            service.url, lambda route: route.fulfill(status=429, json=_OVERLOADED, headers=headers)
+        )
+        lea.button("Edit and send again").last.click()
+        for text in texts:
+            editing.locator("textarea").fill(text)
+            editing.get_by_role("button", name="Send").click()
+            expect(editing.get_by_role("alert")).to_contain_text("Too many requests.")
+        lea.page.unroute(service.url)
+
+    refused("My name is Eva.", "My name is Uma.")
+    assert [task["metadata"].get("title") for task in _tasks(service, "lea")] == ["Names", "Names"]
+    editing.get_by_role("button", name="Cancel").click()
+    until(lambda: len(_tasks(service, "lea")) == 1)
+    refused("My name is Eva.")
+    editing.locator("textarea").fill("My name is Lea.")
+    editing.get_by_role("button", name="Send").click()
+    expect(lea.text("Nice to meet you, Lea.")).to_be_visible()
+    expect(lea.page.locator(".task-header h2")).to_have_text("My name is Lea.")
+    assert {task["metadata"].get("title") for task in _tasks(service, "lea")} == {"Names", "My name is Lea."}

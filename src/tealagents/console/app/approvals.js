@@ -41,7 +41,6 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
 
 const isTaken = (outcome) => outcome !== null && outcome.status !== "Sending";
 
-/** How long there is to decide, by the clock of the service. */
 function Countdown({until}) {
   const [left, setLeft] = useState(() => new Date(until) - serviceTime());
   useEffect(() => {
@@ -299,7 +298,6 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
 
 const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
-/** What no longer waits, with its outcome, which is looked up once it can be seen. */
 function Past({item: known, open}) {
   const {client} = useApp();
   const place = useRef(null);
@@ -327,8 +325,6 @@ function whatBecame({status, decided_by}, lookedUp) {
     return lookedUp ? "It is no longer among the newest pending approvals." : "It was decided elsewhere, or the request ended.";
   return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
 }
-
-// --- the inbox ---
 
 const FILTERS = Object.entries({pending: "To decide", ...TITLES});
 

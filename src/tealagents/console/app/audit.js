@@ -125,7 +125,6 @@ async function verify(entries) {
   return {state: "broken", entry: entries[wrong], reason: "does not match its hash: something in it was changed"};
 }
 
-/** The first entry that does not follow the one before it. */
 function brokenLink(entries) {
   const place = entries.findIndex(
     (entry, at) => entry.seq !== at + 1 || entry.prev_hash !== (at === 0 ? GENESIS : entries[at - 1].hash),

@@ -194,17 +194,33 @@ function Edit({message, task, before}) {
   }, [editing]);
   const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
   const images = message.items.filter((item) => item.content_type === "image");
+  const kept = `fork ${draft}`;
+  /** Into a fork, or, where nothing was before it, a new task of the session. */
   const resend = async (items, idempotencyKey) => {
     const content = [...items, ...images];
-    // the same text sent again continues in the fork that its first attempt made
-    let attempt = asObject(drafts.get(`fork ${draft}`));
-    if (attempt?.idempotencyKey !== idempotencyKey) {
-      attempt = {idempotencyKey, ...(await destination(client, task, before, items))};
-      drafts.set(`fork ${draft}`, JSON.stringify(attempt));
+    const metadata = {title: titleFrom(items)};
+    if (!before) return client.background(content, {idempotencyKey, session_id: task.session_id, metadata});
+    // a fork is used again until it may hold a message; then, by that same message only
+    let fork = asObject(drafts.get(kept));
+    if (!fork || (fork.idempotencyKey ?? idempotencyKey) !== idempotencyKey) {
+      const {task_id} = await client.fork(task.task_id, {checkpoint_id: before.requestId});
+      fork = {task_id};
     }
-    const taken = await client.background(content, attempt);
-    drafts.set(`fork ${draft}`);
+    drafts.set(kept, JSON.stringify({...fork, idempotencyKey}));
+    const taken = await client.background(content, {...fork, idempotencyKey}).catch((error) => {
+      if (error.status < 500) drafts.set(kept, JSON.stringify(fork));
+      throw error;
+    });
+    drafts.set(kept);
+    await client.patchTask(fork.task_id, {metadata}).catch(() => {}); // without, it is called as the original
     return taken;
+  };
+  const cancel = () => {
+    const fork = asObject(drafts.get(kept));
+    if (fork && !fork.idempotencyKey)
+      client.deleteTask(fork.task_id).then(() => dispatchEvent(new Event("tasks-changed")), () => {});
+    for (const name of [draft, `key ${draft}`, kept]) drafts.set(name);
+    setEditing(false);
   };
   const send = (...given) =>
     show(resend(...given), "The changed message was sent in a fork. The original conversation is unchanged.");
@@ -213,15 +229,7 @@ function Edit({message, task, before}) {
   return html`
     <div class="editing">
       <${Composer} draft=${draft} onSend=${send} initial=${text} placeholder="The message" autofocus=${opened.current} />
-      <button class="quiet" onClick=${() => (drafts.set(draft), drafts.set(`key ${draft}`), setEditing(false))}>Cancel</button>
+      <button class="quiet" onClick=${cancel}>Cancel</button>
     </div>
   `;
-}
-
-/** A changed message goes into a fork, or, where nothing was before it, a new task of the session. */
-async function destination(client, task, before, items) {
-  if (!before) return {session_id: task.session_id, metadata: {title: titleFrom(items)}};
-  const fork = await client.fork(task.task_id, {checkpoint_id: before.requestId});
-  await client.patchTask(fork.task_id, {metadata: {title: titleFrom(items)}});
-  return {task_id: fork.task_id};
 }

@@ -41,7 +41,6 @@ export function Fields({value, schema, onChange}) {
   `;
 }
 
-/** Where the schema names no arguments, any can be given. */
 function Another({onAdd}) {
   const [name, setName] = useState("");
   const add = () => (onAdd(name), setName(""));

@@ -15,7 +15,6 @@ const shortTimeBy = (format) => (text) => {
 };
 
 export const shortTime = shortTimeBy(clock);
-/** The same with seconds. */
 export const timeOfDay = shortTimeBy(seconds);
 export const longTime = (text) => full.format(new Date(text));
 export const number = (value) => integer.format(value);

@@ -36,7 +36,6 @@ function inUse(drawn, first, next) {
   );
 }
 
-/** The first item that is seen, and where. */
 function seen(box, drawn) {
   const {top} = box.getBoundingClientRect();
   const item = [...drawn].find((each) => each.getBoundingClientRect().bottom > top);
@@ -152,6 +151,5 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
   `;
 }
 
-/** What is not drawn on one side, and the way to its end. */
 const Beyond = ({count, what, onGo}) =>
   html`<button class="quiet beyond" onClick=${onGo}>${plural(count, what)}</button>`;

@@ -162,7 +162,6 @@ function SessionGroup({session, tasks, current, reload}) {
   `;
 }
 
-/** Names all that would be erased, of which the list may show a part. */
 function DeleteSession({session, listed, onDelete, onClose}) {
   const {client} = useApp();
   const list = (signal) => client.tasks({session_id: session, limit: 200, signal}).toArray();

@@ -53,7 +53,6 @@ const inBanner = (error) => (error.code ? error.detail : `${inWords(error).title
 
 function Header({task, tab, foreign, reload}) {
   const tabs = useRef(null);
-  // on a phone there is no room for all of them
   useLayoutEffect(() => {
     tabs.current.querySelector("[aria-current]")?.scrollIntoView({block: "nearest", inline: "nearest"});
   }, [tab]);

@@ -53,7 +53,6 @@ export function Unseen({text, id}) {
   </div>`;
 }
 
-/** A value, or JSON text, indented. */
 export function Json({value}) {
   const text = useMemo(
     () => (typeof value === "string" ? prettyJson(value) : JSON.stringify(value, null, 2)),

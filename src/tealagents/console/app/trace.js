@@ -129,7 +129,6 @@ function Step({step, from, span}) {
   `;
 }
 
-/** The input of a step; arguments, which are JSON text, as what they say. */
 function opened(input) {
   try {
     return {...input, arguments: exactJson(input.arguments)};

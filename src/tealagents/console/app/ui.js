@@ -26,7 +26,6 @@ const ICONS = {
   warn: "M12 9v4.5M12 17v.01M12 3.5L2.5 20h19z",
 };
 
-/** A drawing beside a word; it says nothing that the word does not. */
 export const Icon = ({name}) =>
   html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
@@ -38,7 +37,6 @@ export const IconButton = ({name, label, size = "", at, ...how}) =>
   html`<${how.href ? "a" : "button"} ref=${at} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
     title=${label} ...${how}><${Icon} name=${name} /><//>`;
 
-/** On a phone: the way back, to the list or where `to` leads. */
 export const Back = ({label = "Conversations", to = "#/"}) =>
   html`<${IconButton} name="back" size="back" label=${label} href=${to} />`;
 
