@@ -1186,6 +1186,27 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
     )
 
 
+def test_html_in_an_answer_keeps_its_lines(ada: Tab) -> None:
+    """It is text, with its indentation, also in a list, and reads as its language does."""
+    lines = """async (text) => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const place = document.body.appendChild(document.createElement("div"));
+        place.className = "answer";
+        render(html`<${Markdown} text=${text} />`, place);
+        const [block] = place.querySelectorAll("[dir]");
+        const found = [place.innerText, getComputedStyle(block).direction];
+        place.remove();
+        return found;
+    }"""
+    xml = "<project>\n  <groupId>a</groupId>\n</project>"
+    assert ada.page.evaluate(lines, f"{xml}\n\nDone.") == [f"{xml}\n\nDone.", "ltr"]
+    assert ada.page.evaluate(lines, "<think>\nواحد\n</think>") == ["<think>\nواحد\n</think>", "ltr"]
+    assert ada.page.evaluate(lines, "<واحد>\n") == ["<واحد>", "rtl"]
+    item = "\n".join(f"  {line}" for line in xml.splitlines())
+    assert xml in ada.page.evaluate(lines, f"- One\n\n{item}")[0]
+
+
 def test_a_table_has_its_first_column_where_its_language_begins(ada: Tab) -> None:
     """Whatever each cell reads as; so has one in a quote, whose mark is on that side too."""
     sides = """async (text) => {

@@ -18,7 +18,7 @@ const marked = new Marked({
   // a footnote is no address
   tokenizer: {def: (text) => (/^ *\[\^/.test(text) ? undefined : false)},
   renderer: {
-    html: ({raw}) => escaped(raw),
+    html: ({raw, block}) => (block ? `<div>${escaped(raw.trimEnd())}</div>` : escaped(raw)),
     image: ({raw}) => escaped(raw),
     checkbox: ({checked}) => (checked ? "☑ " : "☐ "),
   },
@@ -26,7 +26,7 @@ const marked = new Marked({
 
 const ALLOWED = {
   ALLOWED_TAGS: [
-    "p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a",
+    "div", "p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a",
     "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td",
   ],
   ALLOWED_ATTR: ["href", "start", "align"],
