@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agents import ENVIRONMENT, SCRIPT, agent
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tabs import Tabs
 
 from tealagents.testing.service import offline_service
@@ -29,3 +29,43 @@ def test_a_message_that_waits_hides_nothing(tabs: Tabs, tmp_path: Path) -> None:
         expect(ada.text("The gate is open now.")).to_be_visible()
         expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
         expect(ada.text("Waiting for its turn.")).to_have_count(0)
+
+
+def test_each_message_that_waits_is_canceled_although_another_one_is_being_canceled(
+    tabs: Tabs, tmp_path: Path
+) -> None:
+    """And the answer can be stopped meanwhile. What was canceled is never shown as if it ran."""
+    script = SCRIPT.replace("GATE", str(tmp_path / "open"))
+    with offline_service(script, ENVIRONMENT, **agent(concurrency="enqueue")) as (service, _):
+        ada = tabs.signed_in(f"{service.url}/console/", "ada")
+        ada.say("wait at the gate")
+        expect(ada.page.get_by_text("Let me see first.")).to_be_visible()
+        ada.say("My name is Ada.")
+        ada.say("hello")
+        expect(ada.text("Waiting for its turn.")).to_have_count(2)
+        held: list[Route] = []
+        ada.page.route("**/cancel", lambda route: held.append(route))
+        ada.page.evaluate(_NOTE_WHAT_RUNS)
+        buttons = (*ada.button("Cancel this message").all(), ada.button("Stop the answer"))
+        for number, button in enumerate(buttons, start=1):
+            button.click()
+            ada.held(held, number)
+        for route in held:
+            route.continue_()
+        expect(ada.text("Waiting for its turn.")).to_have_count(0)
+        expect(ada.button("Stop the answer")).to_have_count(0)
+        expect(ada.page.locator("[data-live]")).to_have_count(0)
+        assert ada.page.evaluate("[...ran]") == ["wait at the gate"]
+        ada.page.unroute("**/cancel")
+
+
+#: the messages whose answers are shown as running, in the order in which they are
+_NOTE_WHAT_RUNS = """() => {
+  window.ran = new Set();
+  const look = () => {
+    const said = document.querySelector("[data-live] .plain")?.textContent;
+    if (said) (ran.delete(said), ran.add(said));
+  };
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true});
+  look();
+}"""

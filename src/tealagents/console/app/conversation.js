@@ -11,7 +11,7 @@ import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
-import {Back, Guard, Icon, IconButton, Pending} from "./ui.js";
+import {Back, Guard, Icon, IconButton, inWords, Pending} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -41,14 +41,15 @@ export function NewConversation({sessionId}) {
 }
 
 export function Conversation({task, foreign, reload, left}) {
-  const {client, patient, drafts} = useApp();
-  const attempt = useAttempt();
+  const {client, patient, drafts, notify} = useApp();
   /** the message, by its key, of which is said that it ends the pause if it is sent again */
   const warned = useRef(null);
   const {items, error, reload: reloadMessages} = useMessages(client, task);
   /** sent here, and not ended */
   const [sent, setSent] = useState([]);
-  const running = task.request_id ?? sent[0]?.request_id;
+  /** those of them that waited, whose end is not followed */
+  const [canceled] = useState(() => new Set());
+  const running = task.request_id ?? sent.find((each) => !canceled.has(each.request_id))?.request_id;
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
@@ -73,7 +74,8 @@ export function Conversation({task, foreign, reload, left}) {
     setSent((known) => [...known, {request_id: taken.request_id, items: content}]);
     reload();
   };
-  const cancel = attempt((requestId) => client.cancel(requestId).finally(reload));
+  const cancel = (requestId) =>
+    client.cancel(requestId).catch((error) => notify(inWords(error).detail)).finally(reload);
   const textOf = (requestId) => sent.find((each) => each.request_id === requestId);
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
@@ -87,7 +89,7 @@ export function Conversation({task, foreign, reload, left}) {
     <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts} left=${left}>
       ${running && html`<${Running} live=${live} said=${said} user=${shownUser} foreign=${foreign} onTaken=${setDecided} reload=${refresh} />`}
-      ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => cancel(requestId)} />`)}
+      ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => (canceled.add(requestId), cancel(requestId))} />`)}
       ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
     <//>
     ${!foreign &&
