@@ -388,6 +388,57 @@ def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: 
     expect(field).to_have_value("Half a thought")
 
 
+def test_images_outlive_a_token_that_has_expired_for_their_user_only(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Until the page is reloaded, the user signs out, or another one signs in."""
+    tab = tabs.signed_in(f"{service.url}/console/", "hal")
+    tab.expected = {401}
+    picture = Path(__file__).parents[2] / "demos/images/teapot.png"
+    waiting = tab.page.get_by_role("img", name="teapot.png")
+    for user, lapses, found in (("hal", True, 1), ("gus", True, 0), ("hal", True, 0), ("hal", False, 0)):
+        tab.page.get_by_label("Images", exact=True).set_input_files(picture)
+        expect(waiting).not_to_have_count(0)
+        _sign_in_again(tab, user, lapses)
+        expect(waiting).to_have_count(found)
+
+
+def _sign_in_again(tab: Tab, user: str, lapses: bool) -> None:
+    """In the same page: the token has expired, or its user signs out."""
+    refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+    if lapses:
+        _once(tab, "**/tasks?**", status=401, headers=refused, json={"code": "unauthenticated"})
+        tab.look_again()
+    else:
+        tab.button("Sign out").click()
+    tab.page.get_by_label("Your name").fill(user)
+    tab.button("Continue").click()
+    expect(tab.link("New conversation")).to_be_visible()
+    tab.user = user
+
+
+def test_a_text_for_which_there_is_no_room_leaves_room_for_others(ada: Tab, service: ServiceThread) -> None:
+    """It lasts as long as the page; a shorter one, also one that was kept before, outlives a reload."""
+    (one,), (other,) = talk(service, "hello"), talk(service, "hello")
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+    ada.open("tasks", one["task_id"])
+    field.fill("Half a")
+    ada.open("tasks", other["task_id"])
+    expect(field).to_have_value("")
+    field.evaluate(
+        """(field) => {
+            field.value = "x".repeat(6_000_000);
+            field.dispatchEvent(new Event("input", {bubbles: true}));
+        }"""
+    )
+    ada.open("tasks", one["task_id"])
+    expect(field).to_have_value("Half a")
+    field.fill("Half a thought")
+    ada.page.reload()
+    expect(field).to_have_value("Half a thought")
+    field.fill("")
+
+
 def test_a_decision_and_edits_outlive_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
     """Arguments, a reason, an edited message and metadata are where they were."""
     (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}', user="jo")

@@ -186,7 +186,7 @@ function Edit({message, task, before}) {
   const {client, drafts} = useApp();
   const show = useShow();
   const draft = `edit:${message.message_id}`;
-  const [editing, setEditing] = useState(() => drafts.get(draft) !== undefined);
+  const [editing, setEditing] = useState(() => Boolean(drafts.get(draft)));
   const opened = useRef(false);
   const button = useRef(null);
   const edited = useRef(false);

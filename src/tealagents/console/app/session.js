@@ -10,7 +10,7 @@ const KEPT = "tealagents.console.session";
 /** Why a session is over that the user did not end. */
 export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
 
-const DRAFTS = "tealagents.console.drafts";
+const DRAFT = "tealagents.console.draft ";
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;
 
@@ -35,31 +35,40 @@ function made({kind, name, token}) {
     : {me: null, label: "Signed in", token};
 }
 
+/** Erases what is stored of all but one user. */
+function forget(kept) {
+  for (const key of Object.keys(sessionStorage))
+    if (key.startsWith(DRAFT) && !key.startsWith(kept)) sessionStorage.removeItem(key);
+}
+
+/** what there is no room for in a tab's storage: images and long texts, of the last user that was known */
+let unstored = {};
+
 /**
  * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. What is there of another
- * one is erased. Who is not known yet finds nothing, and what they write lasts as long as the page; so do images.
- * What the same session wrote `before` its user was known stays.
+ * one is erased. Who is not known yet finds nothing; what they wrote `before` their user was known stays.
  */
 export function drafts(user, before) {
   const owner = user && JSON.stringify([user.tid, user.oid]);
-  const kept = JSON.parse(sessionStorage.getItem(DRAFTS) ?? "null");
-  if (owner && kept && kept.owner !== owner) sessionStorage.removeItem(DRAFTS);
-  const texts = new Map([...(owner && kept?.owner === owner ? kept.texts : []), ...(before?.texts ?? [])]);
-  return {
-    texts,
-    images: before?.images ?? new Map(), // there is no room for them in a tab's storage
-    get: (name) => texts.get(name),
-    set(name, text) {
-      if (text) texts.set(name, text);
-      else texts.delete(name);
-      if (!owner) return;
-      try {
-        sessionStorage.setItem(DRAFTS, JSON.stringify({owner, texts: [...texts]}));
-      } catch (error) {
-        if (error.name !== "QuotaExceededError") throw error; // so long a text lasts as long as the page
-      }
-    },
+  const mine = `${DRAFT}${owner} `;
+  const none = {owner, texts: new Map(), images: new Map()};
+  if (owner && unstored.owner !== owner) {
+    forget(mine);
+    unstored = none;
+  }
+  const {texts, images} = owner ? unstored : none;
+  const set = (name, text) => {
+    texts.delete(name);
+    sessionStorage.removeItem(mine + name);
+    if (!text) return;
+    try {
+      if (owner) return sessionStorage.setItem(mine + name, text);
+    } catch {} // too long
+    texts.set(name, text);
   };
+  for (const [name, text] of [...(before?.texts ?? [])]) set(name, text);
+  for (const [name, added] of before?.images ?? []) images.set(name, added);
+  return {texts, images, set, get: (name) => texts.get(name) ?? sessionStorage.getItem(mine + name)};
 }
 
 /** The session of this tab, if there is one, and if it is of the kind that the service takes. */
@@ -75,7 +84,10 @@ export async function restored(config) {
 /** After a refusal what was written stays, for the same user. */
 export async function signOut(config, refusal) {
   sessionStorage.removeItem(KEPT);
-  if (!refusal) sessionStorage.removeItem(DRAFTS);
+  if (!refusal) {
+    forget();
+    unstored = {};
+  }
   if (config.sign_in.kind === "entra") {
     const {signOutOfEntra} = await import("./entra.js");
     await signOutOfEntra(config.sign_in);
