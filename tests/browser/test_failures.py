@@ -537,7 +537,9 @@ def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, se
 @pytest.mark.parametrize(
     "code",
     [
+        "already_decided",
         "approval_expired",
+        "approval_pending",
         "interrupted",
         "persistence_unavailable",
         "request_timeout",

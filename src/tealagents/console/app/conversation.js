@@ -68,7 +68,7 @@ export function Conversation({task, foreign, reload, left}) {
       if (error.code === "task_busy") drafts.set(draft, (warned.current = null)); // what pauses later is warned of anew
       if (error.code !== "approval_pending") throw error;
       warned.current = idempotencyKey;
-      throw {code: error.code, detail: "Decide above, or send the message again to cancel the waiting request."};
+      throw {...error, words: "Decide above, or send the message again to cancel the waiting request."};
     });
     drafts.set(draft);
     setSent((known) => [...known, {request_id: taken.request_id, items: content}]);

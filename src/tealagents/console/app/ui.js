@@ -97,7 +97,9 @@ const AGAIN = "Try again in a moment.";
 
 /** What to do, where the service says it to those who write clients. */
 const DETAILS = {
+  already_decided: "Another decision came first, and this one changes nothing.",
   approval_expired: "The request was canceled. If it is still wanted, the message has to be sent again.",
+  approval_pending: "Decide, or stop the answer, and try again.",
   draining: AGAIN,
   interrupted: "The process that was answering stopped before it was done. If it is still wanted, the message has to be sent again.",
   persistence_unavailable: AGAIN,
@@ -110,8 +112,8 @@ export const isAway = (error) => error.name === "ConnectionLost" || error instan
 
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
-  const {code, detail} = error;
-  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: DETAILS[code] ?? detail};
+  const {code, detail, words = DETAILS[code]} = error;
+  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
   if (isAway(error))
     return {
       title: "The service cannot be reached",
