@@ -439,6 +439,30 @@ def test_a_text_for_which_there_is_no_room_leaves_room_for_others(ada: Tab, serv
     field.fill("")
 
 
+def test_a_page_whose_user_is_gone_keeps_nothing_of_them(tabs: Tabs, service: ServiceThread) -> None:
+    """Neither what tools were called with nor titles that were looked up."""
+    tab = tabs.signed_in(f"{service.url}/console/", "mia")
+    tab.say('call Files-echo {"text": "a secret"}')
+    expect(tab.page.locator(".turn-footer")).to_be_visible()
+    talk(service, "a secret of another task", user="mia")
+    tab.look_again()
+    expect(tab.page.locator(".task", has_text="a secret of another")).to_be_visible()
+    tab.page.locator(".call summary").click()
+    assert "a secret" in tab.page.evaluate(_KEPT)
+    tab.button("Sign out").click()
+    expect(tab.page.get_by_label("Your name")).to_be_visible()
+    tab.page.wait_for_function(f"async () => await ({_KEPT})() === '[]'")
+
+
+#: what modules keep of the session
+_KEPT = """async () => {
+    const [{ran}, {titles}, {traces}, {unfolded}] = await Promise.all(
+        ["live", "sidebar", "data", "turn"].map((name) => import(`./app/${name}.js`)),
+    );
+    return JSON.stringify([ran, titles.values, traces, unfolded].flatMap((each) => [...each]));
+}"""
+
+
 def test_a_decision_and_edits_outlive_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
     """Arguments, a reason, an edited message and metadata are where they were."""
     (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}', user="jo")

@@ -147,7 +147,7 @@ async function itemsFrom(list, cursor, pages = 9) {
 }
 
 /** task id → `{version, steps}`: the traces of the last tasks, each read once for a version of it */
-const traces = new Map();
+export const traces = new Map();
 
 function traceOf({task_id: id, last_updated, decided_at: version = last_updated}, client, signal) {
   if (traces.get(id)?.version !== version) {

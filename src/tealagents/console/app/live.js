@@ -7,8 +7,9 @@ import {sleep} from "../vendor/client.js";
 
 const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: false, over: false};
 
-/** the arguments of each call that was seen to run, by the ids of both */
+/** the arguments of the last calls that were seen to run, by the ids of request and call */
 export const ran = new Map();
+const MOST_RAN = 999;
 
 /**
  * What a request has said so far, as parts: `{type: "text", text}` and
@@ -132,6 +133,7 @@ class Gathered {
 
   #call({call_id: id, tool, arguments: given}) {
     ran.set(`${this.#state.requestId} ${id}`, given);
+    if (ran.size > MOST_RAN) ran.delete(ran.keys().next().value);
     const call = this.#find(id);
     if (call) call.arguments = given; // it had to wait, and was changed meanwhile
     else this.#state.parts.push({type: "call", id, tool, arguments: given, result: null});

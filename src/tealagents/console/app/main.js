@@ -2,24 +2,30 @@
 import {html, render, useEffect, useMemo, useRef, useState} from "./html.js";
 import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
-import {Inbox, useRead} from "./data.js";
+import {Inbox, traces, useRead} from "./data.js";
 import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
 import {Approvals} from "./approvals.js";
 import {Compare} from "./travel.js";
+import {ran} from "./live.js";
 import {NewConversation} from "./conversation.js";
-import {Sidebar} from "./sidebar.js";
+import {Sidebar, titles} from "./sidebar.js";
 import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
+import {unfolded} from "./turn.js";
 import {Back, Empty, Guard, Problem} from "./ui.js";
 
 function Console({config, session, onSignOut, onLapsed}) {
   const route = useRoute();
   const [notice, setNotice] = useState({}); // the same words again have their own time
   const leaving = useRef(new AbortController());
-  useEffect(() => () => leaving.current.abort(), []);
+  const leave = () => {
+    leaving.current.abort();
+    for (const kept of [ran, titles.values, traces, unfolded]) kept.clear();
+  };
+  useEffect(() => leave, []);
   const app = useMemo(() => {
     const ended = leaving.current.signal;
     // an answer that comes later is not the next user's

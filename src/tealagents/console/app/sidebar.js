@@ -11,7 +11,7 @@ import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./u
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
 /** task id → its title, where the task itself has none */
-const titles = new Shared();
+export const titles = new Shared();
 
 export const titleOf = (task) => (typeof task.metadata?.title === "string" ? task.metadata.title.trim() : "");
 

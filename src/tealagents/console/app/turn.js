@@ -34,7 +34,7 @@ export function UserMessage({message, children}) {
 }
 
 /** calls that stay unfolded when their answer ends, or one comes back */
-const unfolded = new Set();
+export const unfolded = new Set();
 
 function Call({call, name, growing}) {
   const {result} = call;
