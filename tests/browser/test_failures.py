@@ -296,6 +296,20 @@ def test_of_two_branches_that_run_the_end_is_shown(ada: Tab, service: ServiceThr
     expect(running).to_have_count(0)
 
 
+def test_of_two_branches_the_current_end_is_compared_after_more_was_said(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """Both had been answered when they were opened."""
+    (one,), (other,) = talk(service, "hello"), talk(service, "hello")
+    ada.open("compare", one["task_id"], "current", other["task_id"], "current")
+    expect(ada.page.locator(".branch .turn-footer")).to_have_count(2)
+    with service.client("ada") as client:
+        more = {"items": [{"content_type": "text", "content": "My name is Ada."}], "task_id": one["task_id"]}
+        client.post("", json=more).raise_for_status()
+    ada.look_again()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+
+
 @pytest.mark.usefixtures("closed")
 def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> None:
     """Although it brings nothing for as long as the agent waits. What was lost is announced once."""

@@ -1,5 +1,5 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
-import {html, useMemo, useRef, useState} from "./html.js";
+import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
@@ -7,7 +7,7 @@ import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
-import {OVER, Turn} from "./turn.js";
+import {Turn} from "./turn.js";
 import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.js";
 
 /** one row and one lane of the drawing, in units of which 15 are the size of its font: a row is as high as `.node` */
@@ -253,11 +253,7 @@ export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
 
 function useSide(taskId, point) {
   const {client} = useApp();
-  const known = useRef(null);
-  const read = async (signal) => {
-    if (!OVER.includes(known.current?.status)) return (known.current = await client.task(taskId, {signal}));
-  };
-  const {data: task, error} = useRead(read, [client, taskId], FRESH);
+  const {data: task, error} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
   const checkpoint = point === "current" ? undefined : point;
   const {items, error: unread} = useMessages(client, task ?? {task_id: taskId}, checkpoint);
   const turns = useMemo(() => items && turnsOf(items), [items]);

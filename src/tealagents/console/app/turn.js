@@ -110,7 +110,7 @@ function AnswerFooter({turn, task}) {
   `;
 }
 
-export const OVER = ["Completed", "Failed", "Canceled"];
+const OVER = ["Completed", "Failed", "Canceled"];
 
 /**
  * How a request ended, which its messages do not say, looked up once it can be seen, and what there was of an answer
