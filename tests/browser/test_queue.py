@@ -69,3 +69,24 @@ _NOTE_WHAT_RUNS = """() => {
   new MutationObserver(look).observe(document.body, {subtree: true, childList: true});
   look();
 }"""
+
+
+def test_a_request_that_was_interrupted_does_not_come_back(tabs: Tabs, tmp_path: Path) -> None:
+    """Once the one that interrupted it has been answered."""
+    gate = tmp_path / "open"
+    script = SCRIPT.replace("GATE", str(gate))
+    with offline_service(script, ENVIRONMENT, **agent(concurrency="interrupt")) as (service, _):
+        ada = tabs.signed_in(f"{service.url}/console/", "ada")
+        ada.say("hello")
+        expect(ada.page.locator(".turn-footer")).to_be_visible()
+        held: list[Route] = []
+        ada.page.route("**/events", lambda route: held.append(route), times=1)  # its end is not heard of
+        with ada.page.expect_request("**/events"):
+            ada.say("wait at the gate")
+        ada.page.evaluate(_NOTE_WHAT_RUNS)
+        ada.say("wait at it again")
+        expect(ada.page.locator("[data-live] .answer")).to_contain_text("Let me see first.")
+        gate.touch()
+        expect(ada.text("The gate is open now.")).to_be_visible()
+        expect(ada.page.locator("[data-live]")).to_have_count(0)
+        assert ada.page.evaluate("[...ran]") == ["wait at the gate", "wait at it again"]

@@ -50,6 +50,11 @@ export function Conversation({task, foreign, reload, left}) {
   /** those of them that waited, whose end is not followed */
   const [canceled] = useState(() => new Set());
   const running = task.request_id ?? sent.find((each) => !canceled.has(each.request_id))?.request_id;
+  // what was sent before it is over
+  useEffect(
+    () => setSent((known) => known.slice(Math.max(0, known.findIndex((each) => each.request_id === running)))),
+    [running],
+  );
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
