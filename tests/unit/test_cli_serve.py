@@ -393,6 +393,30 @@ def test_sighup_waits_for_a_worker_that_is_slow_to_start_and_cares_for_the_other
     assert 60 < clock.seconds < 120
 
 
+@pytest.mark.usefixtures("signals")
+def test_a_second_sighup_gives_up_a_start_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it waited for may be repaired by then: the next one begins with it."""
+
+    class Hanging(FakeWorker):
+        def start(self) -> None:
+            supervisor.signal_queue.append(signal.SIGHUP)
+
+        def is_ready(self, timeout: float = 5) -> bool:
+            return False
+
+    clock = FakeTime()
+    monkeypatch.setattr("tealagents.cli.supervisor.Process", Hanging)
+    monkeypatch.setattr("tealagents.cli.supervisor.time", clock)
+    supervisor, old = Supervisor(Config("unused"), []), FakeWorker()
+    workers: list[Any] = [old]
+    supervisor.processes = workers
+    old.start()
+    supervisor.restart_all()
+    assert workers == [old]
+    assert not old.killed
+    assert clock.seconds < 1
+
+
 class FakeTime:
     """Time that passes only while it is slept."""
 
