@@ -40,6 +40,8 @@ class Supervisor(Multiprocess):
     hurried = False
     #: by the monotonic clock: when the next worker is replaced, after one that could not start
     _again_at = 0.0
+    #: by the same clock: when the first signal to stop was passed on
+    _terminated_at = 0.0
 
     def __init__(self, config: Config, sockets: list[socket]) -> None:
         super().__init__(config, sockets)
@@ -156,12 +158,17 @@ class Supervisor(Multiprocess):
         for number in STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
         if self.hurried or self.signal_queue:
-            time.sleep(APART_SECONDS)
             self.terminate_again()
         super().join_all()
 
+    def terminate_all(self) -> None:
+        """Passes the first signal to stop on."""
+        super().terminate_all()
+        self._terminated_at = time.monotonic()
+
     def terminate_again(self) -> None:
         """Passes a second signal on."""
+        time.sleep(max(0.0, self._terminated_at + APART_SECONDS - time.monotonic()))
         for worker in self.processes:
             if worker.exitcode is None and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGTERM)
