@@ -558,6 +558,6 @@ def _settled() -> None:
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     gc.enable()
     # asyncio registers each asynchronous generator, to close those that are open when the loop ends; here the
-    # process ends. It was 1.1 KB of an open stream, and a few percent of a turn's CPU. Those that are dropped
+    # process ends. It was 1 KB of an open stream, and 1 % of a turn's CPU. Those that are dropped
     # while it runs are still closed: that is the other hook.
     sys.set_asyncgen_hooks(firstiter=None)
