@@ -225,8 +225,10 @@ def pause_of(client: httpx.Client, paused: Json) -> Json:
 
 
 def test_a_call_of_a_providers_tool_is_shown_and_edited_like_any_other(tmp_path: Path) -> None:
-    """Whoever decides it reads what the tool takes, and a typo does not use the decision up, also in another
-    process. covers: HITL-1"""
+    """An approver reads what the tool takes, and a typo leaves the pause as it is, also in another process.
+
+    covers: HITL-1
+    """
     store: Json = {"persistence": f"sqlite:///{tmp_path}/state.db"}
     catalogue = governing_facts(tmp_path / "catalogue.json")
     with talking(providers=["facts"], catalogue=catalogue, **store) as (client, model, _):

@@ -30,6 +30,7 @@ from talk import PLUGINS, call
 
 from tealagents.api import requests
 from tealagents.api.ag_ui import inputs
+from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
 from tealagents.testing.waits import until
@@ -381,17 +382,35 @@ def test_a_page_whose_message_failed_joins_the_answer_to_a_newer_one(concurrency
         assert page.said("user") == ["broken", "dripping"]
 
 
-@pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
-def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: str
-) -> None:
-    """Both times the same events come: those of the message that was sent with the answers."""
+def posted_twice(
+    monkeypatch: pytest.MonkeyPatch, page: Page, model: OfflineModel, **given: Any
+) -> list[httpx.Response]:
+    """The answers to one input, which comes again while the first is under way."""
     reading, read = inputs.read, list[object]()
 
     def counted(document: Any) -> inputs.Given:
         read.append(document)
         return reading(document)
 
+    monkeypatch.setattr(inputs, "read", counted)
+    before, answers = len(model.requests), list[httpx.Response]()
+    runs = [threading.Thread(target=lambda: answers.append(page.post(**given))) for _ in range(2)]
+    runs[0].start()
+    until(lambda: len(model.requests) > before)
+    runs[1].start()
+    until(lambda: len(read) == 2)
+    page.client.get("/tasks")  # by now the second has seen that the first is under way
+    model.release()
+    for run in runs:
+        run.join()
+    return answers
+
+
+@pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
+def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: str
+) -> None:
+    """Both times the same events come: those of the message that was sent with the answers."""
     told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
     with serving(told) as (service, model), service.client() as client:
         page = Page(client)
@@ -404,19 +423,7 @@ def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them
             page.messages.append({"id": "t", "role": "tool", "toolCallId": shown["id"], "content": "sunny"})
             given = {"tools": [WEATHER]}
         page.messages.append(user("and now?"))
-        monkeypatch.setattr(inputs, "read", counted)
-        before, answers = len(model.requests), list[httpx.Response]()
-        runs = [
-            threading.Thread(target=lambda: answers.append(page.post(runId="r", **given))) for _ in range(2)
-        ]
-        runs[0].start()
-        until(lambda: len(model.requests) > before)
-        runs[1].start()
-        until(lambda: len(read) == 2)
-        client.get("/tasks")  # by now the second has seen that the first is under way
-        model.release()
-        for run in runs:
-            run.join()
+        answers = posted_twice(monkeypatch, page, model, runId="r", **given)
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].text == answers[1].text
     assert events(answers[0].text)[-1]["outcome"] == {"type": "success"}
@@ -427,29 +434,12 @@ def test_answers_and_a_message_that_come_again_under_another_run_are_stored_once
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, concurrency: str
 ) -> None:
     """Clients make a new `runId` for every call: the second waits for the answers, and follows the first."""
-    reading, read = inputs.read, list[object]()
-
-    def counted(document: Any) -> inputs.Given:
-        read.append(document)
-        return reading(document)
-
     told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
     with serving(told, concurrency=concurrency) as (service, model), service.client() as client:
         page = Page(client)
         asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
         page.messages.append(user("pieces-3"))
-        monkeypatch.setattr(inputs, "read", counted)
-        before, answers = len(model.requests), list[httpx.Response]()
-        given = resume(asked, APPROVE)
-        runs = [threading.Thread(target=lambda: answers.append(page.post(resume=given))) for _ in range(2)]
-        runs[0].start()
-        until(lambda: len(model.requests) > before)
-        runs[1].start()
-        until(lambda: len(read) == 2)
-        client.get("/tasks")  # by now the second has seen that the first is under way
-        model.release()
-        for run in runs:
-            run.join()
+        answers = posted_twice(monkeypatch, page, model, resume=resume(asked, APPROVE))
         for answer in answers:
             assert answer.status_code == 200, answer.text
             assert events(answer.text)[-1]["outcome"] == {"type": "success"}
