@@ -203,17 +203,23 @@ test("a stream that is not read is closed: none was asked for, or its caller fai
 });
 
 /**
- * An agent whose stream has one event until a test asks for the rest, which comes whole.
+ * An agent whose stream has one event until a test asks for the rest, which comes whole; the time of the timeouts
+ * passes only where a test lets it.
  *
  * @param {import("node:test").TestContext} t
  */
 async function inTwoParts(t) {
-  let rest = () => {};
+  t.mock.timers.enable({apis: ["setTimeout"]});
+  let rest = async () => {};
   const server = createServer((request, response) => {
     request.resume();
     response.writeHead(200, STREAM.headers);
     response.write(`event: request\nid: 1\ndata: ${JSON.stringify(IDS)}\n\n`);
-    rest = () => void response.end(END);
+    rest = async () => {
+      const closed = once(response, "close");
+      response.end(END);
+      await closed;
+    };
   }).listen(0, "127.0.0.1");
   t.after(() => (server.closeAllConnections(), server.close()));
   await once(server, "listening");
@@ -228,8 +234,8 @@ test("the time that a reader takes for an event is no silence", async (t) => {
   for await (const {event} of agent.stream("hello")) {
     seen.push(event);
     if (event === "request") {
-      rest();
-      await pass(400);
+      await rest();
+      t.mock.timers.tick(400);
     }
   }
   assert.deepEqual(seen, ["request", "final-response"]);
@@ -240,8 +246,8 @@ test("a stream that is aborted once all of it has come ends with the signal's re
   const controller = new AbortController();
   await assert.rejects(async () => {
     for await (const _ of agent.stream("hello", {signal: controller.signal})) {
-      rest();
-      await pass(50);
+      await rest();
+      for (let round = 0; round < 100; round++) await new Promise(setImmediate); // it is read from the socket
       controller.abort(new Error("enough"));
     }
   }, /enough/);
