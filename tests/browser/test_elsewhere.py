@@ -92,6 +92,21 @@ def test_a_message_that_is_refused_after_one_has_left_it_is_mentioned(
     field.fill("")
 
 
+def test_a_message_that_arrives_once_one_is_back_is_not_there_to_be_sent_again(
+    ada: Tab, service: ServiceThread
+) -> None:
+    (here,), (there,) = talk(service, "hello"), talk(service, "My name is Ada.")
+    ada.open("tasks", here["task_id"])
+    held = _held(ada, lambda: ada.say("My name is Ida."))
+    ada.open("tasks", there["task_id"])
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    field = ada.open("tasks", here["task_id"]).page.get_by_role("textbox", name="Message", exact=True)
+    expect(field).to_have_value("My name is Ida.")
+    held.continue_()
+    expect(ada.text("Nice to meet you, Ida.")).to_be_visible()
+    expect(field).to_have_value("")
+
+
 _OVERLOADED = {"code": "overloaded", "detail": "Too many requests."}
 
 

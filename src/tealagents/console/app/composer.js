@@ -13,8 +13,12 @@ const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
  */
 export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
   const {client, drafts, notify} = useApp();
-  const [text, setText] = useState(drafts.get(draft) ?? initial);
-  const [images, setImages] = useState(drafts.images.get(draft) ?? []);
+  const [written, setWritten] = useState();
+  const [, redraw] = useState();
+  /** What is there by now: it may have been sent from a view that was left meanwhile. */
+  const textNow = () => drafts.get(draft) ?? (written ? "" : initial);
+  const text = textNow();
+  const images = drafts.images.get(draft) ?? [];
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
@@ -45,24 +49,23 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     drafts.set(draft, now);
     drafts.set(key);
     setError(null); // of another message
-    setText(now);
+    setWritten({});
   };
-  /** What is there by now, which may be more than was drawn. */
   const keep = (change) => {
     drafts.set(key);
     drafts.images.set(draft, change(drafts.images.get(draft) ?? []));
-    setImages(drafts.images.get(draft));
+    redraw({});
   };
   const submit = async (event) => {
     event?.preventDefault();
-    if (empty || busy) return;
+    if (busy || !(textNow().trim() || images.length)) return redraw({});
     setBusy(true);
     setError(null);
     goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     const taken = () => {
-      const now = drafts.get(draft) ?? "";
+      const now = textNow();
       write(now.startsWith(text) ? now.slice(text.length) : now);
       keep((now) => now.filter((image) => !images.includes(image)));
     };
