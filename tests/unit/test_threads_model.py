@@ -88,6 +88,8 @@ class LocalModel:
     kept: list[int] = field(default_factory=list)
     #: of these, what was rolled back unmarked
     dropped: set[int] = field(default_factory=set)
+    #: whether its store has them yet: that of a fork or a copy is filled on first use
+    stored: bool = True
     marks: dict[str, State] = field(default_factory=dict)
     #: the checkpoints that led here
     line: list[str] = field(default_factory=list)
@@ -96,6 +98,12 @@ class LocalModel:
     @property
     def shown(self) -> dict[int, str]:
         return {number: text for number, text in self.now.texts.items() if number in self.kept}
+
+    def store(self) -> None:
+        """What was rolled back before never gets into the store, and takes no one's place there."""
+        if not self.stored:
+            self.kept = [number for number in self.kept if number not in self.dropped]
+            self.stored = True
 
     def say(self, number: int, text: str) -> None:
         self.now.texts[number] = text
@@ -126,6 +134,7 @@ class LocalModel:
             begun=State({number: text for number, text in self.begun.texts.items() if number in texts}),
             now=State(texts, at.remembered),
             kept=list(texts),
+            stored=False,
             marks={each: deepcopy(self.marks[each]) for each in line},
             line=line,
             lines={each: self.lines[each] for each in line},
@@ -134,6 +143,7 @@ class LocalModel:
     def copy(self) -> "LocalModel":
         copied = deepcopy(self)
         copied.kept = [number for number in self.kept if number not in self.dropped]
+        copied.stored = False
         return copied
 
 
@@ -155,6 +165,7 @@ class LocalThreads(Machine):
     @rule(place=places, rounds=st.integers(1, 2))
     def say(self, place: int, rounds: int) -> None:
         thread, model = self.pair(place)
+        model.store()
         messages = []
         for _ in range(rounds):
             for message in exchange(f"text {next(self.numbers)}", f"text {next(self.numbers)}"):
@@ -168,6 +179,7 @@ class LocalThreads(Machine):
     def edit(self, place: int, which: int) -> None:
         thread, model = self.pair(place)
         if shown := list(model.shown):
+            model.store()
             which %= len(shown)
             model.now.texts[shown[which]] = text = f"edit {next(self.numbers)}"
             edited = self.do(thread.edit(thread.messages[which].message_id, text))
@@ -209,6 +221,7 @@ class LocalThreads(Machine):
             self.do(thread.create())
         again = LocalThread.from_json(thread.to_json(), stores=self.stores)
         assert again.to_json() == thread.to_json()
+        model.store()
         self.do(again.create())
         self.pairs[place % len(self.pairs)] = (again, model)
 
