@@ -23,9 +23,11 @@ for name in [name for name in os.environ if name.startswith("TA_")]:
 # Nearly all that collecting the tests makes stays: the garbage collector would go through it in vain.
 gc.disable()
 
-# A busy machine is slow; what an example finds does not depend on how long it took.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# Each run draws the same examples, unless it is to look for others. A busy machine is slow; what an example
+# finds does not depend on how long it took.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("EXAMPLES", "same"))
 
 # Nor is an answer wrong after five seconds, httpx's default: one object, which all of its calls share.
 _default = inspect.signature(httpx.get).parameters["timeout"].default
