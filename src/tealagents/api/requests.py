@@ -394,8 +394,13 @@ def is_unstored(record: RequestRecord) -> bool:
 
 
 async def forget(exchange: Exchange, view: RequestView) -> None:
-    """Erases the task of a request that was not to be stored, once the request has ended."""
+    """Erases the task of a request that was not to be stored, once the request has ended.
+
+    Not a task without an expiry: its owner has decided to keep it.
+    """
     with suppress(NotFound, TaskBusy):  # erased by another, or left to its expiry by what else runs there
-        record = (await settled(exchange, view)).record
-        if record.status in ENDED:
-            await exchange.eraser.delete_task(view.partition, record.task_id)
+        record, eraser = (await settled(exchange, view)).record, exchange.eraser
+        while record.status in ENDED:
+            stored = await exchange.tasks.head(view.partition, record.task_id)
+            if stored.value.expires_at is None or await eraser.delete_as_read(view.partition, stored):
+                return

@@ -55,17 +55,19 @@ class Eraser:
         if begun is not None and begun.value.erased and not begun.value.making:
             await self.erase(partition, begun)
             return
-        while True:
-            stored = await self.tasks.head(partition, task_id)
-            if stored.value.running is not None:
-                raise TaskBusy(
-                    "The task is running. It can be deleted once its request has ended.",
-                    task_id=task_id,
-                    session_id=stored.value.session_id,
-                    request_id=stored.value.running.request_id,
-                )
-            if await self.remove(partition, stored):
-                return
+        while not await self.delete_as_read(partition, await self.tasks.head(partition, task_id)):
+            pass
+
+    async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
+        """Erases a task as it was read; False where it has changed since. `TaskBusy` while it runs."""
+        if stored.value.running is not None:
+            raise TaskBusy(
+                "The task is running. It can be deleted once its request has ended.",
+                task_id=stored.value.task_id,
+                session_id=stored.value.session_id,
+                request_id=stored.value.running.request_id,
+            )
+        return await self.remove(partition, stored)
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task as it was read, whatever it does; False where it has changed since."""

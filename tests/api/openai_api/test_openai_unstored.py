@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import httpx
@@ -171,6 +172,33 @@ def test_what_is_left_before_it_begins_is_erased(service: ServiceThread, path: s
     assert [message.get("status") for message in sent] == [200]
     with service.client("zoe") as zoe:
         until(lambda: zoe.get("/tasks").json()["items"] == [])
+
+
+@pytest.mark.parametrize("again", ["cancel", "answer", "key", "stream"])
+def test_a_task_that_its_owner_keeps_is_not_erased(
+    service: ServiceThread, wire: httpx.Client, file: Path, again: str
+) -> None:
+    """Whatever is sent once more to the response that was not to be stored, which ended elsewhere."""
+    body = {"input": writing(file), "store": False}
+    key = {"Idempotency-Key": f"kept-{again}"}
+    paused = wire.post("/responses", json=body, headers=key).raise_for_status().json()
+    task, request = paused["conversation"]["id"][5:], paused["id"].split("_")[1]
+    action = {"cancel": "cancel"}.get(again, "resume")
+    with service.client() as ada:
+        ended = {"action": "approve"} if action == "resume" else None
+        ada.post(f"/requests/{request}/{action}", json=ended).raise_for_status()
+        ada.patch(f"/tasks/{task}", json={"expires_at": None}).raise_for_status()
+        later = {"task_id": task, "items": [{"content_type": "text", "content": "hello"}]}
+        ada.post("", json=later).raise_for_status()
+        if again == "cancel":
+            wire.post(f"/responses/{paused['id']}/cancel").raise_for_status()
+        elif again == "key":
+            wire.post("/responses", json=body, headers=key).raise_for_status()
+        else:
+            streams = again == "stream"
+            wire.post("/responses", json={"input": approved(paused), "stream": streams}).raise_for_status()
+        sleep(0.1)  # what a stream leaves is erased behind it
+        assert ada.get(f"/tasks/{task}").status_code == 200
 
 
 def test_what_is_decided_is_erased_though_its_answer_fails(
