@@ -190,14 +190,19 @@ async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
 
 
 async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
-    """Erases the task of a stretch. `AlreadyExists`, which names the `whole`, where that holds more."""
+    """Erases the task of a stretch, with what was said in it before. `AlreadyExists` where it holds more.
+
+    That error names the `whole`.
+    """
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     async with aclosing(requests.of_task(exchange, partition, head, sys.maxsize)) as newest_first:
         async for each in newest_first:
-            if each.request_id != record.request_id and not each.resent:
+            before = each.resent and each.first_seq < record.first_seq
+            if each.request_id != record.request_id and not before:
                 raise AlreadyExists(
-                    f"It is part of {whole}, which holds others. Delete that to erase them all."
+                    f"It is part of {whole}, which holds others, or items that were added behind it. "
+                    "Delete that to erase them all."
                 )
     await exchange.eraser.delete_task(partition, record.task_id)
 

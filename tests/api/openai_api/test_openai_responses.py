@@ -259,7 +259,7 @@ def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:
 
 
 def test_a_response_among_others_is_not_deleted_however_much_was_added_behind_it(ada: OpenAI) -> None:
-    """What was added counts for nothing, and hides none of the others."""
+    """What was added hides none of the others."""
     first = ada.responses.create(model="Tester", input="hello")
     assert first.conversation is not None
     second = ada.responses.create(model="Tester", input="again", conversation=first.conversation.id)
@@ -284,6 +284,19 @@ def test_what_a_response_began_with_goes_with_it(ada: OpenAI) -> None:
         ada.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             ada.conversations.retrieve(made.conversation.id)
+
+
+def test_a_response_is_not_deleted_with_what_was_added_behind_it(ada: OpenAI) -> None:
+    """In a conversation of its own, and in one that was there before, with items or without."""
+    note: Any = [{"role": "user", "content": "added later"}]
+    for home in (None, ada.conversations.create().id, ada.conversations.create(items=note).id):
+        made = ada.responses.create(model="Tester", input="hello", conversation=home)
+        assert made.conversation is not None
+        ada.conversations.items.create(made.conversation.id, items=note)
+        held = list(ada.conversations.items.list(made.conversation.id))
+        with pytest.raises(openai.ConflictError, match="which holds others"):
+            ada.responses.delete(made.id)
+        assert list(ada.conversations.items.list(made.conversation.id)) == held
 
 
 def test_a_response_of_an_imported_conversation_is_one_among_others(
