@@ -194,17 +194,18 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
 
     That error names the `whole`.
     """
-    record, partition = stretch.record, stretch.view.partition
-    head = (await exchange.tasks.head(partition, record.task_id)).value
-    async with aclosing(requests.of_task(exchange, partition, head, sys.maxsize)) as newest_first:
-        async for each in newest_first:
-            before = each.resent and each.first_seq < record.first_seq
-            if each.request_id != record.request_id and not before:
-                raise AlreadyExists(
-                    f"It is part of {whole}, which holds others, or items that were added behind it. "
-                    "Delete that to erase them all."
-                )
-    await exchange.eraser.delete_task(partition, record.task_id)
+    record, partition, erased = stretch.record, stretch.view.partition, False
+    while not erased:
+        stored = await exchange.tasks.head(partition, record.task_id)
+        async with aclosing(requests.of_task(exchange, partition, stored.value, sys.maxsize)) as newest_first:
+            async for each in newest_first:
+                before = each.resent and each.first_seq < record.first_seq
+                if each.request_id != record.request_id and not before:
+                    raise AlreadyExists(
+                        f"It is part of {whole}, which holds others, or items that were added behind it. "
+                        "Delete that to erase them all."
+                    )
+        erased = await exchange.eraser.delete_as_read(partition, stored)
 
 
 async def continued(

@@ -1,6 +1,8 @@
 """Responses with OpenAI's SDK: create, stream, retrieve, continue, branch, cancel, delete."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from openai import OpenAI
 from openai_talk import Json, create, kinds, raw, retrieved, said, sdk, serving, stream, streamed, valid
 from talk import call
 
+from tealagents.api import requests
 from tealagents.api.exchange import Exchange
 from tealagents.api.openai import responses
 from tealagents.api.requests import MOST_REQUESTS
 from tealagents.api.stretches import Stretch
+from tealagents.domain.models import RequestRecord
 from tealagents.testing.service import ServiceThread
 
 
@@ -297,6 +301,36 @@ def test_a_response_is_not_deleted_with_what_was_added_behind_it(ada: OpenAI) ->
         with pytest.raises(openai.ConflictError, match="which holds others"):
             ada.responses.delete(made.id)
         assert list(ada.conversations.items.list(made.conversation.id)) == held
+
+
+@pytest.mark.parametrize("more", ["item", "message"])
+def test_a_response_is_not_deleted_with_what_comes_while_that_is_checked(
+    service: ServiceThread, wire: httpx.Client, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    """It is looked at once more as it stands then, and both stay."""
+    made = create(wire, input="hello")
+    conversation = made["conversation"]["id"]
+    of_task = requests.of_task
+
+    def send() -> None:
+        with raw(service) as client:
+            if more == "message":
+                create(client, input="precious", conversation=conversation)
+            else:
+                items = [{"role": "user", "content": "precious"}]
+                client.post(f"/conversations/{conversation}/items", json={"items": items}).raise_for_status()
+
+    async def looked_through(*given: Any) -> AsyncGenerator[RequestRecord]:
+        monkeypatch.undo()
+        async for each in of_task(*given):
+            yield each
+        await asyncio.to_thread(send)
+
+    monkeypatch.setattr(requests, "of_task", looked_through)
+    assert wire.delete(f"/responses/{made['id']}").status_code == 409
+    items = wire.get(f"/conversations/{conversation}/items").json()["data"]
+    assert "precious" in str(items)
+    assert retrieved(wire, made["id"]) == made
 
 
 def test_a_response_of_an_imported_conversation_is_one_among_others(
