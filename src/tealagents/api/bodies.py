@@ -317,10 +317,10 @@ def flag(of: Json, name: str, where: str) -> bool:
     return value
 
 
-def objects(value: Any, field: str) -> list[Json]:
-    """A list of objects. `InvalidRequest`, naming the field, for anything else."""
+def objects(value: Any, field: str, wanted: str = "an array of objects") -> list[Json]:
+    """A list of objects. `InvalidRequest`, naming the field and what is `wanted`, for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise InvalidRequest(field, "must be an array of objects")
+        raise InvalidRequest(field, f"must be {wanted}")
     return value
 
 

@@ -17,6 +17,7 @@ from threads_setup import CountedStore
 from tealagents.api import query
 from tealagents.testing.service import ServiceThread
 
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
 ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
 
 
@@ -126,12 +127,13 @@ def test_a_conversation_is_changed_and_deleted(ada: OpenAI, eve: OpenAI) -> None
 
 
 def test_what_a_conversation_cannot_keep_is_refused(ada: OpenAI) -> None:
-    """Files, empty messages, instructions, too much metadata."""
+    """Files, empty messages, images of the assistant, instructions, too much metadata."""
     for item in (
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": ""},
         {"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
         {"role": "user", "content": [{"type": "input_image", "image_url": "https://x.example/a.png"}]},
+        {"role": "assistant", "content": [{"type": "input_image", "image_url": PIXEL}]},
         {"type": "item_reference", "id": "msg_1"},
     ):
         given: Any = [item]

@@ -179,6 +179,21 @@ def test_images_come_along(ada: OpenAI, model: OfflineModel) -> None:
             ada.responses.create(model="Tester", input=ask(url))
 
 
+@pytest.mark.parametrize(("path", "field"), [("responses", "input"), ("chat/completions", "messages")])
+def test_an_image_of_the_assistant_is_refused(wire: httpx.Client, path: str, field: str) -> None:
+    """A history whose client takes it for known would lack it: no model is sent one but the user's."""
+    image = {"responses": PIXEL, "chat/completions": {"url": PIXEL}}[path]
+    kind = {"responses": "input_image", "chat/completions": "image_url"}[path]
+    sent = [
+        {"role": "user", "content": "draw"},
+        {"role": "assistant", "content": [{"type": kind, "image_url": image}]},
+        {"role": "user", "content": "hello"},
+    ]
+    refused = wire.post(f"/{path}", json={"model": "Tester", field: sent})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == f"{field}.1.content"
+
+
 def test_a_key_makes_a_message_safe_to_send_again(ada: OpenAI) -> None:
     """The same key with the same body is the same response; with another body it is refused."""
     headers = {"Idempotency-Key": "one"}

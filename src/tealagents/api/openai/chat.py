@@ -21,7 +21,6 @@ from tealagents.api.openai.fold import DONE
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Entry, Resent
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
 HEADER = "X-Conversation-Id"
@@ -62,15 +61,13 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
 
 
 def _entries(each: Json, where: str) -> list[Entry]:
-    calls = each.get("tool_calls") or []
     if each.get("role") == "tool":
         return [inputs.returned(each, where, "tool_call_id", "content")]
+    field, wanted = f"{where}.tool_calls", "calls of functions"
+    calls = bodies.objects(each.get("tool_calls") or [], field, wanted)
+    functions = bodies.objects([call.get("function") for call in calls], field, wanted)
     said: list[Entry] = [] if calls and not each.get("content") else [inputs.message(each, where)]
-    for call in calls if isinstance(calls, list) else [None]:
-        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-            raise InvalidRequest(f"{where}.tool_calls", "must be calls of functions")
-        said.append(inputs.made(str(call.get("id")), call["function"]))
-    return said
+    return [*said, *(inputs.made(str(call.get("id")), of) for call, of in zip(calls, functions, strict=True))]
 
 
 class Chunks(EventFold):

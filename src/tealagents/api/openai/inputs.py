@@ -148,11 +148,12 @@ def message(each: Json, where: str) -> Earlier | Instruction:
     if content is None and role == "assistant":  # a refusal, or an empty answer
         content = each.get("refusal") or ""
     said = items.read(content, f"{where}.content", _part)
-    if role in ("system", "developer"):
-        return Instruction(items.text(said, f"{where}.content", "must be text for this role"))
-    if role == "user" or role == "assistant":
+    if role == "user":
         return Earlier(role, said)
-    raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")
+    if role not in ("assistant", "system", "developer"):
+        raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")
+    text = items.text(said, f"{where}.content", "must be text for this role")
+    return Earlier("assistant", said) if role == "assistant" else Instruction(text)
 
 
 def made(call_id: str, call: Json) -> Made:
