@@ -19,6 +19,7 @@ from tealagents.api.openai import responses
 from tealagents.api.requests import MOST_REQUESTS
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import RequestRecord
+from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 
 
@@ -191,6 +192,28 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         with pytest.raises(openai.NotFoundError) as unknown:
             client.responses.create(model="Tester", input=history(identifier))
         assert identifier in str(unknown.value)
+
+
+def test_calls_of_the_service_that_are_sent_again_say_what_came_of_them(
+    wire: httpx.Client, model: OfflineModel
+) -> None:
+    """Their output, also an empty one, or the words of their error; one without an outcome is left out."""
+    words = [{"type": "text", "text": "It broke, "}, {"type": "text", "text": "badly."}]
+    outcomes: list[Json] = [
+        {"output": "fine", "error": None},
+        {"output": "", "error": None},
+        {"output": None, "error": {"type": "mcp_tool_execution_error", "content": words}},
+        {"error": {"type": "mcp_protocol_error", "code": -32000, "message": "no such tool"}},
+        {"output": None, "error": "too late"},
+        {"output": None, "error": None},
+    ]
+    calls = [{"type": "mcp_call", "name": f"tool{n}", "arguments": "{}"} for n in range(len(outcomes))]
+    resent = [{**each, **outcome} for each, outcome in zip(calls, outcomes, strict=True)]
+    user = {"role": "user", "content": "hello"}
+    create(wire, input=[user, *resent, user])
+    sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "assistant"]
+    told = ["fine", "", "It broke, badly.", "no such tool", "too late"]
+    assert sent == [f"tool{n}({{}}) returned: {each}" for n, each in enumerate(told)]
 
 
 def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
