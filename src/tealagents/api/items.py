@@ -54,9 +54,14 @@ def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> t
 
 
 def referred(item: Any) -> str:
-    """The id that an item of the type `item_reference` names, in lower case; empty for any other item."""
-    reference = isinstance(item, dict) and item.get("type") == "item_reference"
-    return str(item.get("id")).lower() if reference else ""
+    """The id that an `item_reference` names, in lower case; empty for any other item.
+
+    Its type may be omitted: then it has nothing but the id.
+    """
+    if not isinstance(item, dict):
+        return ""
+    bare = item.get("id") and all(item.get(name) is None for name in ("type", "role", "content"))
+    return str(item.get("id")).lower() if bare or item.get("type") == "item_reference" else ""
 
 
 def only(body: Any, *types: str) -> Any:

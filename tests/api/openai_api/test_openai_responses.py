@@ -1,6 +1,7 @@
 """Responses with OpenAI's SDK: create, stream, retrieve, continue, branch, cancel, delete."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -175,7 +176,8 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
     """Clients that resend the history may send only the ids of what they were answered."""
 
     def history(*ids: str) -> Any:
-        referred = [{"type": "item_reference", "id": each} for each in ids]
+        types: Any = itertools.cycle([{"type": "item_reference"}, {"type": None}, {}])
+        referred = [{**next(types), "id": each} for each in ids]
         return [{"role": "user", "content": "My cat is Tom."}, *referred, {"role": "user", "content": "And?"}]
 
     noted = ada.responses.create(model="Tester", input=call("Work-note", file=str(file), line="one"))
@@ -188,7 +190,11 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
     assert [each.partition("(")[0] for each in words] == [
         *("My cat is Tom.", "note", noted.output_text, said.output_text, "And?"),
     ]
-    for client, identifier in ((eve, named[-1]), (ada, named[-1].replace("_1_", "_2_")), (ada, "msg_1")):
+    last = named[-1]
+    for client, identifier in (
+        *((eve, last), (ada, last.replace("_1_", "_2_")), (ada, "msg_1")),
+        *((ada, last.replace("_1_", "_1_9")), (ada, str(named[0]).replace("_1_", "_1_9"))),
+    ):
         with pytest.raises(openai.NotFoundError) as unknown:
             client.responses.create(model="Tester", input=history(identifier))
         assert identifier in str(unknown.value)
@@ -256,7 +262,7 @@ def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(
     of = answered.id.removeprefix("resp_")
     named = [f"msg_{each}_{n}" for n in range(900, 910) for each in (of, of.upper())]
     unknown: Any = [{"type": "item_reference", "id": each} for each in named]
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.NotFoundError):
         ada.responses.create(model="Tester", input=unknown)
     assert read == [of.partition("_")[0]]
 

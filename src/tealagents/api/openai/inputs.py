@@ -123,7 +123,7 @@ def messages(given: Sequence[Json]) -> list[Earlier]:
 
 
 def _entry(each: Json, where: str) -> Entry:
-    match each.get("type") or "message":
+    match "item_reference" if items.referred(each) else each.get("type") or "message":
         case "message":
             return message(each, where)
         case "function_call":
