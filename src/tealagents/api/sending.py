@@ -53,15 +53,26 @@ async def send(
             exchange, caller, given, kinds, message, behind, resets=resets, streamed=streamed
         )
     message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
+    try:
+        view = await _begun(exchange, caller, message, key, behind, streamed=streamed)
+    except RequestInProgress as begun:
+        if not message.client.get("background"):
+            raise
+        view = await requests.own(exchange, caller, begun.ids["request_id"])
+    return await stretches.cut(exchange, view, 1)
+
+
+async def _begun(
+    exchange: Exchange, caller: Caller, message: NewMessage, key: Key | None, behind: Place, *, streamed: bool
+) -> RequestView:
     if isinstance(behind, Stretch):
         field = "previous_response_id"
-        view = await stretches.continued(exchange, behind, message, key, field=field, streamed=streamed)
-        return await stretches.cut(exchange, view, 1)
+        return await stretches.continued(exchange, behind, message, key, field=field, streamed=streamed)
     if behind is not None:
         if message.expires_at is not None:
             raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
         message = await requests.added(exchange, *behind, message, "conversation")
-    return await stretches.cut(exchange, await exchange.submit(caller, message, key, streamed=streamed), 1)
+    return await exchange.submit(caller, message, key, streamed=streamed)
 
 
 async def _answered(

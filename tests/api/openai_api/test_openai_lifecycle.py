@@ -207,6 +207,24 @@ def test_a_key_makes_a_message_safe_to_send_again(ada: OpenAI) -> None:
     assert ada.responses.create(**branch, extra_headers={"Idempotency-Key": "two"}) == forked
 
 
+@pytest.mark.parametrize("place", [None, "previous_response_id", "conversation"])
+def test_a_background_response_is_sent_again_while_it_runs(wire: httpx.Client, place: str | None) -> None:
+    """Under its key it is that response, wherever its message went; another body is refused."""
+    home = create(wire, input="hello")
+    where = {"previous_response_id": home["id"], "conversation": home["conversation"]["id"]}
+    about = {place: where[place]} if place else {}
+    body = {"input": "dripping", "background": True, **about}
+    key = {"Idempotency-Key": f"background-{place}"}
+    first, again = (wire.post("/responses", json=body, headers=key) for _ in range(2))
+    assert (again.status_code, again.json()["status"]) == (200, "in_progress")
+    assert again.json()["id"] == first.json()["id"]
+    streams = wire.post("/responses", json={**body, "stream": True}, headers=key)
+    assert streams.status_code == 422
+    assert streamed(wire.get(f"/responses/{first.json()['id']}?stream=true").text)[-1]["type"] == (
+        "response.completed"
+    )
+
+
 def test_a_key_of_a_completion_stands_for_its_conversation_too(wire: httpx.Client) -> None:
     """The same messages to another conversation are not what was sent before."""
     body: Any = {"model": "Tester", "messages": [{"role": "user", "content": "My name is Ada."}]}

@@ -400,6 +400,8 @@ def test_what_is_no_input_is_named(wire: httpx.Client, body: Json, param: str) -
     """By the name of the parameter, not by the types that it might have had."""
     refused = wire.post("/responses", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    if param == "input":
+        assert "must be a string or an array of objects" in refused.json()["error"]["message"]
 
 
 def test_a_path_names_all_its_methods(wire: httpx.Client) -> None:

@@ -109,7 +109,7 @@ def read(given: Any) -> Resent:
     """The input of a response."""
     if given and isinstance(given, str):
         return Resent((), (Earlier("user", (Item("text", given),)),), "")
-    sent = bodies.objects([] if given in (None, "") else given, "input")
+    sent = bodies.objects([] if given in (None, "") else given, "input", "a string or an array of objects")
     return resent.taken_apart([_entry(each, f"input.{n}") for n, each in enumerate(sent)], "input")
 
 
