@@ -78,6 +78,49 @@ async def test_a_constructor_is_given_what_it_names() -> None:
     assert context.extra == {"degrees": 7, "station": "Blindern"}
 
 
+async def test_an_async_function_finds_its_instance_made_on_the_event_loop(tmp_path: Path) -> None:
+    """A constructor may open a client that belongs to the loop. Beside it, functions that are not async have
+    theirs made in the thread where they run, as both may block."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import asyncio\n"
+        "import threading\n"
+        "from semantic_kernel.functions import kernel_function\n\n"
+        "class Client:\n"
+        "    def __init__(self):\n"
+        "        self.made_in = threading.current_thread()\n"
+        "        if self.made_in is threading.main_thread():\n"
+        "            self.answer = asyncio.ensure_future(asyncio.sleep(0, 'pong'))\n"
+        "    @kernel_function\n"
+        "    async def ping(self) -> str:\n"
+        "        return await self.answer\n"
+        "    @kernel_function\n"
+        "    def block(self) -> bool:\n"
+        "        return self.made_in is threading.current_thread() is not threading.main_thread()\n"
+    )
+    ping, block = load_plugins(file, ["Client"]).tools()
+    assert await ping.call(Context(), {}) == "pong"
+    assert await block.call(Context(), {}) == "true"
+
+
+async def test_a_constructor_on_the_event_loop_does_not_end_the_process(tmp_path: Path) -> None:
+    """It is a part of the call, as it is in a thread."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import sys\n"
+        "from semantic_kernel.functions import kernel_function\n\n"
+        "class Ending:\n"
+        "    def __init__(self):\n"
+        "        sys.exit(1)\n"
+        "    @kernel_function\n"
+        "    async def ping(self) -> str:\n"
+        "        return 'pong'\n"
+    )
+    [ping] = load_plugins(file, ["Ending"]).tools()
+    with pytest.raises(ToolFailed, match="SystemExit"):
+        await ping.call(Context(), {})
+
+
 def test_what_cannot_be_called_is_reported_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(

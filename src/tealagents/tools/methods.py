@@ -26,7 +26,7 @@ async def run_method(
     the call: that becomes `ToolFailed`. What it needs its user for is raised as `begun`.
     """
     try:
-        if inspect.iscoroutinefunction(inspect.unwrap(method)):
+        if is_async(method):
             return to_text(await method(**arguments), nothing=nothing)
         # turning a large result into text takes time as well, so it is done in the thread
         result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
@@ -48,6 +48,11 @@ async def run_method(
             "The tool gave up: something it waited for was canceled. Whether it took effect is unknown.",
             unknown=True,
         ) from error
+
+
+def is_async(method: Callable[..., Any]) -> bool:
+    """Whether it is awaited on the event loop, also where a decorator has wrapped it."""
+    return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 
 def _text_or_awaitable(

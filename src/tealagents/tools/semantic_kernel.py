@@ -21,7 +21,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
+from tealagents.tools.methods import check_method, is_async, marked, method_name, run_method, scopes_of
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
@@ -78,11 +78,16 @@ class KernelFunctionTool:
             make = partial(self._construct, await self._authorization(context), ExtraDataCollector(context))
 
         def run(**checked: Any) -> Any:
-            # in the thread, constructor included: it may well open a connection
+            # the constructor where the function runs: it may block, or open what belongs to the event loop
             return getattr(make(), self._attribute)(**checked)
 
+        async def run_on_loop(**checked: Any) -> Any:
+            result = run(**checked)
+            return await result if inspect.isawaitable(result) else result
+
+        method = run_on_loop if is_async(getattr(self._kind, self._attribute)) else run
         nothing = DONE if self._signature.returns_nothing else "null"
-        return await run_method(run, checked, self._threads, self.spec.name, nothing=nothing)
+        return await run_method(method, checked, self._threads, self.spec.name, nothing=nothing)
 
     async def _authorization(self, context: ToolContext) -> str | None:
         """A token for the declared scopes, else the caller's header where the config lets tools see it."""
