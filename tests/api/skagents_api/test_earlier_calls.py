@@ -10,6 +10,7 @@ import httpx
 import pytest
 from earlier_agents import AGENT, CHAT, IMAGE, PIXEL, SEQUENTIAL, TYPES, sent, served, write
 from httpx_sse import connect_sse
+from openapi_spec_validator import validate
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -269,6 +270,33 @@ def test_document_of_an_output_type_of_any_name(tmp_path: Path) -> None:
     answered = call["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
     assert answered["output_pydantic"] == {"$ref": "#/components/schemas/Answer"}
     assert answered["output_raw"] == {"type": "string"}
+
+
+NAMESAKES = """
+from pydantic import BaseModel
+
+class Asked(BaseModel):
+    class Item(BaseModel):
+        word: str
+    item: Item
+
+class Answered(BaseModel):
+    class Item(BaseModel):
+        number: int
+    item: Item
+"""
+
+
+def test_document_tells_types_of_one_name_apart(tmp_path: Path) -> None:
+    """What is nested in the input is not described as what is nested in the answer."""
+    text = SEQUENTIAL.replace("ReportInput", "Asked").replace("output_type: Report", "output_type: Answered")
+    with served(write(tmp_path, text, custom_types=NAMESAKES)) as (service, _):
+        document = httpx.get(service.url + "/openapi.json").json()
+    validate(document)
+    schemas = document["components"]["schemas"]
+    for kind, field in (("Asked", "word"), ("Answered", "number")):
+        item = schemas[kind]["properties"]["item"]["$ref"].rpartition("/")[2]
+        assert list(schemas[item]["properties"]) == [field]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """The OpenAPI document. Its first path is the call of the agent, whose description is the agent's own:
 orchestrators choose among agents by nothing else."""
 
-from typing import Any
+from typing import Final
 
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from tealagents.domain.models import Json
 
-_COMPONENTS = "#/components/schemas/"
+_MODE: Final = "validation"
 _STRING = {"type": "string"}
 _EVENTS: Json = {
     "description": "`intermediate-task-response`, `partial-response`, then `final-response` or `error`",
@@ -25,9 +26,8 @@ def document(
     output_type: type[BaseModel] | None,
 ) -> Json:
     """The document of one agent."""
-    schemas: dict[str, Any] = {}
-    typed = _schema(output_type, schemas) if output_type is not None else {"type": "null"}
-    body = {"required": True, "content": {"application/json": {"schema": _schema(input_type, schemas)}}}
+    sent, typed, components = _schemas(input_type, output_type)
+    body = {"required": True, "content": {"application/json": {"schema": sent}}}
     # described in its place: a name of ours could be that of one of the config's types
     answer = {"application/json": {"schema": _answer(typed)}}
     errors: Json = {"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}}
@@ -50,18 +50,19 @@ def document(
             prefix: call(name, "invoke", {"description": "The answer", "content": answer}),
             f"{prefix}/sse": call(f"{name}, as server-sent events", "invoke_sse", _EVENTS),
         },
-        "components": {"schemas": schemas},
+        "components": {"schemas": components},
     }
 
 
-def _schema(kind: type[BaseModel], schemas: dict[str, Any]) -> Json:
-    """Refers to the schema of a type, which is added to `schemas` with all it needs."""
-    made = kind.model_json_schema(ref_template=_COMPONENTS + "{model}")
-    schemas.update(made.pop("$defs", {}))
-    if "$ref" in made:  # a type that holds its own kind is one of those
-        return made
-    schemas[kind.__name__] = made
-    return {"$ref": _COMPONENTS + kind.__name__}
+def _schemas(input_type: type[BaseModel], output_type: type[BaseModel] | None) -> tuple[Json, Json, Json]:
+    """The schemas of what is sent and of what is answered, and by their names those that they refer to; made
+    in one go, which tells types of one name apart."""
+    references, made = models_json_schema(
+        [(kind, _MODE) for kind in (input_type, output_type) if kind is not None],
+        ref_template="#/components/schemas/{model}",
+    )
+    typed = references[output_type, _MODE] if output_type is not None else {"type": "null"}
+    return references[input_type, _MODE], typed, made.get("$defs", {})
 
 
 def _answer(typed: Json) -> Json:
