@@ -94,12 +94,23 @@ def agents(config: EarlierConfig) -> Iterator[tuple[KeyPath, EarlierConfig]]:
 
 
 def check_tools(tools: Sequence[ToolSpec]) -> None:
-    """`ToolsetError` for tools that need an approval: nothing waits for a decision here."""
-    governed = [tool.name for tool in tools if tool.governance.requires_hitl]
-    if governed:
+    """`ToolsetError` for tools that wait for someone: nothing waits for a decision here."""
+    _refuse_tools(
+        [tool.name for tool in tools if tool.governance.requires_hitl],
+        "need an approval, which skagents files cannot wait for: exempt them in the catalogue",
+    )
+    _refuse_tools(
+        [tool.name for tool in tools if tool.auth is not None],
+        "need the user's own authorization (auth), which skagents files cannot wait for: give the service "
+        "credentials of its own (headers) and remove auth from the catalogue, or auth_server from their "
+        "mcp_servers entry",
+    )
+
+
+def _refuse_tools(names: Sequence[str], why: str) -> None:
+    if names:
         raise ToolsetError(
-            f"The tools {', '.join(governed)} need an approval, which skagents files cannot wait for: exempt "
-            "them in the catalogue, or migrate the agent with `tealagents upgrade`."
+            f"The tools {', '.join(names)} {why}, or migrate the agent with `tealagents upgrade`."
         )
 
 

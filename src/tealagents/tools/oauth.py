@@ -342,7 +342,8 @@ class Consents:
         if self._callback_url is None:
             raise ToolFailed(
                 f"{server.name} needs the user's authorization, and this service has no public URL that "
-                "the user could be sent back to. Its operator has to set one."
+                "the user could be sent back to. Its operator has to set one; an agent of the earlier "
+                "platform has none, whatever is set, and has to be migrated."
             )
         access = self._access.get(asked[:2])
         if access is not None and challenge.scopes:

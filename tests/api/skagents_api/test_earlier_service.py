@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from tealagents.api import bodies
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
+from tealagents.testing.servers import free_port
 from tealagents.testing.service import ServiceThread, agent_config
 from tealagents.testing.waits import until
 from tealagents.tools.errors import ToolsetError
@@ -102,14 +104,27 @@ def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
     assert [each["response"]["extra_data"] for each in tasks] == [final["extra_data"], None]
 
 
-def test_tools_that_need_an_approval_are_refused(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("approved", "auth", "said"),
+    [
+        (True, None, "The tools WeatherPlugin-weather need an approval"),
+        (
+            False,
+            {"auth_type": "oauth2", "auth_server": "https://login.example", "scopes": ["a"]},
+            "The tools WeatherPlugin-weather need the user's own authorization (auth)",
+        ),
+    ],
+)
+def test_tools_that_wait_for_someone_are_refused(
+    nursery: Nursery, tmp_path: Path, approved: bool, auth: Any, said: str
+) -> None:
     """Nothing waits here until someone decides: the start says which tools, and what to do."""
     tool = {
         "tool_id": "WeatherPlugin-weather",
         "name": "weather",
         "description": "",
-        "governance": {"requires_hitl": True, "cost": "low", "data_sensitivity": "public"},
-        "auth": None,
+        "governance": {"requires_hitl": approved, "cost": "low", "data_sensitivity": "public"},
+        "auth": auth,
     }
     plugin = {
         "plugin_id": "weather",
@@ -126,8 +141,10 @@ def test_tools_that_need_an_approval_are_refused(nursery: Nursery, tmp_path: Pat
     env = {**_env(), "TA_PLUGIN_CATALOG_FILE": str(catalogue)}
     checked = _run(nursery.program, "check", str(file), env=env)
     assert checked.returncode == 2
-    assert "WeatherPlugin-weather need an approval" in checked.stderr
-    assert _run(nursery.program, "serve", str(file), "--port", "0", env=env).returncode in (2, 3)
+    assert said in checked.stderr
+    started = _run(nursery.program, "serve", str(file), "--port", str(free_port()), env=env)
+    assert started.returncode in (2, 3)
+    assert said in started.stderr
 
 
 def test_gateway_proves_itself(tmp_path: Path) -> None:
