@@ -6,7 +6,7 @@ What `bootstrap` does for our own files; the parts that both need are made there
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from types import ModuleType
@@ -39,6 +39,7 @@ from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
 from tealagents.limits import Limits
 from tealagents.llm.encoding import valid_name
+from tealagents.mistakes import did_you_mean
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.records import SystemClock
@@ -80,6 +81,7 @@ def _types(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object
         return
     yield ("input_type",), partial(_input_of, config, module)
     yield ("output_type",), partial(_output_of, config, module)
+    yield ("spec", "tasks"), partial(_look_for_unknown_names, config, module)
 
 
 def _refuse(error: ToolsetError) -> None:
@@ -166,6 +168,28 @@ def instructions_of(task: EarlierTask) -> Instructions:
         return Instructions(task.instructions)
     except TemplateRefused as error:
         raise ToolsetError(f"the instructions of the task {task.name} are refused: {error}") from None
+
+
+def _look_for_unknown_names(config: EarlierConfig, module: ModuleType | None) -> None:
+    with suppress(ToolsetError):  # what is wrong with the type or a template is said of that
+        templates = [instructions_of(task) for task in config.tasks]
+        _warn_of_unknown_names(config, _input_of(config, module), templates)
+
+
+def _warn_of_unknown_names(
+    config: EarlierConfig, given: type[BaseModel], templates: Sequence[Instructions]
+) -> None:
+    """Logs what templates name that no call can bring."""
+    known = [*given.model_fields, *given.model_computed_fields]
+    for task, template in zip(config.tasks, templates, strict=True):
+        for name in sorted(template.names.difference(known)):
+            if not _may_have(given, name):
+                message = (
+                    f"{name} is neither a field of {given.__name__} nor the result of an earlier task, and "
+                    f"has no value{did_you_mean(name, known)}"
+                )
+                log.warning(config.document.problem(("spec", "tasks", task.place, "instructions"), message))
+        known.append(f"_{task.name}")
 
 
 def format_of(kind: type[BaseModel]) -> ResponseFormat:
@@ -257,13 +281,11 @@ class _Wiring:
     def _plan(self) -> Plan:
         config, wanted = self.config, self.output_type
         if config.tasks:
+            templates = [instructions_of(task) for task in config.tasks]
+            _warn_of_unknown_names(config, self.input_type, templates)
             steps = [
-                TaskStep(
-                    agent=self.agents[task.agent].agent,
-                    name=task.name,
-                    instructions=instructions_of(task),
-                )
-                for task in config.tasks
+                TaskStep(agent=self.agents[task.agent].agent, name=task.name, instructions=template)
+                for task, template in zip(config.tasks, templates, strict=True)
             ]
         else:
             steps = [TaskStep(agent=self.agents[config.agent.name].agent)]

@@ -259,3 +259,58 @@ def test_check_shows_what_would_be_served(tmp_path: Path) -> None:
     assert ended.exit_code == 0, ended.output
     assert "/Reporter/1.0 (Sequential, skagents/v1)" in ended.output
     assert "none: each call is independent" in ended.output
+
+
+def checked(file: Path) -> str:
+    """What `check` prints of a file in which nothing is wrong."""
+    env = {"TA_API_KEY": "x", "COLUMNS": "400"}
+    ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_check_warns_of_names_in_templates_that_nothing_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no value: misspelt fields, and results of tasks that come later or nowhere."""
+    wrong = SEQUENTIAL.replace("picture of {{ topic }} by", "picture of {{ topik }} after {{ _outline }} by")
+    file = write(tmp_path, wrong.replace("Check {{ _outline }}", "Check {{ _outlin }}"), custom_types=TYPES)
+    checked(file)
+    no = "is neither a field of ReportInput nor the result of an earlier task, and has no value"
+    assert caplog.messages == [
+        f"{file}:28: spec.tasks[1].instructions: _outline {no}",
+        f"{file}:28: spec.tasks[1].instructions: topik {no}; did you mean 'topic'?",
+        f"{file}:33: spec.tasks[2].instructions: _outlin {no}; did you mean '_outline'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "types"),
+    [
+        ("{% if tone is defined %}{{ tone }}{% endif %}{{ mood|default('plain') }}", TYPES),
+        ("{% set n = 1 %}{% for p in points %}{{ loop.index + n }}{{ range(n) }}{% endfor %}", TYPES),
+        (
+            "{{ tone }}",
+            TYPES.replace("    topic: str", "    model_config = {'extra': 'allow'}\n    topic: str"),
+        ),
+    ],
+)
+def test_check_warns_of_no_name_that_a_template_may_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, types: str
+) -> None:
+    """It says itself what to do without it, or sets it, or any field may be sent."""
+    text = SEQUENTIAL.replace("Look at the picture of {{ topic }} by {{ author.name }}.", f'"{template}"')
+    checked(write(tmp_path, text, custom_types=types))
+    assert caplog.messages == []
+
+
+def test_check_warns_of_agents_and_tasks_that_share_a_name(tmp_path: Path) -> None:
+    """Which of two is meant by it is said."""
+    text = SEQUENTIAL.replace("- name: writer", "- name: reader").replace("agent: writer", "agent: reader")
+    file = write(tmp_path, text.replace("- name: check", "- name: outline"), custom_types=TYPES)
+    said = checked(file)
+    for problem in (
+        f"{file}:15: spec.agents[1].name: agents[0] has this name, too, and is the one that is used",
+        f"{file}:30: spec.tasks[2].name: tasks[0] has this name, too: _outline is the result of the one that",
+    ):
+        assert problem in said

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from tealagents.config.auth import AuthConfig, auth_of
 from tealagents.config.earlier import without_state
+from tealagents.config.file import Document
 from tealagents.config.models import (
     AgentConfig,
     ConfigFile,
@@ -193,6 +194,7 @@ def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool
     if file is None or auth is None or problems:
         raise loading.refused()
     warnings += unknown_keys(file, document)
+    warnings += map(str, _namesakes(file.spec, document))
     warnings += _warnings(auth, loading)
     config = _config(file, auth, loading)
     if problems:
@@ -228,6 +230,21 @@ def _refusals(loading: Loading, version: str) -> Iterator[ConfigProblem]:
             "spec.protocols: [a2a]"
         )
         yield environment.problem(_A2A, message)
+
+
+def _namesakes(spec: ChatSpec | SequentialSpec, document: Document) -> Iterator[ConfigProblem]:
+    """Agents and tasks that have the name of another."""
+    if isinstance(spec, ChatSpec):
+        return
+    agents, tasks = ([each.name for each in named] for named in (spec.agents, spec.tasks))
+    for n, name in enumerate(agents):
+        if (first := agents.index(name)) != n:
+            message = f"agents[{first}] has this name, too, and is the one that is used"
+            yield document.problem(("spec", "agents", n, "name"), message)
+    for n, name in enumerate(tasks):
+        if (first := tasks.index(name)) != n:
+            message = f"tasks[{first}] has this name, too: _{name} is the result of the one that ran last"
+            yield document.problem(("spec", "tasks", n, "name"), message)
 
 
 def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:

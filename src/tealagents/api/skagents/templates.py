@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.filters import FILTERS, make_attrgetter, make_multi_attrgetter
+from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -64,6 +65,8 @@ _METHODS = (
     *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
     *("rstrip", "split", "splitlines", "startswith", "endswith", "isdigit"),
 )
+#: tests and filters of what may not be there
+_WITHOUT = ("defined", "undefined", "default", "d")
 #: what a template may be made of; whatever else Jinja knows is refused
 _NODES = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Assign, nodes.For, nodes.If, nodes.CondExpr),
@@ -288,6 +291,8 @@ class Instructions:
         try:
             tree = _environment.parse(source)
             _check(tree)
+            #: what it takes from the values, apart from what it says itself that it can do without
+            self.names = find_undeclared_variables(tree) - _optional(tree)
             self._template: Template = _environment.from_string(_bound(tree))
         except TemplateSyntaxError as error:
             raise TemplateRefused(f"line {error.lineno}: {error.message}") from None
@@ -393,6 +398,12 @@ def _is_known(called: nodes.Node) -> bool:
     if isinstance(called, nodes.Getattr):
         return called.attr in _METHODS
     return isinstance(called, nodes.Name) and called.name == "range"
+
+
+def _optional(tree: nodes.Template) -> set[str]:
+    """The names that are tested or have a default."""
+    uses = (each for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in _WITHOUT)
+    return {use.node.name for use in uses if isinstance(use.node, nodes.Name)}
 
 
 def _bound(tree: nodes.Template) -> nodes.Template:
