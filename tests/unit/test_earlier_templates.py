@@ -1,8 +1,10 @@
 """The instructions of tasks: what templates may do, and that nothing else runs."""
 
 import contextlib
+import re
 import time
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +43,7 @@ VALUES: dict[str, Any] = {
         ("{{ points }} {{ nothing }} {# a comment #}", "['hot', 'green'] None "),
         ("{{ points|tojson(indent=1) }} {{ topic|replace('t', 'T', 1) }}", '[\n "hot",\n "green"\n] Tea'),
         ("{{ points|sort|first }} {{ 2.567|round(1) }} {{ author|dictsort }}", "green 2.6 [('name', 'Ada')]"),
+        ("{{ points|tojson|safe }} {{ '<b>'|safe ~ '<' }}", '["hot", "green"] <b><'),
         ("{% raw %}{{ topic }}{% endraw %}{{ missing|default('none') }}", "{{ topic }}none"),
     ],
 )
@@ -78,7 +81,8 @@ def test_what_templates_are_for(source: str, text: str) -> None:
         ("{{ points|selectattr('a', 'nosuch')|list }}", "the test nosuch"),
         ("{{ points|rejectattr('a', 'nosuch', 1)|list }}", "the test nosuch"),
         ("{{ 'x' * 99999999 }}", "numbers only"),
-        ("{{ 9 ** 99999999 }}", "pow is not"),
+        ("{{ 9 ** 99999999 }}", r"line 1: \*\* is not for templates here"),
+        ("{{ +number }}", r"line 1: \+ before a value is not for templates here"),
         ("{{ '%99999999d' % 1 }}", "% is for numbers"),
         ("{{ '%s!' % missing }}", "line 1: % is for numbers only; ~ joins texts"),
         ("{% for p in points %}\n{{ (p ~ '%s') % p }}{% endfor %}", "line 2: % is for numbers"),
@@ -90,6 +94,15 @@ def test_what_templates_are_for(source: str, text: str) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "macro is not"),
         ("{% include 'config.yaml' %}", "include is not"),
         ("{% import 'os' as os %}", "import is not"),
+        ("{% from 'os' import path %}", "line 1: from is not"),
+        ("{% extends 'a' %}", "line 1: extends is not"),
+        ("{% block a %}{% endblock %}", "line 1: block is not"),
+        ("{% call x() %}{% endcall %}", "line 1: call is not"),
+        ("{% with x = 1 %}{% endwith %}", "line 1: with is not"),
+        ("{% filter upper %}a{% endfilter %}", "line 1: filter with endfilter is not"),
+        ("{% set x %}a{% endset %}", "line 1: set with endset is not"),
+        ("{% set topic.x = 1 %}", "line 1: set of an attribute is not"),
+        ("a\n{% autoescape true %}{{ topic }}{% endautoescape %}", "line 2: autoescape is not"),
         ("{% for p in points recursive %}{{ loop(points) }}{% endfor %}", "recursive loop"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"),
         ("{% for i in range(99999) %}" + "x" * 101 + "{% endfor %}", "characters"),
@@ -108,6 +121,18 @@ def test_hostile_templates_are_refused_before_anything_is_sent(source: str, why:
     with pytest.raises(TemplateRefused, match=why):
         Instructions(source)
     assert time.thread_time() - began < 30
+
+
+def test_what_may_be_used_is_said_where_something_else_is() -> None:
+    """A refusal names all filters or methods, and the page has both lists and what else is refused."""
+    page = (Path(__file__).parents[2] / "docs/earlier.md").read_text()
+    for use, word in (("|center(9)", "these filters"), (".ljust(9)", "these methods")):
+        with pytest.raises(TemplateRefused) as refused:
+            Instructions("{{ topic" + use + " }}")
+        said = str(refused.value).rpartition(": ")[2].partition(";")[0].split(", ")
+        listed = page.partition(f"{word} (")[2].partition(")")[0]
+        assert re.findall(r"`(\w+)`", listed) == sorted(said)
+        assert "upper" in said
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,19 @@ _NODES = (
     *(nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Filter, nodes.Test, nodes.Compare, nodes.Operand),
     *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub),
     *(nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod),
+    nodes.Scope,  # of what is refused itself
 )
+#: how templates write the rest, where that is not the node's name
+_WRITTEN: Mapping[type[nodes.Node], str] = {
+    nodes.AssignBlock: "set with endset",
+    nodes.CallBlock: "call",
+    nodes.FilterBlock: "filter with endfilter",
+    nodes.FromImport: "from",
+    nodes.NSRef: "set of an attribute",
+    nodes.Pos: "+ before a value",
+    nodes.Pow: "**",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
 _ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 _BUDGET = "budget of the rendering"
 _CALLABLE = (
@@ -222,6 +234,11 @@ def _json(value: Any, indent: int | None = None) -> str:
     return "".join(parts)
 
 
+def _as_it_is(value: Any) -> Any:
+    """What `safe` comes to where nothing is escaped."""
+    return value
+
+
 def _taken(function: Callable[..., Any]) -> inspect.Signature:
     """The arguments that a template gives to a filter, without what Jinja adds and what is filtered."""
     added = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -238,6 +255,7 @@ class _Environment(SandboxedEnvironment):
         super().__init__(autoescape=False)
         self.filters = {name: FILTERS[name] for name in _FILTERS}
         self.filters |= {"join": _joined, "replace": _replaced, "round": _rounded, "tojson": _json}
+        self.filters["safe"] = _as_it_is
         self.arguments = {name: _taken(function) for name, function in self.filters.items()}
         self.filters |= {name: _walking(self.filters[name]) for name in _WALKING}
         self.filters |= {name: _working(self.filters[name]) for name in _WORKING.intersection(_FILTERS)}
@@ -327,9 +345,8 @@ class Instructions:
 def _check(tree: nodes.Template) -> None:
     for node in tree.find_all(nodes.Node):
         if not isinstance(node, _NODES):
-            raise TemplateRefused(
-                f"line {node.lineno}: {type(node).__name__.lower()} is not for templates here"
-            )
+            written = _WRITTEN.get(type(node), type(node).__name__.lower())
+            raise TemplateRefused(f"line {node.lineno}: {written} is not for templates here")
         if isinstance(node, nodes.For) and node.recursive:
             raise TemplateRefused(f"line {node.lineno}: a recursive loop is not for templates here")
         if isinstance(node, nodes.Assign) and any(map(node.find, (nodes.List, nodes.Tuple, nodes.Dict))):
@@ -348,7 +365,10 @@ def _check(tree: nodes.Template) -> None:
 def _check_filter(node: nodes.Filter) -> None:
     taken = _environment.arguments.get(node.name)
     if taken is None:
-        raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+        raise TemplateRefused(
+            f"line {node.lineno}: the filter {node.name} is not for templates here; these are: "
+            f"{', '.join(sorted(_environment.arguments))}"
+        )
     if node.dyn_args is None and node.dyn_kwargs is None:
         try:
             taken.bind(*node.args, **{str(each.key): each.value for each in node.kwargs})
