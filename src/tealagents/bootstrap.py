@@ -173,10 +173,15 @@ def record_store_of(config: ServiceConfig, store: Store, clock: Clock) -> Record
     return RecordStore(store, config.name, clock, audit_key=key)
 
 
-async def check_key(config: ServiceConfig, records: RecordStore) -> None:
-    """A store is used with its own key only: else what is new lies in the clear, or under another."""
+async def check_key(config: ServiceConfig, records: RecordStore, *, writes: bool = True) -> None:
+    """A store is used with its own key only: else what is new lies in the clear, or under another.
+
+    The first who `writes` makes this key the store's own.
+    """
+    inventory = Inventory(records)
+    check = inventory.claim if writes else inventory.check_key
     try:
-        await Inventory(records).check_key(keyed=config.encryption_key is not None)
+        await check(keyed=config.encryption_key is not None)
     except CorruptState as error:
         raise StoreConfigError(
             f"TA_ENCRYPTION_KEY is not the key of this store: the record {error.key!r} {error.reason}."

@@ -265,13 +265,14 @@ async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) 
 
 
 ENCRYPTED = {"TA_ENCRYPTION_KEY": ENCRYPTION_KEY}
+OTHERWISE = {"TA_ENCRYPTION_KEY": "another key " * 4}
 
 
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
         (ENCRYPTED, {}, "set TA_ENCRYPTION_KEY to the key it was stored with"),
-        (ENCRYPTED, {"TA_ENCRYPTION_KEY": "another key " * 4}, "name it in TA_ENCRYPTION_OLD_KEYS"),
+        (ENCRYPTED, OTHERWISE, "name it in TA_ENCRYPTION_OLD_KEYS"),
         ({}, ENCRYPTED, "tealagents state export"),
     ],
     ids=["without its key", "with another key", "with a key that it was written without"],
@@ -299,6 +300,24 @@ def test_a_store_is_served_with_its_own_key_only(
             refused.__exit__(None, None, None)
         with nursery.service(config, env | before) as service, service.client("ada") as ada:
             assert len(ada.get("/tasks").raise_for_status().json()["items"]) == 1
+
+
+@pytest.mark.parametrize(("one", "other"), [(ENCRYPTED, OTHERWISE), ({}, ENCRYPTED), (ENCRYPTED, {})])
+def test_no_service_with_another_key_starts_beside_one_that_has_no_users_yet(
+    nursery: Nursery, tmp_path: Path, one: dict[str, str], other: dict[str, str]
+) -> None:
+    """Both would seal what their users say, and neither read all of it. covers: STATE-1"""
+    config = agent_config(persistence=f"sqlite:///{tmp_path}/state.db")
+    with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "any", "TA_AUTH": "mock"}
+        with nursery.service(config, env | one) as service, service.client("ada") as ada:
+            refused = nursery.service(config, env | other)
+            try:
+                with pytest.raises(RuntimeError, match="TA_ENCRYPTION_KEY is not the key of this store"):
+                    refused.start()
+            finally:
+                refused.__exit__(None, None, None)
+            ada.post("", json=text("hello")).raise_for_status()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])

@@ -1,15 +1,21 @@
 """The contract suite on encrypted stores, and what encryption promises."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import User
 from tealagents.domain.ports import Store
 from tealagents.state.codec import seal, unseal
-from tealagents.stores import StoreConfigError, plain_store
+from tealagents.state.inventory import Inventory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values
 from tealagents.testing.stores import StoreContract
@@ -187,3 +193,73 @@ async def test_a_forgotten_key_is_what_is_reported(plain: Store) -> None:
     await put(EncryptedStore(plain, KEY), PARTITION, {"key": b"{}"})
     with pytest.raises(CorruptState, match="does not open: set TA_ENCRYPTION_KEY"):
         unseal(PARTITION, "key", await stored(plain, "key"), dict)
+
+
+# --- whose key is the store's ------------------------------------------------------------------------
+
+TWO_KEYS = pytest.mark.parametrize(("one", "other"), [(KEY, OLD), (KEY, None), (None, KEY)])
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncGenerator[Callable[..., Inventory]]:
+    """Makes the inventories of processes on one SQLite store, each with a key and perhaps old ones."""
+    async with AsyncExitStack() as stores:
+        url = f"sqlite:///{tmp_path}/state.db"
+        opened = [await stores.enter_async_context(plain_store(url)) for _ in range(2)]
+
+        def made(key: str | None, *old_keys: str, agent: str = "Tester") -> Inventory:
+            opened.reverse()
+            return Inventory(RecordStore(sealed(opened[0], key, old_keys), agent, SystemClock()))
+
+        yield made
+
+
+@TWO_KEYS
+async def test_an_empty_store_has_the_key_of_the_first_who_starts(
+    processes: Callable[..., Inventory], one: str | None, other: str | None
+) -> None:
+    """Before there is any user; another key is refused then, also by who only reads. covers: STATE-1"""
+    await processes(one).claim(keyed=one is not None)
+    for _ in range(2):
+        for start in (Inventory.claim, Inventory.check_key):
+            with pytest.raises(CorruptState, match=r"TA_ENCRYPTION_|tealagents state export"):
+                await start(processes(other), keyed=other is not None)
+            await start(processes(one), keyed=one is not None)
+    assert (await processes(one).count()).users == 0
+
+
+@TWO_KEYS
+async def test_of_two_keys_at_once_an_empty_store_takes_one(
+    processes: Callable[..., Inventory], one: str | None, other: str | None
+) -> None:
+    """No one starts beside a process that seals differently. covers: STATE-1"""
+    for agent in (f"Tester-{n}" for n in range(20)):
+        starts = [processes(key, agent=agent).claim(keyed=key is not None) for key in (one, other)]
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        assert set(map(type, results)) == {CorruptState, type(None)}
+
+
+async def test_the_key_of_an_empty_store_is_rotated(processes: Callable[..., Inventory]) -> None:
+    """It is an old key then. covers: STATE-1"""
+    await processes(KEY).claim(keyed=True)
+    for rotating in (processes(KEY, OLD), processes(OLD, KEY), processes(KEY, OLD)):
+        await rotating.claim(keyed=True)
+    with pytest.raises(CorruptState, match="TA_ENCRYPTION_OLD_KEYS"):
+        await processes(OLD).claim(keyed=True)
+
+
+async def test_a_store_with_users_takes_no_other_key_either(processes: Callable[..., Inventory]) -> None:
+    """Although no process has started on it, as where an earlier version has written it. covers: STATE-1"""
+    await Directory(processes(KEY)._records).introduce(User("t", "ada"))
+    for key in (OLD, None):
+        with pytest.raises(CorruptState):
+            await processes(key).claim(keyed=key is not None)
+    await processes(KEY).claim(keyed=True)
+
+
+async def test_what_only_looks_at_an_empty_store_gives_it_no_key(
+    processes: Callable[..., Inventory],
+) -> None:
+    """Such as `tealagents doctor`: the service that starts then may have another. covers: STATE-1"""
+    await processes(None).check_key(keyed=False)
+    await processes(KEY).claim(keyed=True)

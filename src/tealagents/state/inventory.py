@@ -1,17 +1,18 @@
 """What an agent's store holds: for the operator's commands, which see all users.
 
-Reads heads as they are stored: nothing is settled, nothing is written. What is damaged is reported, and never
-stands in the way of the rest.
+Reads heads as they are stored: nothing is settled, and nothing written but by `claim`. What is damaged is
+reported, and never stands in the way of the rest.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from contextlib import suppress
 from typing import TypeVar
 
 from msgspec import Struct, field
 
-from tealagents.domain.errors import CorruptState
+from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.models import Deleting, Head, Session, User, Worker
 from tealagents.domain.ports import SEALED, Record
 from tealagents.state import keys
@@ -74,17 +75,27 @@ class Inventory:
         """`CorruptState`, with what to do, where the store's key is not that of what it holds.
 
         `keyed`: it has one. Then it is enough that one of the records looked at opens, because a damaged one
-        means no other key; leases, which pass by themselves, do not count, and threads only where there is
-        nothing else: a program may have saved them with a key of its own.
+        means no other key; threads count only where there is nothing else: a program may have saved them with
+        a key of its own.
         """
-        index, threads = self.index_partitions(), keys.threads(self._records.agent)
-        groups = [index, [threads]] if keyed else [[*index, threads, keys.workers(self._records.agent)]]
-        for places in groups:
+        for places in (self.index_partitions(), [keys.threads(self._records.agent)]):
             opened, refused = await self._looked_at(places)
             if keyed and opened:
                 return
             if refused is not None:
                 await self._records.get(*refused, object)
+
+    async def claim(self, *, keyed: bool) -> None:
+        """As `check_key`, for a process that writes: its key becomes that of a store which has none yet.
+
+        Of several that start at once on an empty store one writes the record, and all see whether it opens.
+        """
+        partition, name = keys.owners(self._records.agent, keys.DIGITS), keys.KEY_CHECK
+        if not await self._records.store.scan(partition, name, limit=1):
+            await self.check_key(keyed=keyed)
+            with suppress(Conflict):
+                await self._records.commit(partition, marker=name, expect={name: None}, put={name: {}})
+        await self.check_key(keyed=keyed)
 
     async def _looked_at(self, places: list[str]) -> tuple[bool, tuple[str, str] | None]:
         """Whether a record of these partitions opens, and one that does not."""

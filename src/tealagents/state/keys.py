@@ -122,6 +122,10 @@ def approval(approval_id: str) -> str:
     return f"approval/{approval_id}"
 
 
+#: in the first partition of `owners`, before any of them: what the key of the store has sealed from its first
+#: start on, when there was nothing else yet
+KEY_CHECK = "key-check"
+
 #: the prefix of all tasks' logs
 LOGS = "log/"
 
