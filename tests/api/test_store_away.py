@@ -75,3 +75,34 @@ def test_a_request_is_canceled_though_the_store_cannot_be_read(ada: httpx.Client
         refused = ada.post(f"/requests/{begun['request_id']}/cancel")
         assert (refused.status_code, refused.json()["code"]) == (503, "persistence_unavailable")
     until(lambda: ada.get(f"/requests/{begun['request_id']}").json()["status"] == "Canceled")
+
+
+def test_a_request_that_was_cut_off_keeps_nothing_from_being_read_while_the_store_takes_no_writes(
+    ada: httpx.Client,
+) -> None:
+    """Its end cannot be stored: it is shown as it was until it can, in lists too. covers: STATE-4"""
+    first = ada.post("", json=text("My name is Ada.")).raise_for_status().json()
+    task = f"/tasks/{first['task_id']}"
+    message = text("pieces-10@50ms", task_id=first["task_id"])
+    cut = ada.post("", json=message, headers={"prefer": "respond-async"}).raise_for_status().json()
+    request = f"/requests/{cut['request_id']}"
+    with refusing(lambda partition, commit: True):
+        until(lambda: ada.get(request).status_code == 503)
+        assert [each["status"] for each in ada.get("/tasks").raise_for_status().json()["items"]] == [
+            "Running"
+        ]
+        session = ada.get(f"/sessions/{first['session_id']}").raise_for_status().json()
+        assert session["tasks"] == [ada.get(task).raise_for_status().json()]
+        said = ada.get(f"{task}/messages").raise_for_status().json()["items"]
+        assert [each["role"] for each in said] == ["user", "assistant", "user"]
+        for path in (
+            f"{task}/trace",
+            f"{task}/audit",
+            f"{task}/checkpoints",
+            f"/requests/{first['request_id']}",
+        ):
+            ada.get(path).raise_for_status()
+        assert ada.get(f"{task}/export").status_code == 503
+    ended = ada.get(request).raise_for_status().json()
+    assert (ended["status"], ended["error"]["code"]) == ("Failed", "interrupted")
+    assert ada.get(f"{task}/export").status_code == 200

@@ -1,19 +1,21 @@
 """A task's life where its records contradict each other, are damaged, or come from a lost reply."""
 
 import asyncio
+import time
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, damage, noting, process, says, waits
+from refusing_store import RefusingStore, refusing
 
-from tealagents.domain.errors import CorruptState, NotFound, NotOwner
+from tealagents.domain.errors import CorruptState, NotFound, NotOwner, PersistenceUnavailable
 from tealagents.domain.ids import operation_id, owner_tag
 from tealagents.domain.models import Head, ToolCall
 from tealagents.domain.ports import Commit, Put
 from tealagents.engine.approvals import Command
-from tealagents.state import keys, records
+from tealagents.state import keys, latest, records
 from tealagents.state.catalog import Damaged
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
@@ -57,6 +59,50 @@ async def test_a_dead_request_whose_record_is_damaged_stops_its_own_task_alone(m
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         assert [type(item) for item in page.items] == [Head, Damaged]
         assert await store.read(here.partition(), [keys.task(task_id), key]) == before
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_what_a_dead_process_left_keeps_nothing_from_being_read_while_the_store_takes_no_writes(
+    marked: bool,
+) -> None:
+    """It is shown as it is stored, and ends once the store takes writes. Who writes hears of the store.
+
+    covers: STATE-4
+    """
+    store = RefusingStore()
+    async with process(store, Scripted(says("one"), says("two"))) as here:
+        dead, other, first = (
+            Process(store, Scripted(waits(asyncio.Event()))),
+            await here.ask(),
+            await here.ask(),
+        )
+        await dead.lease._renew()
+        left = (await dead.send("more", first.task_id)).request
+        dead.tasks.stop()
+        if marked:
+            await dead.lease._retire()
+        else:
+            store.clock = lambda: time.time() + 2 * dead.lease.seconds
+        before = await here.tasks.here(here.partition(), first.task_id)
+        with refusing(lambda *_: True):
+            page = await here.catalog.tasks(
+                here.partition(), session_id=None, status=None, cursor=None, limit=9
+            )
+            (shown,) = (head for head in page.items if isinstance(head, Head) and head.status == "Running")
+            assert (len(page.items), shown) == (2, before.value)
+            assert await here.tasks.head(here.partition(), first.task_id, reading=True) == before
+            newest = await latest.page(here.tasks, here.partition(), lambda _: True, behind=None, limit=9)
+            assert {each.request_id for each in newest.records} == {
+                each.request_id for each in (other, first, left)
+            }
+            assert await here.request(first.request_id) == first
+            for write in (here.send("and now?", first.task_id), here.request(left.request_id)):
+                with pytest.raises(PersistenceUnavailable):
+                    await write
+        ended = await here.request(left.request_id)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("Failed", "interrupted")
+        assert await here.request(left.request_id) == ended
 
 
 async def test_a_dead_request_whose_task_is_deleted_meanwhile_is_not_found(

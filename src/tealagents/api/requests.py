@@ -342,7 +342,8 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
     if most == 0:
         return []
     if record.status not in ENDED:
-        tail = (await exchange.tasks.head(view.partition, record.task_id)).value.tail_seq
+        head = await exchange.tasks.head(view.partition, record.task_id, reading=True)
+        tail = head.value.tail_seq
     found = await exchange.history.messages_of(view.partition, record, tail)
     said = [each for each in found if each.items and each.role != "tool"]
     return said if most is None else said[-most:]

@@ -60,7 +60,7 @@ async def before(exchange: Exchange, stretch: Stretch, *, needed: bool) -> list[
 
 async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     record, partition = stretch.record, stretch.view.partition
-    head = (await exchange.tasks.head(partition, record.task_id)).value
+    head = (await exchange.tasks.head(partition, record.task_id, reading=True)).value
     if not record.first_seq:  # it waits its turn
         return await messages(exchange, partition, head)
     first, own, decided = record.first_seq, list[Message](), 1
@@ -103,7 +103,7 @@ async def _once(exchange: Exchange, partition: str, messages: Sequence[Message])
         if message.role == "user":
             again = last is not None and last.items[-len(message.items) :] == message.items
             if again:  # or the user has said the same anew
-                record = (await exchange.tasks.request(partition, message.request_id)).value
+                record = (await exchange.tasks.request(partition, message.request_id, reading=True)).value
                 again = last is not None and record.client.get("repeats") == last.request_id
             last = message
             if again:
@@ -142,7 +142,7 @@ async def parts(
 
 async def _stretches(exchange: Exchange, caller: Caller, partition: str, request_id: str) -> list[Stretch]:
     """The stretches of a request, the last one first."""
-    record = (await exchange.tasks.request(partition, request_id)).value
+    record = (await exchange.tasks.request(partition, request_id, reading=True)).value
     view = RequestView(record=record, partition=partition, caller=caller, own=True)
     last = await stretches.cut(exchange, view)
     return [last, *[await stretches.cut(exchange, view, n) for n in range(last.number - 1, 0, -1)]]

@@ -103,7 +103,7 @@ class Reconstruction:
 
     async def prompt(self, partition: str, record: RequestRecord, step_id: str | None) -> ReconstructedPrompt:
         """What the call of that step was sent; without a step, the request's last one. Raises `NotFound`."""
-        head = (await self._tasks.head(partition, record.task_id)).value
+        head = (await self._tasks.head(partition, record.task_id, reading=True)).value
         logged = await self._tasks.history.entries_of(partition, record, head.tail_seq)
         call = _found(logged, step_id, record.request_id)
         parent = await self._parent(partition, record)

@@ -72,7 +72,8 @@ class Catalog:
     ) -> Head | Damaged | None:
         try:
             opened = self._records.open(partition, keys.task(task_id), _readable(record), Head)
-            stored = await self._tasks.settle(partition, self._tasks.present(opened, task_id, deleting))
+            found = self._tasks.present(opened, task_id, deleting)
+            stored = await self._tasks.settle(partition, found, reading=True)
         except NotFound:
             return None
         except CorruptState as error:
@@ -179,7 +180,7 @@ class Catalog:
         if stored is None or stored.value.status not in ("pending", status or stored.value.status):
             return None
         try:
-            await self._tasks.head(partition, stored.value.task_id)
+            await self._tasks.head(partition, stored.value.task_id, reading=True)
         except NotFound:
             return None
         if stored.value.status == "pending":

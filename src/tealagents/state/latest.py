@@ -67,7 +67,7 @@ async def page(
 async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord | None:
     """The request as it is by now; None where it was deleted or damaged meanwhile."""
     try:
-        return (await tasks.request(partition, request_id)).value
+        return (await tasks.request(partition, request_id, reading=True)).value
     except (NotFound, CorruptState):
         return None
 

@@ -155,9 +155,9 @@ class Tasks:
 
     # --- finding ---------------------------------------------------------------------------------
 
-    async def head(self, partition: str, task_id: str) -> Stored[Head]:
+    async def head(self, partition: str, task_id: str, *, reading: bool = False) -> Stored[Head]:
         """A task's head as it stands, after what is due of it was done (`settle`). `NotFound` if erased."""
-        return await self.settle(partition, await self.here(partition, task_id))
+        return await self.settle(partition, await self.here(partition, task_id), reading=reading)
 
     async def here(self, partition: str, task_id: str) -> Stored[Head]:
         """A task's head as it was written. `NotFound` where it, or its session, was deleted."""
@@ -175,19 +175,22 @@ class Tasks:
             raise no_task(task_id)
         return found
 
-    async def request(self, partition: str, request_id: str) -> Stored[RequestRecord]:
-        """A request as it stands; one whose process died is ended first. `NotFound` with its task."""
+    async def request(
+        self, partition: str, request_id: str, *, reading: bool = False
+    ) -> Stored[RequestRecord]:
+        """A request as it stands, once what is due of it was done (`settle`). `NotFound` with its task."""
         key = keys.request(request_id)
         found = await self.records.get(partition, key, RequestRecord)
         if found is None:
             raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
         try:
             before = await self.here(partition, found.value.task_id)
-            head = await self.settle(partition, before)
+            if found.value.status in ENDED:
+                return found
+            head = await self.settle(partition, before, reading=reading)
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
-        ended = found.value.status in ENDED
-        if head.version != before.version or not (ended or _knows(head.value, request_id)):
+        if head.version != before.version or not _knows(head.value, request_id):
             found = await self.records.get(partition, key, RequestRecord)
             if found is None:
                 raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
@@ -201,15 +204,24 @@ class Tasks:
 
     # --- what is due -----------------------------------------------------------------------------
 
-    async def settle(self, partition: str, found: Stored[Head]) -> Stored[Head]:
-        """Ends what no one can carry on: a request whose process died, a pause not decided in time."""
+    async def settle(self, partition: str, found: Stored[Head], *, reading: bool = False) -> Stored[Head]:
+        """Ends what no one can carry on: a request whose process died, a pause not decided in time.
+
+        Those who are only `reading` get the head as it is while the store takes no writes: an end that is not
+        stored might still turn out to be another one.
+        """
         while True:
             head = found.value
-            due = await self._due(head)
-            if due is None:
-                return found
-            request_id, ending = due
-            await self.end(partition, found, request_id, ending, SERVICE)
+            try:
+                due = await self._due(head)
+                if due is None:
+                    return found
+                request_id, ending = due
+                await self.end(partition, found, request_id, ending, SERVICE)
+            except PersistenceUnavailable:
+                if reading:
+                    return found
+                raise
             found = await self.here(partition, head.task_id)
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:

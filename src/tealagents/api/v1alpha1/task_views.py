@@ -52,7 +52,7 @@ async def list_steps(
 ) -> Response:
     exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     after = number_cursor(cursor)
-    tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+    tail = (await exchange.tasks.head(partition, name, reading=True)).value.tail_seq
     found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
     return json_response(documents.page([documents.step(s) for s in found], more))
 
@@ -70,7 +70,7 @@ async def list_audit(
 ) -> Response:
     exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     after = number_cursor(cursor)
-    tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+    tail = (await exchange.tasks.head(partition, name, reading=True)).value.tail_seq
     found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
     return json_response(documents.page([documents.entry(e) for e in found], more))
 
@@ -95,7 +95,7 @@ async def list_checkpoints(
 ) -> Response:
     exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     before = number_cursor(cursor) if cursor is not None else None
-    head = (await exchange.tasks.head(partition, name)).value
+    head = (await exchange.tasks.head(partition, name, reading=True)).value
     below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
     found, more = await exchange.history.completions(
         partition, name, head.tail_seq, before=below, limit=limit
@@ -109,7 +109,7 @@ async def list_checkpoints(
 
 async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id: str | None) -> Path:
     """The path of a checkpoint, or the current one."""
-    head = (await exchange.tasks.head(partition, task_id)).value
+    head = (await exchange.tasks.head(partition, task_id, reading=True)).value
     if checkpoint_id is None:
         return paths.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")

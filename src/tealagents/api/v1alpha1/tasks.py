@@ -64,7 +64,7 @@ async def list_tasks(
 )
 async def get_task(request: Request, task_id: TaskId) -> Response:
     exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
-    return json_response(documents.task((await exchange.tasks.head(partition, name)).value))
+    return json_response(documents.task((await exchange.tasks.head(partition, name, reading=True)).value))
 
 
 @routes.patch(
