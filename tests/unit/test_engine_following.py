@@ -27,7 +27,7 @@ from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
-from tealagents.engine.run import DELETED
+from tealagents.engine.run import TASK_GONE
 from tealagents.state.pruning import UserErasure
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
@@ -63,7 +63,7 @@ async def test_followers_of_what_is_deleted_meanwhile_hear_so() -> None:
         gate.set()
         for each in await asyncio.gather(*following, return_exceptions=True):
             assert isinstance(each, NotFound)
-            assert each.detail == DELETED
+            assert each.detail == TASK_GONE
 
 
 #: asks for a tool that a human has to approve
@@ -188,6 +188,7 @@ async def test_who_waits_behind_a_pause_learns_that_its_task_is_gone(how: str, c
         with pytest.raises(NotFound) as gone:
             await following
         assert gone.value.ids == {"request_id": paused.request_id, "task_id": paused.task_id}
+        assert ("expired" if how == "expiry" else "deleted") in gone.value.detail
 
 
 async def test_pauses_that_are_followed_cost_one_read_each(clock: FakeClock) -> None:

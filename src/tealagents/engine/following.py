@@ -15,7 +15,7 @@ from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.engine.run import DELETED
+from tealagents.engine.run import TASK_GONE
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks
@@ -214,7 +214,7 @@ class Tail(EventBuffer):
         try:
             yield
         except NotFound as error:
-            self.close(NotFound(DELETED).with_ids(**error.ids))
+            self.close(NotFound(TASK_GONE).with_ids(**error.ids))
         except TealError as error:
             self.close(error)
         except Exception as error:

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 STORE_DEADLINE_SECONDS = 2.0
 
 #: why a request has no outcome
-DELETED = "The task was deleted before the request had ended."
+TASK_GONE = "The task was deleted, or has expired, before the request had ended."
 
 
 class Stop(Struct, frozen=True):
@@ -369,7 +369,7 @@ class Run:
         An end of our own is found here too, where the store lost its reply and then took a while.
         """
         if isinstance(fenced, Erased):
-            self._give_up(NotFound(DELETED))
+            self._give_up(NotFound(TASK_GONE))
             return
         request = fenced.request
         if request is None or request.status in ("Running", "Queued"):
