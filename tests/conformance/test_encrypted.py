@@ -11,7 +11,9 @@ import pytest
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import User
 from tealagents.domain.ports import Store
+from tealagents.state import keys
 from tealagents.state.codec import seal, unseal
+from tealagents.state.dump import Exporter
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
@@ -255,6 +257,23 @@ async def test_a_store_with_users_takes_no_other_key_either(processes: Callable[
         with pytest.raises(CorruptState):
             await processes(key).claim(keyed=key is not None)
     await processes(KEY).claim(keyed=True)
+
+
+async def test_a_key_from_before_the_first_user_is_not_needed_for_good(
+    processes: Callable[..., Inventory],
+) -> None:
+    """Neither once the last user is erased, nor for an export. covers: STATE-1"""
+    await processes(KEY).claim(keyed=True)
+    await processes(OLD, KEY).claim(keyed=True)
+    records = processes(OLD)._records
+    await Directory(records).introduce(User("t", "ada"))
+    lines = [line async for line in Exporter(records).lines()]
+    assert not any(keys.KEY_CHECK.encode() in line or b'"damaged"' in line for line in lines)
+    await processes(OLD).claim(keyed=True)
+    for partition in Inventory(records).index_partitions():
+        found = await records.store.scan(partition, "")
+        await records.store.commit(partition, commit(delete=[key for key, _ in found]))
+    await processes(OLD).claim(keyed=True)
 
 
 async def test_what_only_looks_at_an_empty_store_gives_it_no_key(

@@ -105,7 +105,7 @@ def _run(
             raise StoreConfigError(absent(plain))
         async with store_of(checked) if exists else MemoryStore() as store:
             records = record_store_of(checked, store, SystemClock())
-            await check_key(checked, records, writes=creates and not dry_run)
+            await check_key(checked, records, writes=False)
             return await work(OpenedState(checked, records, rules_of(checked)))
 
     if checked.persistence.startswith("memory:"):

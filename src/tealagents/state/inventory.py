@@ -75,34 +75,45 @@ class Inventory:
         """`CorruptState`, with what to do, where the store's key is not that of what it holds.
 
         `keyed`: it has one. Then it is enough that one of the records looked at opens, because a damaged one
-        means no other key; threads count only where there is nothing else: a program may have saved them with
-        a key of its own.
+        means no other key. Threads count only where there is nothing else, because a program may have saved
+        them with a key of its own, and what `claim` has written only where nothing at all is stored.
         """
-        for places in (self.index_partitions(), [keys.threads(self._records.agent)]):
-            opened, refused = await self._looked_at(places)
-            if keyed and opened:
+        agent, found = self._records.agent, False
+        groups = (
+            (self.index_partitions(), ""),
+            ([keys.threads(agent)], ""),
+            ([keys.workers(agent)], keys.KEY_CHECK),
+        )
+        for places, prefix in groups:
+            if found and (keyed or prefix):
                 return
-            if refused is not None:
+            opened, refused = await self._looked_at(places, prefix)
+            if refused is not None and not (keyed and opened):
                 await self._records.get(*refused, object)
+            found = found or opened
 
     async def claim(self, *, keyed: bool) -> None:
-        """As `check_key`, for a process that writes: its key becomes that of a store which has none yet.
+        """As `check_key`, for a service: its key becomes that of a store which has none yet.
 
         Of several that start at once on an empty store one writes the record, and all see whether it opens.
         """
-        partition, name = keys.owners(self._records.agent, keys.DIGITS), keys.KEY_CHECK
-        if not await self._records.store.scan(partition, name, limit=1):
-            await self.check_key(keyed=keyed)
-            with suppress(Conflict):
-                await self._records.commit(partition, marker=name, expect={name: None}, put={name: {}})
+        await self.check_key(keyed=keyed)
+        partition, name = keys.workers(self._records.agent), keys.KEY_CHECK
+        written = [record for _, record in await self._records.store.scan(partition, name, limit=1)]
+        if written and not written[0].value.startswith(SEALED):
+            return
+        # one that does not open is of an earlier key of what is stored
+        expected = {name: written[0].version if written else None}
+        with suppress(Conflict):
+            await self._records.commit(partition, marker=name, expect=expected, put={name: {}})
         await self.check_key(keyed=keyed)
 
-    async def _looked_at(self, places: list[str]) -> tuple[bool, tuple[str, str] | None]:
+    async def _looked_at(self, places: list[str], prefix: str) -> tuple[bool, tuple[str, str] | None]:
         """Whether a record of these partitions opens, and one that does not."""
         store, opened, refused = self._records.store, False, None
         for start in range(0, len(places), TOGETHER):
             some = places[start : start + TOGETHER]
-            pages = await asyncio.gather(*(store.scan(place, "", limit=LOOKED_AT) for place in some))
+            pages = await asyncio.gather(*(store.scan(place, prefix, limit=LOOKED_AT) for place in some))
             for partition, page in zip(some, pages, strict=True):
                 for key, record in page:
                     if record.value.startswith(SEALED):

@@ -54,7 +54,7 @@ def locators(agent: str, identifier: str) -> str:
 
 
 def workers(agent: str) -> str:
-    """The partition of the leases, `worker/{id}`, and of `signals`."""
+    """The partition of the leases, `worker/{id}`, of `signals`, and of `KEY_CHECK`."""
     return f"{plain(agent)}/workers"
 
 
@@ -122,8 +122,7 @@ def approval(approval_id: str) -> str:
     return f"approval/{approval_id}"
 
 
-#: in the first partition of `owners`, before any of them: what the key of the store has sealed from its first
-#: start on, when there was nothing else yet
+#: in the partition of the workers: what shows the store's key before there is anything else
 KEY_CHECK = "key-check"
 
 #: the prefix of all tasks' logs
