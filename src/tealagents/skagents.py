@@ -137,7 +137,8 @@ def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseMode
 
 def _may_have(kind: type[BaseModel], name: str) -> bool:
     """Whether values of a type can have something by a name."""
-    if issubclass(kind, RootModel) or kind.model_config.get("extra") == "allow":
+    written = kind.__pydantic_decorators__.model_serializers  # by code of its own
+    if issubclass(kind, RootModel) or kind.model_config.get("extra") == "allow" or written:
         return True
     return name in kind.model_fields or name in kind.model_computed_fields
 

@@ -60,7 +60,7 @@ def referred(item: Any) -> str:
     """
     if not isinstance(item, dict):
         return ""
-    bare = item.get("id") and all(item.get(name) is None for name in ("type", "role", "content"))
+    bare = isinstance(item.get("id"), str) and all(item[name] is None for name in item if name != "id")
     return str(item.get("id")).lower() if bare or item.get("type") == "item_reference" else ""
 
 

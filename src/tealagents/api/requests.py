@@ -47,6 +47,8 @@ K = TypeVar("K")
 MOST_REQUESTS = 50
 #: how long a task that was not to be stored may be there at most
 UNSTORED_KEPT = timedelta(days=1)
+#: more than its expiry can be later than that because of rounding
+_ROUNDED = timedelta(seconds=1)
 
 
 async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
@@ -397,11 +399,13 @@ def is_unstored(record: RequestRecord) -> bool:
 async def forget(exchange: Exchange, view: RequestView) -> None:
     """Erases the task of a request that was not to be stored, once the request has ended.
 
-    Not a task without an expiry: its owner has decided to keep it.
+    Not a task that its owner has decided to keep for longer.
     """
     with suppress(NotFound, TaskBusy):  # erased by another, or left to its expiry by what else runs there
         record, eraser = (await settled(exchange, view)).record, exchange.eraser
         while record.status in ENDED:
             stored = await exchange.tasks.head(view.partition, record.task_id)
-            if stored.value.expires_at is None or await eraser.delete_as_read(view.partition, stored):
+            expires_at = stored.value.expires_at
+            kept = expires_at is None or expires_at > record.created_at + UNSTORED_KEPT + _ROUNDED
+            if kept or await eraser.delete_as_read(view.partition, stored):
                 return

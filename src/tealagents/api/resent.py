@@ -1,6 +1,8 @@
 """Histories that clients keep and send again, taken apart: what is new in one, and what was said before."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -100,6 +102,18 @@ def in_words(entries: Sequence[Entry]) -> list[Earlier]:
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             said.append(outcome(calls.pop(each.call_id, "A call"), each.answer.output))
     return said
+
+
+def said_of(output: Any, error: Any) -> str | None:
+    """What came of a call whose result is an output or an error, in words; None where there is neither."""
+    of = output or error or output
+    if of is None or isinstance(of, str):
+        return of
+    known = of if isinstance(of, dict) else {}
+    content = known.get("content")
+    parts = [*(content if isinstance(content, list) else [{"text": content}]), {"text": known.get("message")}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str)) or json.dumps(of, ensure_ascii=False)
 
 
 def outcome(call: str, returned: object) -> Earlier:

@@ -21,7 +21,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, is_async, marked, method_name, run_method, scopes_of
+from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
@@ -85,7 +85,9 @@ class KernelFunctionTool:
             result = run(**checked)
             return await result if inspect.isawaitable(result) else result
 
-        method = run_on_loop if is_async(getattr(self._kind, self._attribute)) else run
+        # not `is_async`: a wrapper that is not async itself may run an event loop of its own
+        is_async = inspect.iscoroutinefunction(getattr(self._kind, self._attribute))
+        method = run_on_loop if is_async else run
         nothing = DONE if self._signature.returns_nothing else "null"
         return await run_method(method, checked, self._threads, self.spec.name, nothing=nothing)
 

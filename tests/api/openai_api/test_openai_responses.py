@@ -200,6 +200,33 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         assert identifier in str(unknown.value)
 
 
+def test_an_item_without_a_type_is_a_reference_only_if_it_has_nothing_else(ada: OpenAI) -> None:
+    """An output whose type was forgotten is not lost."""
+    for item in ({"id": "call_1", "call_id": "call_1", "output": "lost"}, {"id": 5}, {"id": ["a"]}):
+        given: Any = [{"role": "user", "content": "hello"}, item]
+        with pytest.raises(openai.BadRequestError):
+            ada.responses.create(model="Tester", input=given)
+
+
+def test_items_of_a_request_that_was_imported_are_left_out_under_their_old_ids(
+    service: ServiceThread, wire: httpx.Client, file: Path
+) -> None:
+    """Its parts are one, and its items have got other numbers."""
+    user = {"role": "user", "content": call("Work-write", file=str(file), line="one")}
+    paused = create(wire, input=[user])
+    answer = {"type": "mcp_approval_response", "approval_request_id": paused["output"][-1]["id"]}
+    done = create(wire, input=[{**answer, "approve": True}], previous_response_id=paused["id"])
+    task = done["conversation"]["id"][5:]
+    with service.client() as native:
+        exported = native.get(f"/tasks/{task}/export").content
+        native.delete(f"/tasks/{task}").raise_for_status()
+        json_body = {"content-type": "application/json"}
+        native.post("/tasks/import", content=exported, headers=json_body).raise_for_status()
+    for item in done["output"]:
+        referred = {"type": "item_reference", "id": item["id"]}
+        assert create(wire, input=[user, referred, {**user, "content": "hi"}])["status"] == "completed"
+
+
 def test_calls_of_the_service_that_are_sent_again_say_what_came_of_them(
     wire: httpx.Client, model: OfflineModel
 ) -> None:
@@ -211,6 +238,9 @@ def test_calls_of_the_service_that_are_sent_again_say_what_came_of_them(
         {"output": None, "error": {"type": "mcp_tool_execution_error", "content": words}},
         {"error": {"type": "mcp_protocol_error", "code": -32000, "message": "no such tool"}},
         {"output": None, "error": "too late"},
+        {"output": "", "error": {"type": "http_error", "code": 500, "message": "away"}},
+        {"error": {"content": [{"type": "image", "data": "AA=="}, *words]}},
+        {"error": {"type": "http_error", "code": 500}},
         {"output": None, "error": None},
     ]
     calls = [{"type": "mcp_call", "name": f"tool{n}", "arguments": "{}"} for n in range(len(outcomes))]
@@ -218,7 +248,8 @@ def test_calls_of_the_service_that_are_sent_again_say_what_came_of_them(
     user = {"role": "user", "content": "hello"}
     create(wire, input=[user, *resent, user])
     sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "assistant"]
-    told = ["fine", "", "It broke, badly.", "no such tool", "too late"]
+    told = ["fine", "", "It broke, badly.", "no such tool", "too late", "away", "It broke, badly."]
+    told.append('{"type": "http_error", "code": 500}')
     assert sent == [f"tool{n}({{}}) returned: {each}" for n, each in enumerate(told)]
 
 

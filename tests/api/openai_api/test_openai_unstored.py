@@ -174,20 +174,21 @@ def test_what_is_left_before_it_begins_is_erased(service: ServiceThread, path: s
         until(lambda: zoe.get("/tasks").json()["items"] == [])
 
 
+@pytest.mark.parametrize("kept", [None, "2999-01-01T00:00:00Z"])
 @pytest.mark.parametrize("again", ["cancel", "answer", "key", "stream"])
 def test_a_task_that_its_owner_keeps_is_not_erased(
-    service: ServiceThread, wire: httpx.Client, file: Path, again: str
+    service: ServiceThread, wire: httpx.Client, file: Path, again: str, kept: str | None
 ) -> None:
-    """Whatever is sent once more to the response that was not to be stored, which ended elsewhere."""
+    """For good, or for longer; whatever is sent once more to the response that was not to be stored."""
     body = {"input": writing(file), "store": False}
-    key = {"Idempotency-Key": f"kept-{again}"}
+    key = {"Idempotency-Key": f"kept-{again}-{kept}"}
     paused = wire.post("/responses", json=body, headers=key).raise_for_status().json()
     task, request = paused["conversation"]["id"][5:], paused["id"].split("_")[1]
     action = {"cancel": "cancel"}.get(again, "resume")
     with service.client() as ada:
         ended = {"action": "approve"} if action == "resume" else None
         ada.post(f"/requests/{request}/{action}", json=ended).raise_for_status()
-        ada.patch(f"/tasks/{task}", json={"expires_at": None}).raise_for_status()
+        ada.patch(f"/tasks/{task}", json={"expires_at": kept}).raise_for_status()
         later = {"task_id": task, "items": [{"content_type": "text", "content": "hello"}]}
         ada.post("", json=later).raise_for_status()
         if again == "cancel":

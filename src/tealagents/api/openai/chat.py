@@ -35,7 +35,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     headers = {**responses.headers_of(stretch), HEADER: made("conv", stretch.record.task_id)}
     chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:
-        chunks.with_usage = bodies.flat(value, "stream_options").get("include_usage") is True
+        chunks.with_usage = bodies.flat({"": value.get("stream_options")}, "").get("include_usage") is True
         return stretches.stream(exchange, stretch, chunks, headers, forgets=True)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
         if stretch.failure is not None:

@@ -133,10 +133,8 @@ def _entry(each: Json, where: str) -> Entry:
         case "mcp_approval_response":
             return AnsweredCall(bodies.string(each, "approval_request_id", where), approved(each, where))
         case "mcp_call":
-            texts = map(bodies.flat(each, "error").get, ("output", "content", "message", "error"))
-            said = next((text for text in texts if isinstance(text, str | list)), None)
-            text = items.text(items.read(said or "", where, _part), where, "must have text as its outcome")
-            return Made() if said is None else resent.outcome(made("", each).text, text)
+            said = resent.said_of(each.get("output"), each.get("error"))
+            return Made() if said is None else resent.outcome(made("", each).text, said)
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs
             return Made()
         case "item_reference":  # what is not known by now has nothing to say

@@ -21,7 +21,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.new_message import MOST_EARLIER, NewMessage
 
-_CALLS, _OUTPUT = ("mcpr", "fc", "call"), ("msg_", "mcp_")
+_CALLS = ("mcpr", "fc", "call")
 
 
 @bodies.fields_as(items="input", earlier="input")
@@ -48,14 +48,16 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 async def _referred(exchange: Exchange, caller: Caller, wanted: list[str]) -> dict[str, Any]:
     """The items of responses that are referred to, each by its id. `NotFound`; `TooLarge` for long ones."""
     found, size = dict[str, Any](), 0
-    said = {f"resp{each[3:]}".rpartition("_")[0]: each for each in wanted if each.startswith(_OUTPUT)}
-    for of, name in said.items():
+    said = {each: f"resp{each[3:]}".rpartition("_")[0] for each in wanted if each[:4] in ("msg_", "mcp_")}
+    for of, name in {of: name for name, of in said.items()}.items():
         with names.unknown_as("item", name):
-            output = (await document(exchange, await find(exchange, caller, of)))["output"]
+            output = (await document(exchange, stretch := await find(exchange, caller, of)))["output"]
         found |= (named := {each["id"]: each for each in output if each["id"] in wanted})
         exchange.check_size(size := size + len(repr(named)))
-    # nothing else has an id of these kinds: it is a call of a pause, or there is no such item
-    for name in (each for each in wanted if each.startswith(("fc_", *_OUTPUT)) and each not in found):
+        missing = next((each for each in said if said[each] == of and each not in named), None)
+        if missing and not stretch.record.imported_pauses:  # else its items have got other numbers
+            raise names.unknown("item", missing)
+    for name in (each for each in wanted if each[:3] == "fc_" and each not in found):
         pause, n = await requests.find_call(exchange, caller, "item", name, "fc")
         found[name] = documents.waiting(pause, n, exchange.agent.name)
     return found
