@@ -1,6 +1,7 @@
 """What one has begun, and left for another view before the service answered."""
 
 import re
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -92,19 +93,49 @@ def test_a_message_that_is_refused_after_one_has_left_it_is_mentioned(
     field.fill("")
 
 
+@pytest.mark.parametrize("picture", [False, True])
 def test_a_message_that_arrives_once_one_is_back_is_not_there_to_be_sent_again(
-    ada: Tab, service: ServiceThread
+    ada: Tab, service: ServiceThread, picture: bool
 ) -> None:
+    """Nor is its picture, also where the view is not drawn anew before."""
     (here,), (there,) = talk(service, "hello"), talk(service, "My name is Ada.")
     ada.open("tasks", here["task_id"])
+    if picture:
+        ada.page.get_by_label("Images", exact=True).set_input_files(_PICTURE)
+        expect(ada.page.get_by_label("Images to send").get_by_role("img")).to_have_count(1)
     held = _held(ada, lambda: ada.say("My name is Ida."))
     ada.open("tasks", there["task_id"])
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
     field = ada.open("tasks", here["task_id"]).page.get_by_role("textbox", name="Message", exact=True)
     expect(field).to_have_value("My name is Ida.")
+    stale: list[Route] = []
+    ada.page.route("**/tasks/*", lambda route: stale.append(route))
     held.continue_()
-    expect(ada.text("Nice to meet you, Ida.")).to_be_visible()
+    until(lambda: _asked(service, here["task_id"]) == ["hello", "My name is Ida."])
+    field.press("Enter")
     expect(field).to_have_value("")
+    ada.page.unroute("**/tasks/*")
+    for route in stale:
+        route.continue_()
+    expect(ada.page.locator(".answer")).to_have_count(2)
+    expect(ada.page.get_by_label("Images to send")).to_have_count(0)
+    assert _asked(service, here["task_id"]) == ["hello", "My name is Ida."]
+
+
+_PICTURE: FilePayload = {
+    "name": "dot.png",
+    "mimeType": "image/png",
+    "buffer": b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    ),
+}
+
+
+def _asked(service: ServiceThread, task: str) -> list[str]:
+    """What the user said in a task."""
+    with service.client("ada") as client:
+        items = client.get(f"/tasks/{task}/messages").raise_for_status().json()["items"]
+    return [each["items"][0]["content"] for each in items if each["role"] == "user"]
 
 
 _OVERLOADED = {"code": "overloaded", "detail": "Too many requests."}

@@ -293,12 +293,20 @@ def test_check_warns_of_names_in_templates_that_nothing_has(
             "{{ tone }}",
             TYPES.replace("    topic: str", "    model_config = {'extra': 'allow'}\n    topic: str"),
         ),
+        (
+            "{{ tone }}",
+            "from pydantic import model_serializer\n"
+            + TYPES.replace(
+                "    topic: str",
+                "    @model_serializer\n    def written(self): return {'tone': 'plain'}\n    topic: str",
+            ),
+        ),
     ],
 )
 def test_check_warns_of_no_name_that_a_template_may_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, types: str
 ) -> None:
-    """It says itself what to do without it, or sets it, or any field may be sent."""
+    """It says what to do without it, or sets it, or any field may be sent, or its type writes itself."""
     text = SEQUENTIAL.replace("Look at the picture of {{ topic }} by {{ author.name }}.", f'"{template}"')
     checked(write(tmp_path, text, custom_types=types))
     assert caplog.messages == []

@@ -103,6 +103,28 @@ async def test_an_async_function_finds_its_instance_made_on_the_event_loop(tmp_p
     assert await block.call(Context(), {}) == "true"
 
 
+async def test_a_wrapper_that_is_not_async_may_run_an_event_loop_of_its_own(tmp_path: Path) -> None:
+    """Whatever it wraps, it runs in a thread."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import asyncio\n"
+        "import functools\n"
+        "from semantic_kernel.functions import kernel_function\n\n"
+        "def blocking(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def run(*given, **named):\n"
+        "        return asyncio.run(function(*given, **named))\n"
+        "    return run\n\n"
+        "class Client:\n"
+        "    @kernel_function\n"
+        "    @blocking\n"
+        "    async def ping(self) -> str:\n"
+        "        return 'pong'\n"
+    )
+    [ping] = load_plugins(file, ["Client"]).tools()
+    assert await ping.call(Context(), {}) == "pong"
+
+
 async def test_a_constructor_on_the_event_loop_does_not_end_the_process(tmp_path: Path) -> None:
     """It is a part of the call, as it is in a thread."""
     file = tmp_path / "custom_plugins.py"

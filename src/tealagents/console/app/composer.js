@@ -15,10 +15,9 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const {client, drafts, notify} = useApp();
   const [written, setWritten] = useState();
   const [, redraw] = useState();
-  /** What is there by now: it may have been sent from a view that was left meanwhile. */
-  const textNow = () => drafts.get(draft) ?? (written ? "" : initial);
-  const text = textNow();
-  const images = drafts.images.get(draft) ?? [];
+  /** It may have been sent from a view that was left. */
+  const now = () => ({text: drafts.get(draft) ?? (written ? "" : initial), images: drafts.images.get(draft) ?? []});
+  const {text, images} = now();
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
@@ -45,29 +44,29 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
 
   /** names the message where it is not known whether it was taken */
   const key = `key ${draft}`;
-  const write = (now) => {
-    drafts.set(draft, now);
+  const write = (text) => {
+    drafts.set(draft, text);
     drafts.set(key);
     setError(null); // of another message
     setWritten({});
   };
   const keep = (change) => {
     drafts.set(key);
-    drafts.images.set(draft, change(drafts.images.get(draft) ?? []));
+    drafts.images.set(draft, change(now().images));
     redraw({});
   };
   const submit = async (event) => {
     event?.preventDefault();
-    if (busy || !(textNow().trim() || images.length)) return redraw({});
+    if (busy || empty || now().text !== text || now().images.length < images.length) return redraw({});
     setBusy(true);
     setError(null);
     goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     const taken = () => {
-      const now = textNow();
-      write(now.startsWith(text) ? now.slice(text.length) : now);
-      keep((now) => now.filter((image) => !images.includes(image)));
+      const known = now().text;
+      write(known.startsWith(text) ? known.slice(text.length) : known);
+      keep((known) => known.filter((image) => !images.includes(image)));
     };
     if (!drafts.get(key)) drafts.set(key, String(Math.random()));
     // a reload loses the images
