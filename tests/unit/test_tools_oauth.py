@@ -5,7 +5,7 @@ import json
 import logging
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
-from tools_setup import Context, by_name
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tools_setup import Context, by_name, served
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import PENDING_CONSENTS, User
@@ -141,6 +145,71 @@ async def test_without_anyone_to_ask_it_is_reported() -> None:
         async with opened(url, Consents(None)) as server:
             with pytest.raises(ToolFailed, match="this service has no public URL"):
                 await call(server, Context())
+
+
+@contextmanager
+def listing_for_all(*statuses: int) -> Iterator[tuple[str, Pretender]]:
+    """An MCP server that lists its tool for all, and answers calls without a token with these statuses; and
+    the authorization server that it is once it publishes its metadata."""
+    status, pretender = iter(statuses), Pretender()
+    answers: dict[str, Json] = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "secure", "version": "1"},
+        },
+        "tools/list": {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]},
+    }
+
+    async def answer(request: Request) -> Response:
+        message = await request.json()
+        result = answers.get(message["method"])
+        if message["method"] == "tools/call":
+            sent = request.headers.get("authorization", "no token")
+            if sent == "no token" and (code := next(status)) != 200:
+                return JSONResponse({}, code)
+            result = {"content": [{"type": "text", "text": sent}]}
+        if result is None:
+            return Response(status_code=202)
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    routes = [
+        Route("/mcp", answer, methods=["POST"]),
+        Route("/token", pretender.token, methods=["POST"]),
+        Route("/{path:path}", pretender.document, methods=["GET"]),
+    ]
+    with served(Starlette(routes=routes)) as pretender.url:
+        yield f"{pretender.url}/mcp", pretender
+
+
+@pytest.mark.parametrize("callback", [CALLBACK, None])
+async def test_a_401_that_passes_costs_no_later_call(callback: str | None) -> None:
+    """The server leads to no authorization server, or no user could come back from there: it is called
+    again without a token, by each user."""
+    with listing_for_all(200, 401, 200, 200) as (url, _):
+        async with opened(url, Consents(callback)) as server:
+            assert await call(server, Context()) == "no token"
+            reported = (
+                r"^secure refused the call: 401 Unauthorized\. Nothing was done\. The user cannot be asked"
+            )
+            with pytest.raises(ToolFailed, match=reported):
+                await call(server, Context())
+            assert [await call(server, Context(user)) for user in ("alice", "bob")] == ["no token"] * 2
+
+
+async def test_a_server_that_lists_for_all_may_want_a_token_for_calls() -> None:
+    """Once that is known, from a user who is asked or has agreed already, no call is made without one."""
+    consents = Consents(CALLBACK)
+    with listing_for_all(401, 401) as (url, pretender):
+        pretender.publish()
+        async with opened(url, consents, oauth_client_id="me") as server:
+            asked = await asked_by(server, Context())
+            await asked_by(server, Context("bob"))
+            await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+            assert await call(server, Context()) == "Bearer granted"
+        async with opened(url, consents, oauth_client_id="me") as server:
+            assert await call(server, Context()) == "Bearer granted"
+            await asked_by(server, Context("bob"))
 
 
 # --- the state -----------------------------------------------------------------------------------

@@ -205,8 +205,7 @@ class MCPServer:
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
-                # it lists its tools for all users and runs them only with a token
-                self._wanted = _challenge_of(error)
+                await self._find_wanted(context, error)
 
         async def called(connection: MCPConnection) -> types.CallToolResult:
             listing = self._own.get(owner_key(context))
@@ -216,11 +215,7 @@ class MCPServer:
 
     async def _for_user(self, context: ToolContext, use: Callable[[MCPConnection], Awaitable[T]]) -> T:
         """What `use` makes of the connection with the owner's token."""
-        try:
-            async with asyncio.timeout(TOKEN_SECONDS):
-                token = await self._token(context)
-        except TimeoutError:
-            raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
+        token = await self._token(context, self._wanted)
         try:
             return await use(await self._connection(context, token))
         except MCPError as error:
@@ -256,14 +251,36 @@ class MCPServer:
         fixed = any(header.lower() == "authorization" for header in self.options.headers)
         return not fixed and (self._consents is not None or bool(self.options.on_behalf_of_scopes))
 
-    async def _token(self, context: ToolContext) -> str:
-        if self.options.on_behalf_of_scopes:
-            return await context.user_token(self.options.on_behalf_of_scopes)
-        consents = self._asking()
-        token = await consents.token(context, self._protected)
-        if token is None:
-            raise await consents.ask(context, self._protected, self._wanted)
-        return token
+    async def _find_wanted(self, context: ToolContext, refused: MCPError) -> None:
+        """Whether a server that lists its tools for all users runs them only with a token.
+
+        One that leads to no authorization server had another reason for its 401, which may pass.
+        """
+        wanted = _challenge_of(refused)
+        try:
+            await self._token(context, wanted)
+        except NeedsAuthorization:
+            self._wanted = wanted
+            raise
+        except ToolFailed as error:
+            raise ToolFailed(
+                f"{self._failure(refused)} The user cannot be asked to authorize it: {error}"
+            ) from error
+        self._wanted = wanted
+
+    async def _token(self, context: ToolContext, wanted: Challenge | None) -> str:
+        """The owner's token; `NeedsAuthorization` where the owner has to be asked for it."""
+        try:
+            async with asyncio.timeout(TOKEN_SECONDS):
+                if self.options.on_behalf_of_scopes:
+                    return await context.user_token(self.options.on_behalf_of_scopes)
+                consents = self._asking()
+                token = await consents.token(context, self._protected)
+                if token is None:
+                    raise await consents.ask(context, self._protected, wanted)
+                return token
+        except TimeoutError:
+            raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
         """A token in place of the refused one; `NeedsAuthorization` where the user has to be asked."""
