@@ -30,9 +30,9 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
+from tools_setup import FIXTURES, INSTALLED, Context, by_name, mcp_route, served
 
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.state.records import SystemClock
@@ -888,6 +888,28 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
     finally:
         await server.__aexit__()
     assert calls == ["wait"]
+
+
+async def test_a_cancellation_that_is_not_answered_holds_up_no_call() -> None:
+    """All users share the session, and the SDK sends nothing more before a notification has been answered.
+    It follows its server's redirects, as all else does."""
+    seen = list[str]()
+
+    async def silent(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", ""))
+        if seen[-1] == "notifications/cancelled" and not request.query_params:
+            return RedirectResponse("/mcp?again=", 307)
+        if seen[-1] == "notifications/cancelled" or seen.count("tools/call") == 1 == seen.count(seen[-1]):
+            await asyncio.Event().wait()
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", silent)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            slow = asyncio.create_task(call(server, "count"))
+            await eventually(lambda: seen[-1] == "tools/call")
+            slow.cancel()
+            await eventually(lambda: seen.count("notifications/cancelled") == 2)
+            assert await asyncio.wait_for(call(server, "count"), PATIENCE) == "count"
 
 
 @pytest.mark.parametrize(

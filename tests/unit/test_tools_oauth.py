@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tools_setup import Context, by_name, served
+from tools_setup import Context, by_name, mcp_route, served
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import PENDING_CONSENTS, User
@@ -152,29 +152,18 @@ def listing_for_all(*statuses: int) -> Iterator[tuple[str, Pretender]]:
     """An MCP server that lists its tool for all, and answers calls without a token with these statuses; and
     the authorization server that it is once it publishes its metadata."""
     status, pretender = iter(statuses), Pretender()
-    answers: dict[str, Json] = {
-        "initialize": {
-            "protocolVersion": "2025-06-18",
-            "capabilities": {"tools": {}},
-            "serverInfo": {"name": "secure", "version": "1"},
-        },
-        "tools/list": {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]},
-    }
 
-    async def answer(request: Request) -> Response:
-        message = await request.json()
-        result = answers.get(message["method"])
-        if message["method"] == "tools/call":
-            sent = request.headers.get("authorization", "no token")
-            if sent == "no token" and (code := next(status)) != 200:
-                return JSONResponse({}, code)
-            result = {"content": [{"type": "text", "text": sent}]}
-        if result is None:
-            return Response(status_code=202)
+    async def called(request: Request, message: Json) -> Response | None:
+        if message.get("method") != "tools/call":
+            return None
+        sent = request.headers.get("authorization", "no token")
+        if sent == "no token" and (code := next(status)) != 200:
+            return Response(status_code=code)
+        result = {"content": [{"type": "text", "text": sent}]}
         return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
     routes = [
-        Route("/mcp", answer, methods=["POST"]),
+        mcp_route("whoami", called),
         Route("/token", pretender.token, methods=["POST"]),
         Route("/{path:path}", pretender.document, methods=["GET"]),
     ]

@@ -2,12 +2,15 @@
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tealagents.domain.errors import NeedsOwner
 from tealagents.domain.ports import Tool, Toolset
@@ -75,3 +78,33 @@ def served(app: Any, port: int = 0) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listening.close()
+
+
+def mcp_route(
+    tool: str, own: Callable[[Request, dict[str, Any]], Awaitable[Response | None]], session: str = "a"
+) -> Route:
+    """`/mcp` of a server of 2025-06-18 with one tool, which returns its name. What `own` answers to a request
+    and its message, which is empty where it has none, stands in place of that."""
+    results: dict[str, Any] = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "scripted", "version": "1"},
+        },
+        "tools/list": {"tools": [{"name": tool, "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": [{"type": "text", "text": tool}]},
+    }
+
+    async def answer(request: Request) -> Response:
+        message = await request.json() if request.method == "POST" else {}
+        answered = await own(request, message)
+        if answered is not None:
+            return answered
+        if not message:
+            return Response(status_code=405 if request.method == "GET" else 204)
+        if message.get("method") not in results:
+            return Response(status_code=202 if "id" not in message else 400)
+        result = {"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]}
+        return JSONResponse(result, headers={"mcp-session-id": session})
+
+    return Route("/mcp", answer, methods=["POST", "GET", "DELETE"])

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -20,8 +20,9 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import next_request_within_origin
 
-from tealagents.outbound.reading import BoundedClient, Unacceptable, is_stream
+from tealagents.outbound.reading import BoundedClient, Unacceptable, is_stream, json_object
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
@@ -51,6 +52,8 @@ LAST_WORDS_SECONDS = 1.0
 #: seconds before a GET opens a stream again, besides those that the server asks for: it may end each at once;
 #: and the most of them, for a stream of notifications that does not stay open
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
+#: seconds that a server has, at most, to take what it sends no result for
+NOTICE_SECONDS = 5.0
 #: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
 _PASSING = frozenset({401, 408, 409, 425, 429})
 #: half a character in JSON: the one half without the other
@@ -117,6 +120,9 @@ class ReportingClient(BoundedClient):
         )
         self._bearer = bearer
         self._listening = listening
+        self._notice_seconds = min(options.timeout, NOTICE_SECONDS)
+        #: notifications, and answers of ours, that are on their way
+        self._notices: set[asyncio.Task[None]] = set()
         #: the SDK's tasks that have sent a message; a GET of theirs resumes its answer
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: seconds before the stream of notifications is opened next, and when it was last
@@ -132,6 +138,9 @@ class ReportingClient(BoundedClient):
             await anyio.sleep(GET_PAUSE)
         if self._bearer.token is not None:
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
+        if request.method == "POST" and (notice := _notice(await request.aread())) is not None:
+            await self._notify(request, notice)
+            return httpx2.Response(202, request=request)
         try:
             response = await super().send(request, stream=True, **options)
             response.stream = _WholeCharacters(response.stream)
@@ -147,6 +156,31 @@ class ReportingClient(BoundedClient):
         if listens:
             return self._notifications(request, response)
         return _refused(request, response) if response.status_code >= 400 else response
+
+    async def _notify(self, request: httpx2.Request, notice: str) -> None:
+        """Nothing waits for the answer, which says nothing: the SDK would send no call before it has come."""
+        if notice == "notifications/initialized":  # whatever follows it would be refused before
+            await self._delivered(request)
+            return
+        task = asyncio.create_task(self._delivered(request), name="notify an MCP server")
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+
+    async def _delivered(self, request: httpx2.Request) -> None:
+        following: httpx2.Request | None = request
+        with suppress(httpx2.HTTPError, httpx2.StreamError, TimeoutError):
+            async with asyncio.timeout(self._notice_seconds):
+                while following is not None:
+                    response = await super().send(following, stream=True)
+                    if not is_stream(response):
+                        await response.aread()
+                    await response.aclose()
+                    following = next_request_within_origin(response)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        for task in self._notices:
+            task.cancel()
+        await super().__aexit__(*exc)
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """The SDK gives notifications up after two streams that broke or were refused, however far apart.
@@ -177,6 +211,14 @@ class ReportingClient(BoundedClient):
         if request.method != "GET":
             self._calling.add(task)
         return task not in self._calling
+
+
+def _notice(content: bytes) -> str | None:
+    """The method of a notification, empty for an answer of ours; None where the message is a request."""
+    message = json_object(content)
+    if message is None or {"id", "method"} <= message.keys():
+        return None
+    return str(message.get("method", ""))
 
 
 def _marks(content: bytes) -> int:
