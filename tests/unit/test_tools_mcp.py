@@ -912,6 +912,42 @@ async def test_a_cancellation_that_is_not_answered_holds_up_no_call() -> None:
             assert await asyncio.wait_for(call(server, "count"), PATIENCE) == "count"
 
 
+async def test_a_session_that_the_server_has_forgotten_is_not_ended_there() -> None:
+    """The server knows nothing of it, and its answer would be waited for before the next session."""
+    seen = list[str]()
+
+    async def forgetful(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", request.method))
+        if seen[-1] == "DELETE":
+            await asyncio.Event().wait()
+        if seen[-1] == "tools/call" and seen.count("initialize") == 1:
+            return Response(status_code=404)
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED, timeout=PATIENCE) as server:
+            assert await call(server, "count") == "count"
+            assert "DELETE" not in seen
+
+
+async def test_a_server_that_does_not_answer_the_end_of_a_session_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next session, and calls that wait for it, come after that."""
+    monkeypatch.setattr("tealagents.tools.mcp_transport.NOTICE_SECONDS", 0.01)
+    asked = asyncio.Event()
+
+    async def silence(request: httpx2.Request) -> httpx2.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with streaming(Ending(), []) as client:
+        client._transport = httpx2.MockTransport(silence)
+        await asyncio.wait_for(client.delete("http://127.0.0.1:1/mcp"), PATIENCE)
+    assert asked.is_set()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

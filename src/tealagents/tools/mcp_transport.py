@@ -125,6 +125,8 @@ class ReportingClient(BoundedClient):
         self._notices: set[asyncio.Task[None]] = set()
         #: the SDK's tasks that have sent a message; a GET of theirs resumes its answer
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
+        #: whether the server has said that it does not know the session (any more)
+        self._is_forgotten = False
         #: seconds before the stream of notifications is opened next, and when it was last
         self._pause = self._opened = 0.0
         #: what follows the redirect that the last request for it was answered with
@@ -141,6 +143,10 @@ class ReportingClient(BoundedClient):
         if request.method == "POST" and (notice := _notice(await request.aread())) is not None:
             await self._notify(request, notice)
             return httpx2.Response(202, request=request)
+        if request.method == "DELETE":  # the session is over, whatever the server says
+            if not self._is_forgotten:
+                await self._delivered(request)
+            return httpx2.Response(204, request=request)
         try:
             response = await super().send(request, stream=True, **options)
             response.stream = _WholeCharacters(response.stream)
@@ -155,7 +161,7 @@ class ReportingClient(BoundedClient):
             return _ended(request) if listens else _reported(request, OUTCOME_UNKNOWN, _reason(error))
         if listens:
             return self._notifications(request, response)
-        return _refused(request, response) if response.status_code >= 400 else response
+        return self._refused(request, response) if response.status_code >= 400 else response
 
     async def _notify(self, request: httpx2.Request, notice: str) -> None:
         """Nothing waits for the answer, which says nothing: the SDK would send no call before it has come."""
@@ -181,6 +187,20 @@ class ReportingClient(BoundedClient):
         for task in self._notices:
             task.cancel()
         await super().__aexit__(*exc)
+
+    def _refused(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        status = f"{response.status_code} {response.reason_phrase}".strip()
+        challenge = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE]
+        if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
+            return _reported(request, UNAUTHORIZED, status, challenge=challenge)
+        text = response.content.decode(errors="replace")
+        if "mcp-session-id" in request.headers and _is_lost_session(response.status_code, text):
+            self._is_forgotten = True
+            return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
+        if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
+            return response
+        code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
+        return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """The SDK gives notifications up after two streams that broke or were refused, however far apart.
@@ -279,20 +299,6 @@ class _Sparse(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._body.aclose()
-
-
-def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-    status = f"{response.status_code} {response.reason_phrase}".strip()
-    challenge = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE]
-    if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
-        return _reported(request, UNAUTHORIZED, status, challenge=challenge)
-    text = response.content.decode(errors="replace")
-    if "mcp-session-id" in request.headers and _is_lost_session(response.status_code, text):
-        return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
-    if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
-        return response
-    code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
-    return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
 
 def _is_lost_session(status: int, body: str) -> bool:
