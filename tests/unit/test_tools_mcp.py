@@ -713,6 +713,15 @@ async def test_children_of_a_server_that_has_ended_do_not_outlive_it() -> None:
         await eventually(lambda: not is_running(pid))
 
 
+async def test_a_server_that_has_closed_its_output_is_ended() -> None:
+    """It cannot answer any more, and its calls would wait for as long as it lives."""
+    with guarded("echo $$; exec sleep 600 >&-") as guard:
+        assert guard.stdout is not None
+        pid = int(await asyncio.to_thread(guard.stdout.readline))
+        await eventually(lambda: not is_running(pid))
+        assert await asyncio.to_thread(guard.stdout.read) == b""
+
+
 async def test_a_server_has_the_usual_signals() -> None:
     """A write to a pipe that no one reads ends a command, as it does in a shell."""
     with guarded("kill -PIPE $$; echo ignored") as guard:

@@ -5,8 +5,8 @@ without an end would fill the memory of its reader. So the service starts `pytho
 MARKS COMMAND …` in a process group of its own. Standard input and error are the command's. Its output passes
 through here: a line of more than LIMIT bytes, or of more than MARKS values of JSON, ends the group. A hang-up
 of standard input, which is the parent's death or its good-bye, gives the command a moment and then ends the
-group. POSIX only. Nothing but the standard library, so that it starts in a few milliseconds; run as a file,
-never imported.
+group, and so does the end of its output: it can answer nothing any more. POSIX only. Nothing but the standard
+library, so that it starts in a few milliseconds; run as a file, never imported.
 """
 
 import os
@@ -16,7 +16,7 @@ import sys
 import time
 from types import FrameType
 
-#: seconds the command has to end by itself after its input hung up, and again after SIGTERM
+#: seconds the command has to end by itself after the end of its input or output, and again after SIGTERM
 GRACE = 3.0
 
 
@@ -146,7 +146,7 @@ class Guard:
         self._asked = False
 
     def run(self) -> int:
-        """The command's exit code, which it has at the latest twice `GRACE` after the hang-up."""
+        """The command's exit code, which it has at the latest twice `GRACE` after that end."""
         while True:
             done, status = os.waitpid(self._child, os.WNOHANG)
             if done:
@@ -155,12 +155,12 @@ class Guard:
             events = self._events()
             if self._woken in events:
                 os.read(self._woken, 512)
-            if self._deadline is None and 0 in events:
+            self._relay.step()
+            if self._deadline is None and (0 in events or self._relay.said is None):
                 self._deadline = time.monotonic() + GRACE
             elif self._deadline is not None and time.monotonic() >= self._deadline:
                 os.killpg(0, signal.SIGKILL if self._asked else signal.SIGTERM)
                 self._asked, self._deadline = True, time.monotonic() + GRACE
-            self._relay.step()
 
     def _events(self) -> set[int]:
         poll = select.poll()
