@@ -965,9 +965,20 @@ async def test_a_server_that_does_not_answer_the_end_of_a_session_is_not_waited_
         Response("data: {\n\n", media_type="text/event-stream"),
         Response('{"jsonrpc": "2.0"', media_type="application/json", status_code=403),
         Response(status_code=202),
+        RedirectResponse("/result", 302),
+        RedirectResponse("/result", 303),
         *(Response("gave up", media_type="text/html", status_code=status) for status in GAVE_UP),
     ],
-    ids=["another type", "no JSON", "no event", "no error", "accepted", *map(str, GAVE_UP)],
+    ids=[
+        "another type",
+        "no JSON",
+        "no event",
+        "no error",
+        "accepted",
+        "found",
+        "see other",
+        *map(str, GAVE_UP),
+    ],
 )
 async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(answer: Response) -> None:
     """Over HTTP: the server has carried the call out, and a gateway says something else."""
@@ -991,6 +1002,22 @@ async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(an
                 await call(server, "count", text="a")
     assert raised.value.unknown
     assert calls == ["a"]
+
+
+@pytest.mark.parametrize("status", [307, 308])
+async def test_a_redirect_elsewhere_that_wants_a_call_repeated_has_not_done_it(status: int) -> None:
+    """It is followed to the server's own origin only; what the model reads names the place, without a key."""
+
+    async def moved(request: Request, message: dict[str, Any]) -> Response | None:
+        if message.get("method") != "tools/call":
+            return None
+        return RedirectResponse("http://127.0.0.1:1/mcp?key=s3cret", status)
+
+    with served(Starlette(routes=[mcp_route("count", moved)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            with pytest.raises(ToolFailed, match=r"Redirect to http://127\.0\.0\.1:1/mcp not fol") as raised:
+                await call(server, "count")
+    assert not raised.value.unknown
 
 
 @pytest.mark.parametrize(

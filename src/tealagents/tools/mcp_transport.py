@@ -20,7 +20,7 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import next_request_within_origin
+from mcp.shared._httpx_utils import next_request_within_origin, redirect_location
 
 from tealagents.outbound.reading import BoundedClient, Unacceptable, is_stream, json_object
 from tealagents.tools.errors import ToolsetError, may_be_done
@@ -161,7 +161,14 @@ class ReportingClient(BoundedClient):
             return _ended(request) if listens else _reported(request, OUTCOME_UNKNOWN, _reason(error))
         if listens:
             return self._notifications(request, response)
-        return self._refused(request, response) if response.status_code >= 400 else response
+        if response.status_code >= 400:
+            return self._refused(request, response)
+        where = redirect_location(response)
+        if where is not None and request.method == "POST" and response.status_code not in (307, 308):
+            # many servers redirect when they are done; 307 and 308 want the call repeated
+            reason = f"{_status(response)}: a redirect to {where}, which is not followed"
+            return _reported(request, OUTCOME_UNKNOWN, reason)
+        return response
 
     async def _notify(self, request: httpx2.Request, notice: str) -> None:
         """Nothing waits for the answer, which says nothing: the SDK would send no call before it has come."""
@@ -189,7 +196,7 @@ class ReportingClient(BoundedClient):
         await super().__aexit__(*exc)
 
     def _refused(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        status = f"{response.status_code} {response.reason_phrase}".strip()
+        status = _status(response)
         challenge = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE]
         if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
             return _reported(request, UNAUTHORIZED, status, challenge=challenge)
@@ -299,6 +306,10 @@ class _Sparse(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._body.aclose()
+
+
+def _status(response: httpx2.Response) -> str:
+    return f"{response.status_code} {response.reason_phrase}".strip()
 
 
 def _is_lost_session(status: int, body: str) -> bool:
