@@ -59,6 +59,7 @@ from tealagents.threads import (
     WorkflowThread,
 )
 from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.reducers import TokenBudget, TokenBudgetOptions
 from tealagents.threads.summaries import Summarize, SummarizeOptions
 
 PLUGINS = '''
@@ -739,6 +740,33 @@ async def test_a_thread_opens_again_whatever_its_reducers_keep(make: MakeAgent, 
     is_json = type(kept) is not object
     assert seen == [None, kept if is_json else None]
     assert [step.name for step in answer.steps if step.is_error] == ([] if is_json else ["keeps"])
+
+
+async def test_reducers_given_in_code_are_prepared_and_checked_like_those_of_a_config(
+    make: MakeAgent,
+) -> None:
+    """At once, not at the first message. covers: THREAD-8"""
+    prepared: list[str] = []
+
+    class Noting:
+        def prepare(self, model: str) -> None:
+            prepared.append(model)
+
+        async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+            async for part in parts:
+                yield part
+
+    agent = make(reducers=[Noting()])
+    assert prepared == [agent.config.agent.model]
+    await agent.run("hello")
+    unusable: list[Any] = [
+        Noting,
+        "message_count",
+        TokenBudget(TokenBudgetOptions(max_tokens=10, reserve=20)),
+    ]
+    for reducer in unusable:
+        with pytest.raises(ThreadConfigError):
+            make(reducers=[reducer])
 
 
 async def test_what_others_add_is_not_taken_for_summarised(make: MakeAgent, service: OfflineModel) -> None:

@@ -36,11 +36,12 @@ from tealagents.state.codec import encode_json
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import SystemClock
 from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, decoded
+from tealagents.threads.components import prepared_view
 from tealagents.threads.context import ContextProvider, Providers
 from tealagents.threads.local import LocalThread
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.remote import RemoteThread
-from tealagents.threads.views import Reducer, View
+from tealagents.threads.views import Reducer
 from tealagents.threads.workflow import MAIN, WorkflowThread
 from tealagents.threads.workflow import opened as thread_of
 
@@ -78,7 +79,7 @@ class Agent:
         #: makes the message store of each local thread, sealed where a key is set; None: they have none
         self.message_stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
-        view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
+        view = view_of(config) if reducers is None else prepared_view(reducers, config.agent.model)
         check_user_id(user, "user")
         self._user = User("local", user)
         self._view = view

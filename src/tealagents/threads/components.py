@@ -45,8 +45,16 @@ PROVIDERS = Registry(
 
 def open_view(components: Sequence[Component], model: str) -> View | None:
     """The view of a config's reducers; None without any. `ThreadConfigError` for a wrong one."""
-    reducers = [open_reducer(name, options) for name, options in components]
+    return prepared_view([open_reducer(name, options) for name, options in components], model)
+
+
+def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
+    """The view of reducers, prepared for a model; None without any. `ThreadConfigError` for a wrong one."""
     for reducer in reducers:
+        if isinstance(reducer, type) or not callable(reducer):
+            raise ThreadConfigError(
+                f"{reducer!r} is not a reducer: give a function, or an object with __call__."
+            )
         if isinstance(reducer, Prepared):
             reducer.prepare(model)
     return View(reducers) if reducers else None
