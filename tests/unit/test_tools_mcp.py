@@ -1004,6 +1004,33 @@ async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(an
     assert calls == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ([], "web gave no answer: what came back is not valid JSON-RPC. Whether"),
+        ({}, "web gave no answer: what came back is not valid JSON-RPC. Whether"),
+        ({"result": {}}, "web accepted the call, but its answer violates MCP: content: Field required"),
+    ],
+    ids=["a batch", "an object", "no result"],
+)
+async def test_an_answer_that_breaks_the_rules_is_reported_in_a_line(answer: Any, error: str) -> None:
+    """The model reads what is wrong with it, not how each form of a message was tried."""
+
+    async def wrong(request: Request, message: dict[str, Any]) -> Response | None:
+        if message.get("method") != "tools/call":
+            return None
+        known = {"jsonrpc": "2.0", "id": message["id"]}
+        return JSONResponse(known | answer if answer else answer)
+
+    with served(Starlette(routes=[mcp_route("count", wrong)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            with pytest.raises(ToolFailed) as raised:
+                await call(server, "count")
+    assert str(raised.value).startswith(error)
+    assert "\n" not in str(raised.value)
+    assert raised.value.unknown
+
+
 @pytest.mark.parametrize("status", [307, 308])
 async def test_a_redirect_elsewhere_that_wants_a_call_repeated_has_not_done_it(status: int) -> None:
     """It is followed to the server's own origin only; what the model reads names the place, without a key."""

@@ -41,7 +41,7 @@ from tealagents.domain.ports import Tool, ToolContext
 from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.mcp_connection import MCPConnection, Unreachable, described
+from tealagents.tools.mcp_connection import UNPARSED, MCPConnection, Unreachable, described
 from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
@@ -59,7 +59,7 @@ MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
 MAX_LISTINGS = 2_000
 #: how the SDK begins its errors for answers over HTTP that it cannot read, by code; and one that is whole
 _UNREADABLE = {
-    PARSE_ERROR: ("Failed to parse JSON response: ", "Failed to parse SSE message: "),
+    PARSE_ERROR: UNPARSED,
     INVALID_REQUEST: ("Unexpected content type: ", "server answered a request with 202 Accepted"),
 }
 _NO_ERROR = (INTERNAL_ERROR, "Server returned an error response")
@@ -306,7 +306,7 @@ class MCPServer:
 
     def _failure(self, error: MCPError) -> Exception:
         """An error as the model, or the user, sees it."""
-        name, message = self.options.name, bounded(error.message, 4_000)
+        name, message = self.options.name, bounded(described(error), 4_000)
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
             return NeedsAuthorization(name, url)
         if error.code == NOT_SENT:

@@ -18,7 +18,7 @@ from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, URL_ELICITATION_REQUIRED
+from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, URL_ELICITATION_REQUIRED
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -45,6 +45,8 @@ MAX_PAGES, MAX_TOOLS = 200, 2_000
 MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 #: seconds a call may take where the options say nothing: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
+#: how the SDK begins its errors for answers over HTTP that it cannot parse
+UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 #: lines of standard error that are reported when a child process does not start
 LAST_WORDS = 8
 
@@ -460,4 +462,10 @@ def cause(error: BaseException) -> Exception:
 
 
 def described(error: Exception) -> str:
+    """In a line, most of the time: pydantic writes several for each form that a message could have had."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    if isinstance(error, MCPError) and error.code == PARSE_ERROR and error.message.startswith(UNPARSED):
+        return "what came back is not valid JSON-RPC"
     return str(error) or type(error).__name__
