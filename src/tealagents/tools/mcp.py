@@ -215,7 +215,11 @@ class MCPServer:
 
     async def _for_user(self, context: ToolContext, use: Callable[[MCPConnection], Awaitable[T]]) -> T:
         """What `use` makes of the connection with the owner's token."""
-        token = await self._token(context, self._wanted)
+        try:
+            async with asyncio.timeout(TOKEN_SECONDS):
+                token = await self._token(context)
+        except TimeoutError:
+            raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
         try:
             return await use(await self._connection(context, token))
         except MCPError as error:
@@ -258,29 +262,25 @@ class MCPServer:
         """
         wanted = _challenge_of(refused)
         try:
-            await self._token(context, wanted)
+            async with asyncio.timeout(TOKEN_SECONDS):
+                await self._token(context, wanted)
         except NeedsAuthorization:
             self._wanted = wanted
             raise
-        except ToolFailed as error:
+        except (ToolFailed, TimeoutError) as error:
             raise ToolFailed(
-                f"{self._failure(refused)} The user cannot be asked to authorize it: {error}"
+                f"{self._failure(refused)} The user cannot be asked to authorize it: {described(error)}"
             ) from error
         self._wanted = wanted
 
-    async def _token(self, context: ToolContext, wanted: Challenge | None) -> str:
-        """The owner's token; `NeedsAuthorization` where the owner has to be asked for it."""
-        try:
-            async with asyncio.timeout(TOKEN_SECONDS):
-                if self.options.on_behalf_of_scopes:
-                    return await context.user_token(self.options.on_behalf_of_scopes)
-                consents = self._asking()
-                token = await consents.token(context, self._protected)
-                if token is None:
-                    raise await consents.ask(context, self._protected, wanted)
-                return token
-        except TimeoutError:
-            raise Unreachable(f"there is no token within {TOKEN_SECONDS:g} s") from None
+    async def _token(self, context: ToolContext, wanted: Challenge | None = None) -> str:
+        if self.options.on_behalf_of_scopes:
+            return await context.user_token(self.options.on_behalf_of_scopes)
+        consents = self._asking()
+        token = await consents.token(context, self._protected)
+        if token is None:
+            raise await consents.ask(context, self._protected, wanted or self._wanted)
+        return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
         """A token in place of the refused one; `NeedsAuthorization` where the user has to be asked."""
