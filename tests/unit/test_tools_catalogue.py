@@ -341,6 +341,28 @@ async def test_what_opened_is_closed_when_another_does_not() -> None:
     assert good.open == 0
 
 
+async def test_toolsets_are_closed_all_at_once() -> None:
+    """A stop takes as long as the slowest does; one that fails to close keeps no other open."""
+    closing: set[Listed] = set()
+
+    class Slow(Listed):
+        async def __aexit__(self, *exc: object) -> None:
+            closing.add(self)
+            await eventually(lambda: len(closing) == 2)
+            await super().__aexit__(*exc)
+            if self.fails_to_close:
+                raise OSError("it is stuck")
+
+        fails_to_close = False
+
+    first, second = Slow("A-b"), Slow("B-c")
+    first.fails_to_close = True
+    with pytest.raises(OSError, match="it is stuck"):
+        async with open_toolsets(Sources(), others=[first, second]):
+            pass
+    assert first.open == second.open == 0
+
+
 async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
     """A start that is given up leaves nothing open."""
 

@@ -1004,6 +1004,30 @@ async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(an
     assert calls == ["a"]
 
 
+@pytest.mark.parametrize("users", [False, True], ids=["shared", "of a user"])
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_session_that_is_closed_ends_at_the_server(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, users: bool
+) -> None:
+    """It would be kept there for no one. A server that does not answer is not waited for."""
+    monkeypatch.setattr("tealagents.tools.mcp_connection.NOTICE_SECONDS", PATIENCE if answers else 0.1)
+    seen = list[str]()
+
+    async def noting(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", request.method))
+        if seen[-1] == "DELETE" and not answers:
+            await asyncio.Event().wait()
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", noting)])) as url:
+        scopes = ["files"] if users else []
+        async with opened("web", url=f"{url}/mcp", **TRUSTED, on_behalf_of_scopes=scopes) as server:
+            tool = server.find("web-count")
+            assert tool is not None
+            assert await tool.call(Context(), {}) == "count"
+    assert seen.count("DELETE") == seen.count("initialize") == 1 + users
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -33,7 +33,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import permutations
 from pathlib import Path
@@ -279,6 +279,14 @@ async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        for toolset, outcome in zip(toolsets, outcomes, strict=True):
-            if not isinstance(outcome, BaseException):
-                stack.push_async_exit(toolset)
+        done = zip(toolsets, outcomes, strict=True)
+        opened = [toolset for toolset, outcome in done if not isinstance(outcome, BaseException)]
+        stack.push_async_exit(partial(_exit_all, opened))
+
+
+async def _exit_all(toolsets: Sequence[Toolset], *exc: Any) -> None:
+    """All at once as well: a server may not answer that its session ends."""
+    outcomes = await asyncio.gather(*(each.__aexit__(*exc) for each in toolsets), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -134,9 +134,8 @@ class MCPServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._shared is not None:
-            await self._shared.close()
-        await self._users.close()
+        shared = [self._shared.close()] if self._shared is not None else []
+        await asyncio.gather(*shared, self._users.close())
 
     def _at_start(self, reason: str) -> str:
         # arguments of a command may be secret

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ from tealagents import __version__
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_transport import (
+    NOTICE_SECONDS,
     SESSION_LOST,
     UNAUTHORIZED,
     BearerToken,
@@ -138,8 +140,13 @@ class MCPConnection:
             self.idle_since = time.monotonic()
 
     async def close(self) -> None:
-        """Ends the session and, with it, a child process. Returns when that is done."""
-        self._scope.cancel()
+        """Ends the session, at its server too if that answers soon, and with it a child process. Returns when
+        that is done."""
+        if self._client is None:
+            self._scope.cancel()
+        else:
+            self._scope.deadline = anyio.current_time() + NOTICE_SECONDS
+            self._lose()
         if self._owner is not None:
             await asyncio.wait({self._owner})
 
@@ -193,6 +200,8 @@ class MCPConnection:
                     if self._refusal() and self.bearer.token == token:  # a renewed one is tried first
                         self._up.set()  # calls that wait for a session are refused as well
                         return
+                if self._scope.deadline < math.inf:  # closed
+                    return
                 logger.warning("MCP server %s: %s; connecting again", self._options.name, self._why())
                 if time.monotonic() - begun > LONGEST_PAUSE:
                     pause = FIRST_PAUSE

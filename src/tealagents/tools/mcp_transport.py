@@ -53,7 +53,7 @@ LAST_WORDS_SECONDS = 1.0
 #: and the most of them, for a stream of notifications that does not stay open
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
 #: seconds that a server has, at most, to take what it sends no result for
-NOTICE_SECONDS = 5.0
+NOTICE_SECONDS = 3.0
 #: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
 _PASSING = frozenset({401, 408, 409, 425, 429})
 #: half a character in JSON: the one half without the other
