@@ -268,10 +268,8 @@ def _is_lost(said: Complaint | None, remote_id: str) -> bool:
 def _lost(remote_id: str) -> RemoteThreadLost:
     advice = "Start a new thread."
     if not remote_id.startswith(CONVERSATION):  # which no task of the service has
-        again = (
-            "fork a task of the service at its last message (`message_id`), which sends its messages again"
-        )
-        advice = f"Start a new task or thread, or {again}."
+        again = "fork the task at its last message (`message_id`), which sends its messages again"
+        advice = f"Start a new task or thread. Over the service's API you can also {again}."
     return RemoteThreadLost(
         f"The model service no longer has the conversation {quoted(remote_id)}: it was deleted there, or has "
         f"expired, or belongs to another project. {advice}"
