@@ -490,6 +490,33 @@ def test_request_in_progress() -> None:
     assert [call.method for call in network.calls] == ["POST", "GET", "GET", "GET"]
 
 
+RUNNING = {**IDS, "status": "Running"}
+
+
+def test_an_approver_decides_again_instead_of_waiting_for_what_they_may_not_read() -> None:
+    """A decision whose answer was lost has its outcome all the same; a message is not sent again."""
+    hidden = {**IDS, "status": "Completed", "content": None}
+    decided = sending(LOST, *[document(RUNNING)] * 3, document(hidden))
+    network = Network(lambda call: problem(401, "not_owner") if call.method == "GET" else decided(call))
+    answer: Answer = network.run(network.operations().resume(REQUEST, "approve", {}))
+    assert (answer.status, answer.output) == ("Completed", None)
+    assert [call.method for call in network.calls] == ["POST", "POST", "GET", "POST", "POST", "POST"]
+    assert network.slept == [0.1, 0.1, pytest.approx(0.15)]
+    network = Network(lambda call: problem(401, "not_owner") if call.method == "GET" else document(RUNNING))
+    with pytest.raises(NotOwner):
+        send(network)
+    assert [call.method for call in network.calls] == ["POST", "GET"]
+
+
+def test_a_decision_is_not_repeated_for_longer_than_its_answer_is_waited_for() -> None:
+    """The approver learns which request still runs."""
+    network = Network(lambda call: problem(401, "not_owner") if call.method == "GET" else document(RUNNING))
+    with pytest.raises(StillRunning) as still:
+        network.run(network.operations().resume(REQUEST, "approve", {}))
+    assert still.value.request_id == REQUEST
+    assert network.time == pytest.approx(network.operations().timeouts.answer)
+
+
 def test_request_in_progress_without_ids() -> None:
     """Where it is not said which request runs, the message is sent again."""
     network = Network(sending(problem(409, "request_in_progress"), document(ANSWER)))

@@ -4,6 +4,7 @@ import {
   ClientError,
   ConnectionLost,
   NotFound,
+  NotOwner,
   ProblemError,
   RequestInProgress,
   UnexpectedAnswer,
@@ -89,11 +90,11 @@ export class Calls {
         const reply = await this.#exchange(call, signal, budget);
         if (reply.ok) {
           const answer = /** @type {any} */ (identified(reply.document()));
-          return isGoingOn(answer) ? await this.waited(answer.request_id, signal) : answer;
+          return isGoingOn(answer) ? await this.#outcome(call, answer.request_id, signal) : answer;
         }
         const problem = reply.problem();
         if (!(problem instanceof RequestInProgress)) throw problem;
-        if (problem.requestId) return await this.waited(problem.requestId, signal);
+        if (problem.requestId) return await this.#outcome(call, problem.requestId, signal);
         await this.holdOn(problem, budget, call, {signal});
       }
     } catch (error) {
@@ -135,12 +136,32 @@ export class Calls {
    * @param {string} requestId
    * @param {AbortSignal} [signal]
    */
-  async waited(requestId, signal) {
-    for (let pauseMs = FIRST_POLL_MS; ; pauseMs = Math.min(LONGEST_POLL_MS, pauseMs * 1.5)) {
+  waited(requestId, signal) {
+    return polled(async () => {
       const request = await this.found(requestId, signal);
-      if (!isGoingOn(request)) return answerOf(request);
-      await sleep(pauseMs, signal);
+      return isGoingOn(request) ? null : answerOf(request);
+    }, signal);
+  }
+
+  /**
+   * The answer of a request that runs, to the message or the decision that `call` is.
+   *
+   * @param {Call} call
+   * @param {string} requestId
+   * @param {AbortSignal} [signal]
+   */
+  async #outcome(call, requestId, signal) {
+    try {
+      return await this.waited(requestId, signal);
+    } catch (error) {
+      if (!(error instanceof NotOwner) || isMessage(call)) throw error;
     }
+    // an approver may not read the request: the decision, made again, is answered with its outcome
+    return polled(async () => {
+      /** @type {Answer} */
+      const answer = await this.document(call, signal);
+      return isGoingOn(answer) ? null : answer;
+    }, signal);
   }
 
   /**
@@ -264,6 +285,29 @@ export function identified(document, ids = IDS) {
 export function keyed(error, {headers}) {
   if (error instanceof ClientError) error.idempotencyKey ??= headers?.[IDEMPOTENCY_KEY] ?? null;
   return error;
+}
+
+/**
+ * Look until there is an answer.
+ *
+ * @param {() => Promise<Answer | null>} look
+ * @param {AbortSignal} [signal]
+ */
+async function polled(look, signal) {
+  for (let pauseMs = FIRST_POLL_MS; ; pauseMs = Math.min(LONGEST_POLL_MS, pauseMs * 1.5)) {
+    const answer = await look();
+    if (answer) return answer;
+    await sleep(pauseMs, signal);
+  }
+}
+
+/**
+ * Sent again under a token that is another user's by now, it would begin a request of theirs.
+ *
+ * @param {Call} call
+ */
+export function isMessage({headers}) {
+  return headers?.[IDEMPOTENCY_KEY] !== undefined;
 }
 
 /** @param {{status: string}} document */

@@ -3,7 +3,7 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {IDEMPOTENCY_KEY, answerOf, attempt, identified, isGoingOn, keyed, mayRepeat} from "./calls.js";
+import {answerOf, attempt, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
@@ -135,10 +135,8 @@ export class EventStream {
       return null;
     }
     if (this.#located && problem instanceof NotFound) return yield* this.#settle();
-    const isMessage = this.#start.headers?.[IDEMPOTENCY_KEY];
-    if (problem instanceof NotOwner && call.method !== this.#start.method && !isMessage) {
-      // an approver may not follow a request: the decision, made again, is answered with the same stream;
-      // a message, sent again with a token that is another user's by now, would begin a request of theirs
+    if (problem instanceof NotOwner && call.method !== this.#start.method && !isMessage(this.#start)) {
+      // an approver may not follow a request: the decision, made again, is answered with the same stream
       this.#located = false;
       return problem;
     }

@@ -88,6 +88,23 @@ test("an approver decides again instead of following what they may not read", as
   assert.equal(methods.length, 5);
 });
 
+test("an approver decides again instead of waiting for what they may not read", async () => {
+  const statuses = ["Running", "Running", "Running", "Completed"];
+  /** @type {string[]} */
+  const methods = [];
+  /** @type {typeof fetch} */
+  const answered = async (_, {method = "GET"} = {}) => {
+    methods.push(method);
+    if (method === "GET") return new Response('{"code": "not_owner"}', {status: 401});
+    return new Response(JSON.stringify({...IDS, status: statuses.shift() ?? "Running", content: null}));
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  assert.equal((await agent.resume("r", "approve")).status, "Completed");
+  assert.deepEqual(methods.splice(0), ["POST", "GET", "POST", "POST", "POST"]);
+  await assert.rejects(agent.send("Hi"), NotOwner);
+  assert.deepEqual(methods, ["POST", "GET"]);
+});
+
 test("a message whose stream may not be followed is not sent again, under whatever token", async () => {
   /** @type {string[]} */
   const methods = [];

@@ -165,12 +165,12 @@ class Rules:
                 answer = Answer.parse(reply.document())
                 if answer.status not in UNFINISHED:
                     return answer
-                return (yield from self.waited(answer.request_id, self.timeouts.answer))
+                return (yield from self._outcome(call, answer.request_id))
             problem = reply.problem()
             if not isinstance(problem, RequestInProgress):
                 raise problem
             if problem.request_id is not None:
-                return (yield from self.waited(problem.request_id, self.timeouts.answer))
+                return (yield from self._outcome(call, problem.request_id))
             yield from self._hold_on(problem, budget, call)
 
     def accepted(self, call: Call) -> Flow[Accepted]:
@@ -186,11 +186,38 @@ class Rules:
 
     def waited(self, request_id: str, timeout: float) -> Flow[Answer]:
         """Poll the request until it has ended or paused."""
+
+        def look(budget: Budget) -> Flow[Answer | None]:
+            request = yield from self.request(request_id, budget)
+            return None if request.status in UNFINISHED else request.answer()
+
+        return self._polled(look, request_id, timeout)
+
+    def _outcome(self, call: Call, request_id: str) -> Flow[Answer]:
+        """The answer of a request that runs, to the message or the decision that `call` is."""
+        until = self.clock() + self.timeouts.answer
+        try:
+            return (yield from self.waited(request_id, self.timeouts.answer))
+        except NotOwner:
+            if _is_message(call):
+                raise
+
+        # an approver may not read the request: the decision, sent again, is answered with its outcome
+        def look(budget: Budget) -> Flow[Answer | None]:
+            answer = yield from self.document(call, Answer.parse, budget)
+            return None if answer.status in UNFINISHED else answer
+
+        return (yield from self._polled(look, request_id, until - self.clock()))
+
+    def _polled(
+        self, look: Callable[[Budget], Flow[Answer | None]], request_id: str, timeout: float
+    ) -> Flow[Answer]:
+        """Look until there is an answer."""
         until, pause = self.clock() + timeout, FIRST_POLL
         while True:
-            request = yield from self.request(request_id, self._budget(until))
-            if request.status not in UNFINISHED:
-                return request.answer()
+            answer = yield from look(self._budget(until))
+            if answer is not None:
+                return answer
             left = until - self.clock()
             if left <= 0:
                 raise StillRunning(request_id, timeout)
@@ -326,8 +353,7 @@ class Rules:
             return None
         if cursor.located and isinstance(problem, NotFound):
             return (yield from self._settle(cursor))
-        is_message = calls.IDEMPOTENCY_KEY in start.headers
-        if isinstance(problem, NotOwner) and call.method != start.method and not is_message:
+        if isinstance(problem, NotOwner) and call.method != start.method and not _is_message(start):
             # an approver may not follow a request: the decision, sent again, gets the same stream as answer.
             # A message is not sent again: with a token that is another user's by now, it would be theirs
             cursor.located = False
@@ -390,6 +416,10 @@ class Rules:
 
     def _budget(self, until: float = math.inf) -> Budget:
         return Budget(self.retry, self.jitter, until=until)
+
+
+def _is_message(call: Call) -> bool:
+    return calls.IDEMPOTENCY_KEY in call.headers
 
 
 def may_repeat(call: Call, trouble: Trouble) -> bool:
