@@ -24,6 +24,7 @@ from tealagents.client import (
     Final,
     Interrupted,
     ModelError,
+    NotFound,
     NotOwner,
     Overloaded,
     PersistenceUnavailable,
@@ -598,6 +599,27 @@ def test_what_cannot_be_repeated() -> None:
     network = Network(sending(problem(503, "persistence_unavailable")))
     with pytest.raises(ProblemError):
         network.run(network.operations().fork("t", None, None))
+
+
+@pytest.mark.parametrize("what", ["delete_session", "rollback"])
+def test_what_others_did_in_between_is_not_undone(what: str) -> None:
+    """Repeated, a rollback would undo a message that came after it, and a deletion a new task of the session."""
+
+    def call(network: Network) -> Any:
+        ask = network.operations()
+        return network.run(ask.delete_session("s") if what == "delete_session" else ask.rollback("t", "c"))
+
+    done = document({"task_id": "t"}) if what == "rollback" else Reply(status=204)
+    for trouble, error in ((LOST, ConnectionLost), (problem(502), ProblemError), (AWAY, ProblemError)):
+        network = Network(sending(trouble, done))
+        with pytest.raises(error):
+            call(network)
+        assert len(network.calls) == 1
+    network = Network(sending(UNSENT, problem(503, "draining"), done))
+    call(network)
+    assert len(network.calls) == 3
+    with pytest.raises(NotFound):
+        call(Network(sending(UNSENT, problem(404, "not_found"))))
 
 
 def test_deleted_already() -> None:

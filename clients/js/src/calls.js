@@ -165,17 +165,17 @@ export class Calls {
   }
 
   /**
-   * @param {string} path
+   * @param {Call} call
    * @param {AbortSignal} [signal]
    */
-  async erased(path, signal) {
+  async erased(call, signal) {
     const budget = this.budget();
-    const reply = await this.#exchange({method: "DELETE", path, repeatable: true}, signal, budget);
+    const reply = await this.#exchange(call, signal, budget);
     if (reply.status === 204) return;
     if (reply.ok) throw new UnexpectedAnswer(`HTTP ${reply.status} in answer to a deletion`);
     const problem = reply.problem();
     // not found after a failure: the answer to an earlier attempt was lost, and that attempt did it
-    if (!(problem instanceof NotFound && budget.failures)) throw problem;
+    if (!(problem instanceof NotFound && call.repeatable && budget.failures)) throw problem;
   }
 
   /**

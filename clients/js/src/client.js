@@ -119,7 +119,7 @@ export class Client {
 
   /** @param {string} session_id @param {api.CallOptions} [options] */
   deleteSession(session_id, {signal} = {}) {
-    return this.#calls.erased(`/sessions/${segment(session_id)}`, signal);
+    return this.#calls.erased(once("DELETE", `/sessions/${segment(session_id)}`), signal);
   }
 
   /** @param {api.TaskFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */
@@ -144,7 +144,7 @@ export class Client {
 
   /** @param {string} task_id @param {api.CallOptions} [options] */
   deleteTask(task_id, {signal} = {}) {
-    return this.#calls.erased(pathOf(task_id), signal);
+    return this.#calls.erased(change("DELETE", pathOf(task_id)), signal);
   }
 
   // --- what a task holds -------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ export class Client {
    * @returns {Promise<api.Task>}
    */
   rollback(task_id, checkpoint_id, {signal} = {}) {
-    return this.#calls.document(change("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal, TASK);
+    return this.#calls.document(once("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal, TASK);
   }
 
   /**
@@ -194,7 +194,7 @@ export class Client {
    * @returns {Promise<api.Task>}
    */
   fork(task_id, point = {}, {signal} = {}) {
-    return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal, TASK);
+    return this.#calls.document(once("POST", pathOf(task_id, "/fork"), point), signal, TASK);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<string>} */
@@ -204,7 +204,7 @@ export class Client {
 
   /** @param {string} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   importTask(document, {signal} = {}) {
-    return this.#calls.document(once("/tasks/import", document), signal, TASK);
+    return this.#calls.document(once("POST", "/tasks/import", document), signal, TASK);
   }
 
   // --- who is asking -----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ function read(path) {
 /**
  * A change that sets something, and so does the same when it comes twice.
  *
- * @param {"POST" | "PATCH"} method
+ * @param {"POST" | "PATCH" | "DELETE"} method
  * @param {string} path
  * @param {object} [body]
  * @returns {Call}
@@ -311,14 +311,15 @@ function change(method, path, body) {
 }
 
 /**
- * A change that would be made twice if its call came twice.
+ * A change that would be made twice if its call came twice, or would undo what others did in between.
  *
+ * @param {"POST" | "DELETE"} method
  * @param {string} path
- * @param {object | string} body
+ * @param {object | string} [body]
  * @returns {Call}
  */
-function once(path, body) {
-  return {method: "POST", path, body};
+function once(method, path, body) {
+  return {method, path, body};
 }
 
 /** @param {string} task_id */

@@ -3,7 +3,7 @@ import {once} from "node:events";
 import {createServer} from "node:http";
 import {test} from "node:test";
 import {setTimeout as pass} from "node:timers/promises";
-import {Client, NotOwner, UnexpectedAnswer} from "../src/index.js";
+import {Client, ConnectionLost, NotFound, NotOwner, UnexpectedAnswer} from "../src/index.js";
 import {mayRepeat} from "../src/calls.js";
 import {problemError} from "../src/errors.js";
 import {Budget} from "../src/retry.js";
@@ -61,6 +61,29 @@ test("nothing is tried again that could be done twice, or that would fail again"
   assert(!repeated(read, 502, "model_error"));
   assert(repeated(read, 502));
   assert(!repeated(once, 502));
+});
+
+test("what others did in between is not undone by a repetition", async () => {
+  const calls = [
+    (/** @type {Client} */ agent) => agent.deleteSession("s"),
+    (/** @type {Client} */ agent) => agent.rollback("t", "c"),
+  ];
+  /** @type {[() => Response, object, number][]} */
+  const troubles = [
+    [() => assert.fail(new TypeError("network")), ConnectionLost, 1],
+    [() => new Response("<html>", {status: 502}), {status: 502}, 1],
+    [() => new Response('{"code": "draining"}', {status: 503}), NotFound, 2],
+  ];
+  for (const call of calls) {
+    for (const [trouble, error, times] of troubles) {
+      let sent = 0;
+      const answered = async () =>
+        ++sent === 1 ? trouble() : new Response('{"code": "not_found"}', {status: 404});
+      const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+      await assert.rejects(call(agent), error);
+      assert.equal(sent, times);
+    }
+  }
 });
 
 test("an approver decides again instead of following what they may not read", async () => {

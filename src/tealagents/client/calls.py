@@ -113,7 +113,8 @@ def read(path: str, **query: str | None) -> Call:
 
 
 def change(method: str, path: str, body: Any = None, *, repeatable: bool = True) -> Call:
-    """`repeatable` where it sets something, and so does the same when it comes twice."""
+    """`repeatable` where the same, when it comes twice, does what it did, and undoes nothing that others did
+    in between."""
     return Call(method=method, path=path, body=body, repeatable=repeatable)
 
 

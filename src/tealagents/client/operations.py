@@ -82,7 +82,8 @@ class Operations(Rules):
         return self.named("session_id", calls.read(f"/sessions/{segment(session_id)}"), Session.parse)
 
     def delete_session(self, session_id: str) -> Flow[None]:
-        return self.erased(f"/sessions/{segment(session_id)}")
+        call = calls.change("DELETE", f"/sessions/{segment(session_id)}", repeatable=False)
+        return self.erased(call)
 
     def tasks(self, session_id: str | None, status: str | None) -> Stream[Task, None]:
         return self.listed("/tasks", Task.parse, session_id=session_id, status=status)
@@ -95,7 +96,7 @@ class Operations(Rules):
         return self.named("task_id", call, Task.parse)
 
     def delete_task(self, task_id: str) -> Flow[None]:
-        return self.erased(_task(task_id))
+        return self.erased(calls.change("DELETE", _task(task_id)))
 
     def messages(self, task_id: str, checkpoint_id: str | None) -> Stream[Message, None]:
         return self.listed(_task(task_id, "/messages"), Message.parse, checkpoint_id=checkpoint_id)
@@ -111,7 +112,8 @@ class Operations(Rules):
         return self.listed(_task(task_id, "/audit"), AuditEntry.parse)
 
     def rollback(self, task_id: str, checkpoint_id: str) -> Flow[Task]:
-        call = calls.change("POST", _task(task_id, "/rollback"), {"checkpoint_id": checkpoint_id})
+        body = {"checkpoint_id": checkpoint_id}
+        call = calls.change("POST", _task(task_id, "/rollback"), body, repeatable=False)
         return self.named("task_id", call, Task.parse)
 
     def fork(self, task_id: str, checkpoint_id: str | None, message_id: str | None) -> Flow[Task]:

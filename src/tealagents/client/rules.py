@@ -247,16 +247,16 @@ class Rules:
 
         return self.document(call, parsed)
 
-    def erased(self, path: str) -> Flow[None]:
+    def erased(self, call: Call) -> Flow[None]:
         budget = self._budget()
-        reply = yield from self._exchange(calls.change("DELETE", path), budget)
+        reply = yield from self._exchange(call, budget)
         if reply.status == 204:
             return
         if reply.ok:
             raise UnexpectedAnswer(f"HTTP {reply.status} in answer to a deletion")
         problem = reply.problem()
         # an earlier attempt deleted it, and its answer was lost
-        if not (isinstance(problem, NotFound) and budget.used):
+        if not (isinstance(problem, NotFound) and call.repeatable and budget.used):
             raise problem
 
     def health(self) -> Flow[Health]:
