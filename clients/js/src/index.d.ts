@@ -175,7 +175,8 @@ export interface List<T, Paged = Page<T>> extends AsyncIterable<T> {
 /**
  * The events of a request, each once and in order, through any number of broken connections. The last one is
  * `final-response`, `approval-required` or `error`. Leaving the loop closes the connection and does not cancel
- * the request; another loop continues where the last one stopped.
+ * the request; another loop continues where the last one stopped. A second reader beside the first, be it a loop or
+ * `answer`, would take events from it: it gets a `TypeError`.
  */
 export interface EventStream extends AsyncIterable<StreamEvent> {
   /** known from the first event on */

@@ -24,6 +24,7 @@ export class EventStream {
   #pause = null;
   /** @type {StreamEvent | null} */
   #end = null;
+  #isRead = false;
 
   /** @type {string | null} */
   sessionId = null;
@@ -58,6 +59,10 @@ export class EventStream {
    * @returns {AsyncGenerator<StreamEvent, void, void>}
    */
   async *[Symbol.asyncIterator]() {
+    if (this.#end) return;
+    // each of two would miss the events that the other takes
+    if (this.#isRead) throw new TypeError("a stream has one reader at a time, and another loop, or `answer`, reads it");
+    this.#isRead = true;
     try {
       const budget = this.#calls.budget();
       while (!this.#end) {
@@ -70,6 +75,8 @@ export class EventStream {
       }
     } catch (error) {
       throw keyed(error, this.#start);
+    } finally {
+      this.#isRead = false;
     }
   }
 

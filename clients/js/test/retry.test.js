@@ -132,11 +132,10 @@ test("a message whose stream may not be followed is not sent again, under whatev
   /** @type {string[]} */
   const methods = [];
   const refusal = {status: 401, headers: {"Content-Type": "application/problem+json"}};
-  const begun = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Running"})}\n\n`;
   /** @type {typeof fetch} */
   const answered = async (_, {method = "GET"} = {}) => {
     methods.push(method);
-    return method === "POST" ? new Response(begun, STREAM) : new Response('{"code": "not_owner"}', refusal);
+    return method === "POST" ? new Response(BEGUN, STREAM) : new Response('{"code": "not_owner"}', refusal);
   };
   const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
   await assert.rejects(agent.stream("Hi").answer(), NotOwner);
@@ -146,6 +145,7 @@ test("a message whose stream may not be followed is not sent again, under whatev
 const URL_OF_AN_AGENT = "http://127.0.0.1:1/A/1";
 const STREAM = {headers: {"Content-Type": "text/event-stream"}};
 const IDS = {session_id: "s", task_id: "t", request_id: "r"};
+const BEGUN = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Running"})}\n\n`;
 const END = `event: final-response\nid: 2\ndata: ${JSON.stringify({...IDS, status: "Completed"})}\n\n`;
 
 /**
@@ -291,6 +291,32 @@ test("a stream that is aborted once all of it has come ends with the signal's re
       controller.abort(new Error("enough"));
     }
   }, /enough/);
+});
+
+test("a second reader of a stream is refused, and takes no event from the first", async () => {
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => new Response(body(signal, [BEGUN, END]), STREAM);
+  const stream = new Client(URL_OF_AN_AGENT, {fetch: answered}).stream("hello");
+  const seen = [];
+  for await (const {event} of stream) {
+    seen.push(event);
+    if (event !== "request") continue;
+    for (const read of [() => stream.answer(), () => stream[Symbol.asyncIterator]().next()]) {
+      await assert.rejects(read(), {name: "TypeError", message: /one reader/});
+    }
+  }
+  assert.deepEqual(seen, ["request", "final-response"]);
+  assert.equal((await stream.answer()).status, "Completed");
+});
+
+test("a stream whose reader has failed can be read on", async () => {
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => new Response(body(signal, [BEGUN, END]), STREAM);
+  const stream = new Client(URL_OF_AN_AGENT, {fetch: answered}).stream("hello");
+  await assert.rejects(async () => {
+    for await (const _ of stream) throw new Error("enough");
+  }, /enough/);
+  assert.equal((await stream.answer()).status, "Completed");
 });
 
 test("a page in answer to a deletion has deleted nothing", async () => {
