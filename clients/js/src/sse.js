@@ -29,7 +29,10 @@ export async function* readMessages(response, watch, onOpen) {
     onOpen?.();
     for await (const text of readText(response, watch)) {
       parser.feed(text);
-      yield* messages.splice(0);
+      for (const message of messages.splice(0)) {
+        watch.signal.throwIfAborted();
+        yield message;
+      }
     }
   } finally {
     watch.end();

@@ -43,22 +43,24 @@ export class Watch {
 
   /**
    * @param {number} ms
-   * @param {number} uploadMs for the first byte, on top
    * @param {AbortSignal} [outer]
    */
-  constructor(ms, uploadMs, outer) {
+  constructor(ms, outer) {
     outer?.throwIfAborted();
     outer?.addEventListener("abort", this.end);
     this.#ms = ms;
     this.#outer = outer;
-    this.touch(uploadMs);
   }
 
   get signal() {
     return this.#controller.signal;
   }
 
-  /** The connection lives: the time begins anew. */
+  /**
+   * The connection lives: the time begins anew.
+   *
+   * @param {number} uploadMs until the first byte, on top
+   */
   touch(uploadMs = 0) {
     clearTimeout(this.#timer);
     const ms = this.#ms + uploadMs;
@@ -76,7 +78,7 @@ export class Watch {
   end = () => {
     clearTimeout(this.#timer);
     this.#outer?.removeEventListener("abort", this.end);
-    this.#controller.abort();
+    this.#controller.abort(this.#outer?.reason);
   };
 
   /**
@@ -87,19 +89,31 @@ export class Watch {
    * @throws {Lost} the connection broke; or whatever the caller's signal was aborted with
    */
   async over(io) {
+    try {
+      // once a whole answer has come, Node.js leaves a read unsettled that is aborted
+      return await this.race(io);
+    } catch (error) {
+      this.#outer?.throwIfAborted();
+      throw new Lost(error);
+    }
+  }
+
+  /**
+   * What `io` gives, unless the connection is closed first.
+   *
+   * @template T
+   * @param {() => T | Promise<T>} io
+   */
+  async race(io) {
     const {signal} = this;
     let abort = () => {};
     try {
       signal.throwIfAborted();
-      // once a whole answer has come, Node.js leaves a read unsettled that is aborted
       const aborted = new Promise((_, reject) => {
         abort = () => reject(signal.reason);
         signal.addEventListener("abort", abort);
       });
       return /** @type {T} */ (await Promise.race([io(), aborted]));
-    } catch (error) {
-      this.#outer?.throwIfAborted();
-      throw new Lost(error);
     } finally {
       signal.removeEventListener("abort", abort);
     }
@@ -195,11 +209,11 @@ export class Wire {
   async reply(call, signal, refused = false) {
     const {method, path, query, body} = call;
     const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body, sendable);
-    const headers = await this.#headers(call, refused);
-    const uploadMs = Math.ceil((text?.length ?? 0) / UPLOADED_PER_MS);
-    const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], uploadMs, signal);
+    const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], signal);
     let open = false;
     try {
+      const headers = await this.#headers(call, refused, watch);
+      watch.touch(Math.ceil((text?.length ?? 0) / UPLOADED_PER_MS));
       const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), {
         method,
         headers,
@@ -227,11 +241,12 @@ export class Wire {
   /**
    * @param {Call} call
    * @param {boolean} refused
+   * @param {Watch} watch
    */
-  async #headers({headers, body, anonymous}, refused) {
+  async #headers({headers, body, anonymous}, refused, watch) {
     const all = new Headers({Accept: "application/json", ...headers});
     if (body !== undefined) all.set("Content-Type", "application/json");
-    const token = anonymous ? "" : await tokenOf(this.#token, refused);
+    const token = anonymous ? "" : await watch.race(() => tokenOf(this.#token, refused));
     if (token) all.set("Authorization", bearer(token));
     return all;
   }

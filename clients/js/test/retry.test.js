@@ -148,6 +148,8 @@ const IDS = {session_id: "s", task_id: "t", request_id: "r"};
 const BEGUN = `event: request\nid: 1\ndata: ${JSON.stringify({...IDS, status: "Running"})}\n\n`;
 const END = `event: final-response\nid: 2\ndata: ${JSON.stringify({...IDS, status: "Completed"})}\n\n`;
 
+const unsent = () => assert.fail("it was sent");
+
 /**
  * A body that comes in these chunks, and breaks when its connection is given up.
  *
@@ -317,6 +319,44 @@ test("a stream whose reader has failed can be read on", async () => {
     for await (const _ of stream) throw new Error("enough");
   }, /enough/);
   assert.equal((await stream.answer()).status, "Completed");
+});
+
+test("a stream that is aborted gives no further event, even if it has come already", async () => {
+  const more = `event: partial-response\nid: 2\ndata: ${JSON.stringify({...IDS, output_partial: "a"})}\n\n`;
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => new Response(body(signal, [BEGUN + more, END.replace("2", "3")]), STREAM);
+  const agent = new Client(URL_OF_AN_AGENT, {fetch: answered});
+  const controller = new AbortController();
+  /** @type {string[]} */
+  const seen = [];
+  await assert.rejects(async () => {
+    for await (const {event} of agent.stream("hello", {signal: controller.signal})) {
+      seen.push(event);
+      controller.abort(new Error("enough"));
+    }
+  }, /enough/);
+  assert.deepEqual(seen, ["request"]);
+});
+
+test("a signal also ends the wait for a token, and one that is aborted asks for none", async () => {
+  let asked = 0;
+  const controller = new AbortController();
+  const token = () => {
+    asked += 1;
+    setImmediate(() => controller.abort(new Error("enough")));
+    return /** @type {Promise<string>} */ (new Promise(() => {}));
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {token, fetch: unsent});
+  const options = {signal: controller.signal};
+  for (const call of [
+    () => agent.me(options), () => agent.send("hello", options), () => agent.stream("hello", options).answer(),
+  ]) await assert.rejects(call(), /enough/);
+  assert.equal(asked, 1);
+});
+
+test("what a token function throws is thrown unchanged", async () => {
+  const agent = new Client(URL_OF_AN_AGENT, {token: () => assert.fail(new RangeError("signed out")), fetch: unsent});
+  await assert.rejects(agent.me({signal: new AbortController().signal}), {name: "RangeError", message: "signed out"});
 });
 
 test("a page in answer to a deletion has deleted nothing", async () => {
