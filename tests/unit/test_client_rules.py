@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,9 +17,11 @@ from tealagents import client
 from tealagents.api.http import STATUSES
 from tealagents.client import (
     Answer,
+    Approval,
     ApprovalRequired,
     ClientError,
     ConnectionLost,
+    CorruptState,
     Failed,
     Final,
     Interrupted,
@@ -603,7 +605,7 @@ def test_what_cannot_be_repeated() -> None:
 
 @pytest.mark.parametrize("what", ["delete_session", "rollback"])
 def test_what_others_did_in_between_is_not_undone(what: str) -> None:
-    """Repeated, a rollback would undo a message that came after it, and a deletion a new task of the session."""
+    """Repeated, a rollback would undo a later message, and a deletion a new task of the session."""
 
     def call(network: Network) -> Any:
         ask = network.operations()
@@ -662,12 +664,31 @@ def test_a_pause_that_is_not_shown_still_ends_a_stream() -> None:
 
 
 def test_a_list_shows_records_that_are_damaged() -> None:
-    """They may have no id, and hold up no other. covers: STATE-4"""
-    damaged = {"error": {"code": "corrupt_state"}}
+    """They may have no id, say what is wrong with them, and hold up no other. covers: STATE-4"""
+    damaged = {"error": {"code": "corrupt_state", "detail": "It cannot be read."}}
     network = Network(sending(document({"items": [damaged, IDS]})))
     ask = network.operations()
     for items in (ask.tasks(None, None), ask.sessions(), ask.approvals(None)):
-        assert [each.raw for each in network.read(items)] == [damaged, IDS]  # type: ignore[arg-type]
+        broken, whole = cast(list[Any], network.read(items))  # type: ignore[arg-type]
+        assert [broken.raw, whole.raw] == [damaged, IDS]
+        assert isinstance(broken.error, CorruptState)
+        assert broken.error.detail == "It cannot be read."
+        assert whole.error is None
+        assert getattr(broken, "status", "") == ""
+
+
+def test_a_session_shows_which_of_its_tasks_is_damaged() -> None:
+    """Beside those that are whole."""
+    damaged = {"task_id": "t1", "error": {"code": "corrupt_state"}}
+    network = Network(sending(document({**IDS, "tasks": [damaged, {**IDS, "status": "Paused"}]})))
+    broken, whole = network.run(network.operations().session("s")).tasks
+    assert isinstance(broken.error, CorruptState)
+    assert (broken.task_id, whole.error, whole.status) == ("t1", None, "Paused")
+
+
+def test_the_pause_of_an_answer_is_pending() -> None:
+    """Only the inbox says so of a pause; an answer ends with one that waits."""
+    assert Answer.parse(PAUSE).approval == Approval.parse({**PAUSE["content"], "status": "pending"})
 
 
 def test_lists_that_never_end() -> None:

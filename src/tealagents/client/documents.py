@@ -91,25 +91,30 @@ class Approval:
     request_id: str
     task_id: str
     session_id: str
-    status: str = "pending"
+    #: `pending`, `decided`, `expired` or `canceled`
+    status: str
     message: str = ""
     tool_calls: tuple[PendingCall, ...] = ()
     authorizations: tuple[Authorization, ...] = ()
     expires_at: datetime | None = None
+    #: of a damaged record in a list, which has nothing else but perhaps its id
+    error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def parse(cls, document: Json) -> "Approval":
+    def parse(cls, document: Json, status: str = "") -> "Approval":
+        """`status` is for a document without one, as that of the pause in an answer, which is pending."""
         return cls(
             approval_id=text(document, "approval_id"),
             request_id=text(document, "request_id"),
             task_id=text(document, "task_id"),
             session_id=text(document, "session_id"),
-            status=text(document, "status") or "pending",
+            status=text(document, "status") or status,
             message=text(document, "message"),
             tool_calls=each(document, "tool_calls", PendingCall.parse),
             authorizations=each(document, "authorizations", Authorization.parse),
             expires_at=time(document, "expires_at"),
+            error=_damage(document),
             raw=document,
         )
 
@@ -145,7 +150,7 @@ class Answer:
             status=text(document, "status"),
             output=output if isinstance(output, str) else None,
             usage=Usage.parse(_object(content, "token_usage")),
-            approval=Approval.parse(content) if content.get("approval_id") else None,
+            approval=Approval.parse(content, "pending") if content.get("approval_id") else None,
             source=content.get("source"),
             extra_data=content.get("extra_data"),
             raw=document,
@@ -244,6 +249,8 @@ class Task:
     last_updated: datetime | None = None
     expires_at: datetime | None = None
     metadata: Json = field(default_factory=dict)
+    #: of a damaged record in a list, which has nothing else but perhaps its id
+    error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -257,6 +264,7 @@ class Task:
             last_updated=time(document, "last_updated"),
             expires_at=time(document, "expires_at"),
             metadata=_object(document, "metadata"),
+            error=_damage(document),
             raw=document,
         )
 
@@ -268,6 +276,8 @@ class Session:
     session_id: str
     created_at: datetime | None = None
     tasks: tuple[Task, ...] = ()
+    #: of a damaged record in a list, which has nothing else but perhaps its id
+    error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -276,6 +286,7 @@ class Session:
             session_id=text(document, "session_id"),
             created_at=time(document, "created_at"),
             tasks=each(document, "tasks", Task.parse),
+            error=_damage(document),
             raw=document,
         )
 
@@ -547,6 +558,11 @@ def _number(document: Json, name: str) -> int:
 def _object(document: Json, name: str) -> Json:
     value = document.get(name)
     return value if isinstance(value, Mapping) else {}
+
+
+def _damage(document: Json) -> ProblemError | None:
+    error = _object(document, "error")
+    return problem_from_document(error) if error else None
 
 
 def _unexplained(status: str) -> Json:

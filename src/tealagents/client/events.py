@@ -68,7 +68,7 @@ class ApprovalRequired(Event):
 
     @property
     def approval(self) -> Approval:
-        return self.answer.approval or Approval.parse(self.answer.raw)
+        return self.answer.approval or Approval.parse(self.answer.raw, "pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
