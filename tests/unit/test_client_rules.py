@@ -243,6 +243,17 @@ def test_a_long_connection_is_progress() -> None:
     assert isinstance(network.read(operations.stream("hello", {}, Cursor()))[-1], Final)
 
 
+@pytest.mark.parametrize("in_good_order", [False, True])
+def test_a_connection_without_a_byte_is_no_progress(in_good_order: bool) -> None:
+    """However long it lasts: a gateway that begins streams and passes nothing on is given up."""
+    network = Network(sending(*[[b""]] * 30, LOG), cuts=[0] * 30, in_good_order=in_good_order)
+    minutes = itertools.count(0.0, 60.0)
+    operations = Operations(clock=lambda: next(minutes), jitter=lambda: 0.0)
+    with pytest.raises(ConnectionLost):
+        network.read(operations.stream("hello", {}, Cursor()))
+    assert len(network.calls) == 11
+
+
 def test_giving_up() -> None:
     """A service that is away for good ends in an error that knows where the stream can be taken up."""
     calls_made: list[Call] = []

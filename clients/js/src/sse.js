@@ -55,6 +55,7 @@ export async function* readText(response, watch) {
     const {done, value} = await watch.over(() => reader.read());
     if (done) return;
     watch.rest();
+    watch.hasBegun = true;
     yield decoder.decode(value, {stream: true});
   }
 }

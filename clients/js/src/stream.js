@@ -114,7 +114,7 @@ export class EventStream {
       lost = error;
     }
     // a connection that lasted, perhaps with nothing but keepalives, is progress too
-    if (Date.now() - opened > budget.longestDelayMs) budget.renew();
+    if (reply.hasBegun && Date.now() - opened > budget.longestDelayMs) budget.renew();
     if (lost) return lost;
     if (!this.#pause) return new Lost(new Error("the stream broke off before its last event"));
     yield this.#pass(this.#pause);

@@ -38,6 +38,8 @@ export class Watch {
   #controller = new AbortController();
   #outer;
   #ms;
+  /** a byte of the body has come */
+  hasBegun = false;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
 
@@ -147,6 +149,11 @@ export class Reply {
 
   get isStream() {
     return isStream(this.#response);
+  }
+
+  /** Of a stream: a byte has come, be it of a keepalive. */
+  get hasBegun() {
+    return this.#watch.hasBegun;
   }
 
   /** @param {() => void} [onOpen] */

@@ -224,6 +224,19 @@ test("a stream whose connections last is followed however often they are closed"
   assert.equal((await agent.stream("hello").answer()).status, "Completed");
 });
 
+test("a connection without a byte is no progress, however long it lasts", async (t) => {
+  t.mock.timers.enable({apis: ["Date"]});
+  let connections = 0;
+  /** @type {typeof fetch} */
+  const answered = async (_, {signal} = {}) => {
+    if (++connections > 20) assert.fail("it is not given up");
+    return new Response(body(signal, {*[Symbol.iterator]() { t.mock.timers.tick(100); }}), STREAM);
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {attempts: 2, firstDelayMs: 1, longestDelayMs: 5}, fetch: answered});
+  await assert.rejects(agent.stream("hello").answer(), ConnectionLost);
+  assert.equal(connections, 3);
+});
+
 test("a gateway's 502 whose document has a code of its own is overcome like any other", async () => {
   const answers = [502, "UPSTREAM_DOWN"].map((code) => new Response(JSON.stringify({code}), {status: 502}));
   answers.push(new Response('{"task_id": "t"}'));

@@ -310,11 +310,12 @@ class Rules:
 
     def _read(self, cursor: Cursor, budget: Budget) -> Stream[StreamEvent, Trouble | None]:
         """Yield the events of the open connection. None: the stream has ended; else why it broke."""
-        parser, opened = EventParser(), self.clock()
+        parser, opened, received = EventParser(), self.clock(), False
         while True:
             chunk = yield from receive()
             if isinstance(chunk, Lost) or not chunk:
                 break
+            received = True
             for event in _taken(parser, chunk, cursor):
                 if _of_the_way(event):
                     cursor.ended = False
@@ -323,7 +324,7 @@ class Rules:
                 yield from _emitted(event, cursor)
                 if cursor.ended:
                     return None
-        if self.clock() - opened > self.retry.longest_delay:
+        if received and self.clock() - opened > self.retry.longest_delay:
             # a connection that lasted, perhaps with nothing but keepalives, is progress too
             budget.renew()
         if isinstance(chunk, Lost):
