@@ -41,6 +41,7 @@ from tealagents.client import (
     ModelError,
     NotFound,
     NotOwner,
+    Overloaded,
     Piece,
     ProblemError,
     Request,
@@ -314,6 +315,44 @@ def test_lists_page_by_themselves(client: Client, service: ContractServer) -> No
     service.calls.clear()
     assert next(client.tasks()) is not None
     assert len(service.calls) == 1
+
+
+def test_a_list_that_was_closed_before_its_end_says_so(service: ContractServer, connect: Connect) -> None:
+    """It does not end as if it were complete: neither after an error nor after `close`; a complete one ends."""
+    service.page_size = 1
+    client = connect(service.url, retry=NO_RETRY)
+    client.send("one")
+    client.send("two")
+    tasks = client.tasks()
+    next(tasks)
+    service.faults.append(Problem(503, "overloaded", "later"))
+    with pytest.raises(Overloaded):
+        next(tasks)
+    left = client.tasks()
+    next(left)
+    left.close()
+    for items in (tasks, left):
+        with pytest.raises(ClientError, match="closed before its end"):
+            next(items)
+    whole = client.tasks()
+    assert len(list(whole)) == 2
+    whole.close()
+    assert list(whole) == []
+
+
+async def test_a_list_whose_reader_was_canceled_says_so(service: ContractServer) -> None:
+    """As by `asyncio.wait_for` around a page that takes long."""
+
+    async def token() -> str:
+        await asyncio.sleep(60)
+        return "alice"
+
+    async with AsyncClient(service.url, token) as client:
+        tasks = client.tasks()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(tasks), 0.01)
+        with pytest.raises(ClientError, match="closed before its end"):
+            await anext(tasks)
 
 
 def test_history(client: Client) -> None:

@@ -21,7 +21,7 @@ from tealagents.client.documents import (
     Step,
     Task,
 )
-from tealagents.client.errors import UnexpectedAnswer
+from tealagents.client.errors import ClientError, UnexpectedAnswer
 from tealagents.client.events import StreamEvent, outcome_of
 from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
@@ -289,12 +289,16 @@ class AsyncClient:
 
 
 class AsyncItems(Generic[E]):
-    """An iterator. Exhaust it, leave it by `async with`, or call `aclose`: this frees its connection."""
+    """An iterator. Exhaust it, leave it by `async with`, or call `aclose`: this frees its connection.
+
+    After `aclose`, or an error, it raises a `ClientError` unless it had ended.
+    """
 
     def __init__(self, flow: Stream[E, None], wire: "_AsyncWire") -> None:
         self._flow = flow
         self._wire = wire
         self._outcome: Outcome = None
+        self._ended = self._closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -307,6 +311,7 @@ class AsyncItems(Generic[E]):
                 if isinstance(step, Emit):
                     return step.item
                 if step is None:
+                    self._end()
                     raise StopAsyncIteration
                 self._outcome = await self._wire.perform(step)
         except BaseException:
@@ -314,8 +319,15 @@ class AsyncItems(Generic[E]):
             raise
 
     async def aclose(self) -> None:
+        self._closed = True
         self._flow.close()
         await self._wire.aclose()
+
+    def _end(self) -> None:
+        """`ClientError` where it is not the end: an incomplete list must not pass for a complete one."""
+        if self._closed and not self._ended:
+            raise ClientError("this list was closed before its end; request it again")
+        self._ended = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -331,13 +343,9 @@ class AsyncEventStream(AsyncItems[StreamEvent], Positioned):
         super().__init__(flow, wire)
         self._cursor = cursor
 
-    async def __anext__(self) -> StreamEvent:
-        try:
-            return await super().__anext__()
-        except StopAsyncIteration:
-            if self._cursor.ended:
-                raise
-            raise self._cursor.closed_early() from None
+    def _end(self) -> None:
+        if not self._cursor.ended:
+            raise self._cursor.closed_early()
 
     async def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""

@@ -23,7 +23,7 @@ from tealagents.client.documents import (
     Step,
     Task,
 )
-from tealagents.client.errors import UnexpectedAnswer
+from tealagents.client.errors import ClientError, UnexpectedAnswer
 from tealagents.client.events import StreamEvent, outcome_of
 from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
@@ -289,12 +289,16 @@ class Client:
 
 
 class Items(Generic[E]):
-    """An iterator. Exhaust it, leave it by `with`, or call `close`: this frees its connection."""
+    """An iterator. Exhaust it, leave it by `with`, or call `close`: this frees its connection.
+
+    After `close`, or an error, it raises a `ClientError` unless it had ended.
+    """
 
     def __init__(self, flow: Stream[E, None], wire: "_Wire") -> None:
         self._flow = flow
         self._wire = wire
         self._outcome: Outcome = None
+        self._ended = self._closed = False
 
     def __iter__(self) -> Self:
         return self
@@ -307,6 +311,7 @@ class Items(Generic[E]):
                 if isinstance(step, Emit):
                     return step.item
                 if step is None:
+                    self._end()
                     raise StopIteration
                 self._outcome = self._wire.perform(step)
         except BaseException:
@@ -314,8 +319,15 @@ class Items(Generic[E]):
             raise
 
     def close(self) -> None:
+        self._closed = True
         self._flow.close()
         self._wire.close()
+
+    def _end(self) -> None:
+        """`ClientError` where it is not the end: an incomplete list must not pass for a complete one."""
+        if self._closed and not self._ended:
+            raise ClientError("this list was closed before its end; request it again")
+        self._ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -331,13 +343,9 @@ class EventStream(Items[StreamEvent], Positioned):
         super().__init__(flow, wire)
         self._cursor = cursor
 
-    def __next__(self) -> StreamEvent:
-        try:
-            return super().__next__()
-        except StopIteration:
-            if self._cursor.ended:
-                raise
-            raise self._cursor.closed_early() from None
+    def _end(self) -> None:
+        if not self._cursor.ended:
+            raise self._cursor.closed_early()
 
     def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""
