@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -318,7 +318,7 @@ def test_lists_page_by_themselves(client: Client, service: ContractServer) -> No
 
 
 def test_a_list_that_was_closed_before_its_end_says_so(service: ContractServer, connect: Connect) -> None:
-    """It does not end as if it were complete: neither after an error nor after `close`; a complete one ends."""
+    """It does not end as if it were complete, be it closed by an error or by its reader."""
     service.page_size = 1
     client = connect(service.url, retry=NO_RETRY)
     client.send("one")
@@ -788,6 +788,45 @@ def _in_turn(*steps: tuple[Callable[[], object], Callable[[], object]]) -> None:
             then()
 
     threading.Thread(target=work, daemon=True).start()
+
+
+@contextmanager
+def trickling(answer: bytes) -> Iterator[str]:
+    """The URL of an agent whose answers come byte by byte, over two minutes."""
+    over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=trickle, args=[connection], daemon=True).start()
+
+    def trickle(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            for byte in answer:
+                connection.sendall(bytes([byte]))
+                if over.wait(120 / len(answer)):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=[listener], daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/A/1"
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_the_end_of_a_wait_bounds_an_answer_that_trickles(connect: Connect, part: str) -> None:
+    """Each of its bytes comes in time, and all of them much too late."""
+    padding = b"X-Padding: " + b"x" * 600 + b"\r\n" if part == "head" else b""
+    answer = b"HTTP/1.1 200 OK\r\n" + padding + b"Content-Length: 600\r\n\r\n" + b" " * 600
+    with trickling(answer) as url:
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost, match="seconds"):
+            connect(url).wait("r", timeout=1)
+        assert time.monotonic() - began < 60
 
 
 def test_dead_connections_are_noticed(service: ContractServer, connect: Connect) -> None:

@@ -34,6 +34,7 @@ from tealagents.client.waits import (
     async_bearer,
     async_release,
     async_sleep,
+    async_within,
     usable,
 )
 from tealagents.client.wire import (
@@ -390,17 +391,22 @@ class _AsyncWire:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, await async_bearer(self._token), self._timeouts)
         try:
-            response = await http.send(request, stream=True, follow_redirects=False)
-            if leave_open and response.status_code == 200 and is_event_stream(response.headers):
-                self._response = response
-                self._chunks = cast(AsyncChunks, response.aiter_bytes())
-                return Reply(status=response.status_code, headers=response.headers)
-            try:
-                body = await response.aread()
-            finally:
-                await response.aclose()
+            return await async_within(call.most, lambda: self._sent(http, request, leave_open))
         except httpx.RequestError as error:
             return lost(error)
+        except TimeoutError:
+            return Lost(httpx.ReadTimeout(f"no whole answer within {call.most:.1f} seconds", request=request))
+
+    async def _sent(self, http: httpx.AsyncClient, request: httpx.Request, leave_open: bool) -> Reply:
+        response = await http.send(request, stream=True, follow_redirects=False)
+        if leave_open and response.status_code == 200 and is_event_stream(response.headers):
+            self._response = response
+            self._chunks = cast(AsyncChunks, response.aiter_bytes())
+            return Reply(status=response.status_code, headers=response.headers)
+        try:
+            body = await response.aread()
+        finally:
+            await response.aclose()
         return Reply(status=response.status_code, headers=response.headers, body=body)
 
     async def _receive(self) -> bytes | Lost:

@@ -37,6 +37,7 @@ from tealagents.client.waits import (
     release,
     sleep,
     usable,
+    within,
 )
 from tealagents.client.wire import (
     Call,
@@ -388,17 +389,22 @@ class _Wire:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, bearer(self._token), self._timeouts)
         try:
-            response = http.send(request, stream=True, follow_redirects=False)
-            if leave_open and response.status_code == 200 and is_event_stream(response.headers):
-                self._response = response
-                self._chunks = cast(Chunks, response.iter_bytes())
-                return Reply(status=response.status_code, headers=response.headers)
-            try:
-                body = response.read()
-            finally:
-                response.close()
+            return within(call.most, lambda: self._sent(http, request, leave_open))
         except httpx.RequestError as error:
             return lost(error)
+        except TimeoutError:
+            return Lost(httpx.ReadTimeout(f"no whole answer within {call.most:.1f} seconds", request=request))
+
+    def _sent(self, http: httpx.Client, request: httpx.Request, leave_open: bool) -> Reply:
+        response = http.send(request, stream=True, follow_redirects=False)
+        if leave_open and response.status_code == 200 and is_event_stream(response.headers):
+            self._response = response
+            self._chunks = cast(Chunks, response.iter_bytes())
+            return Reply(status=response.status_code, headers=response.headers)
+        try:
+            body = response.read()
+        finally:
+            response.close()
         return Reply(status=response.status_code, headers=response.headers, body=body)
 
     def _receive(self) -> bytes | Lost:

@@ -77,7 +77,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     #: the timeout that bounds the wait for bytes
     deadlines: Literal["call", "answer", "silence"] = "call"
-    #: seconds that this attempt may wait at most, for a connection as for bytes
+    #: seconds that this attempt may take at most
     most: float = math.inf
     #: repeating it is harmless even if the first was executed
     repeatable: bool = False
