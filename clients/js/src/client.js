@@ -58,7 +58,7 @@ export class Client {
    * @returns {List<api.SentPart, api.SentPrompt>}
    */
   prompt(request_id, options = {}) {
-    return new List(this.#calls, `/requests/${segment(request_id)}/prompt`, options);
+    return new List(this.#calls, `/requests/${segment(request_id)}/prompt`, options, ["step_id"]);
   }
 
   /** @param {string} request_id @param {api.CallOptions} [options] @returns {Promise<api.RequestDocument>} */
@@ -92,7 +92,7 @@ export class Client {
    */
   approvals({status = "pending", ...options} = {}) {
     const query = {status, ...options};
-    return new List(this.#calls, "/approvals", query);
+    return new List(this.#calls, "/approvals", query, ["status"]);
   }
 
   /**
@@ -124,7 +124,7 @@ export class Client {
 
   /** @param {api.TaskFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */
   tasks(options = {}) {
-    return new List(this.#calls, "/tasks", options);
+    return new List(this.#calls, "/tasks", options, ["session_id", "status"]);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
@@ -155,7 +155,7 @@ export class Client {
    * @returns {List<api.Message>}
    */
   messages(task_id, options = {}) {
-    return new List(this.#calls, pathOf(task_id, "/messages"), options);
+    return new List(this.#calls, pathOf(task_id, "/messages"), options, ["checkpoint_id"]);
   }
 
   /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.Step>} */
@@ -169,7 +169,7 @@ export class Client {
    * @returns {List<api.Checkpoint>}
    */
   checkpoints(task_id, options = {}) {
-    return new List(this.#calls, pathOf(task_id, "/checkpoints"), options);
+    return new List(this.#calls, pathOf(task_id, "/checkpoints"), options, ["parents"]);
   }
 
   /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.AuditEntry>} */
@@ -218,7 +218,7 @@ export class Client {
 
   /** @param {api.TenantFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */
   tenantTasks(options = {}) {
-    return new List(this.#calls, "/tenant/tasks", options);
+    return new List(this.#calls, "/tenant/tasks", options, ["oid", "status", "metadata"]);
   }
 
   /** @param {api.CallOptions} [options] */

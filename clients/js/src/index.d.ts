@@ -30,7 +30,7 @@ export type * from "./documents.js";
 /**
  * A bearer token, or a function that gives one. The function is asked before every call, so that a stream
  * outlives a token; with `refused` when the service has just refused the token it gave: it is asked once
- * more, and should give a new one.
+ * more, and should give a new one. An empty one is none; what is no string is a `TypeError`, and nothing is sent.
  */
 export type Token = string | ((why: {refused: boolean}) => string | Promise<string>);
 

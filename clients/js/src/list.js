@@ -16,8 +16,13 @@ export class List {
    * @param {Calls} calls
    * @param {string} path
    * @param {ListOptions} options
+   * @param {string[]} [filters] the names of the options that this list has besides those of all
    */
-  constructor(calls, path, {signal, ...query}) {
+  constructor(calls, path, {signal, ...query}, filters = []) {
+    const known = [...filters, "limit", "cursor"];
+    const unknown = Object.keys(query).find((name) => !known.includes(name));
+    // one that is misspelt, such as `sessionId`, would list everything
+    if (unknown) throw new TypeError(`unknown option ${unknown}; the options are ${known.join(", ")}, signal`);
     this.#calls = calls;
     this.#path = path;
     this.#signal = signal;

@@ -273,8 +273,11 @@ export function segment(id) {
  * @param {Token} token
  * @param {boolean} refused
  */
-function tokenOf(token, refused) {
-  return typeof token === "function" ? token({refused}) : token;
+async function tokenOf(token, refused) {
+  if (typeof token !== "function") return token;
+  const given = await token({refused});
+  if (typeof given !== "string") throw new TypeError(`the token function returned ${typeof given}, not a string`);
+  return given;
 }
 
 /**

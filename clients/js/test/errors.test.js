@@ -117,6 +117,28 @@ test("a mistake in the program is said before anything is sent", async () => {
   for (const send of ["send", "stream", "background"]) {
     await assert.rejects(async () => /** @type {any} */ (unsent)[send]("hello", {taskId: "t"}), /no option taskId/);
   }
+  /** @type {[(options: any) => unknown, string][]} */
+  const lists = [
+    [(options) => unsent.tasks(options), "session_id, status"],
+    [(options) => unsent.sessions(options), "limit, cursor"],
+    [(options) => unsent.approvals(options), "status"],
+    [(options) => unsent.tenantTasks(options), "oid, status, metadata"],
+    [(options) => unsent.messages("t", options), "checkpoint_id"],
+    [(options) => unsent.checkpoints("t", options), "parents"],
+    [(options) => unsent.trace("t", options), "limit, cursor"],
+    [(options) => unsent.audit("t", options), "limit, cursor"],
+    [(options) => unsent.prompt("r", options), "step_id"],
+  ];
+  for (const [list, known] of lists) {
+    assert.throws(() => list({sessionId: "s"}), ({name, message}) =>
+      name === "TypeError" && message.includes("unknown option sessionId") && message.includes(known));
+  }
+  for (const given of /** @type {any[]} */ ([undefined, null, 5, {}])) {
+    for (const token of [() => given, async () => given]) {
+      const without = new Client(URL_OF_AN_AGENT, {token, fetch: () => assert.fail("it was sent")});
+      await assert.rejects(without.me(), /TypeError: the token function returned \w+, not a string/);
+    }
+  }
   for (const id of [undefined, null, 5, "a/b"]) {
     await assert.rejects(async () => unsent.task(/** @type {any} */ (id)), TypeError);
   }

@@ -79,7 +79,7 @@ function watched(token, onLapsed) {
     try {
       const given = await token(how);
       if (how.refused) fresh = given;
-      return given;
+      return given ?? "";
     } catch (error) {
       if (error === SIGNED_OUT) onLapsed(SIGNED_OUT);
       throw error;
