@@ -1,7 +1,8 @@
 /** The examples of the README and of the documentation work as they are printed. */
 import assert from "node:assert/strict";
 import {execFile} from "node:child_process";
-import {readFile} from "node:fs/promises";
+import {mkdir, mkdtemp, readFile, rm, symlink, writeFile} from "node:fs/promises";
+import {tmpdir} from "node:os";
 import {join} from "node:path";
 import {test} from "node:test";
 import {fileURLToPath} from "node:url";
@@ -20,19 +21,43 @@ const PRINTS = {
 
 for (const [page, prints] of Object.entries(PRINTS)) {
   test(`the examples of ${page} print what they are about`, async () => {
-    const text = await readFile(join(PACKAGE, page), "utf8");
-    const examples = [...text.matchAll(/```js\n(.*?)```/gs)].map(([, code = ""]) => code);
+    const examples = await examplesOf(page);
     assert.equal(examples.length, prints.length);
     const printed = await Promise.all(examples.map(run));
     for (const [index, word] of prints.entries()) assert(printed[index]?.includes(word), printed[index]);
   });
 }
 
+test("the examples are correct TypeScript", async (t) => {
+  const folder = await mkdtemp(join(tmpdir(), "tealagents-"));
+  t.after(() => rm(folder, {recursive: true}));
+  await mkdir(join(folder, "node_modules/@tealagents"), {recursive: true});
+  await symlink(PACKAGE, join(folder, "node_modules/@tealagents/client"));
+  await symlink(join(PACKAGE, "node_modules/@types"), join(folder, "node_modules/@types"));
+  const files = [];
+  for (const page of Object.keys(PRINTS)) {
+    for (const example of await examplesOf(page)) {
+      files.push(join(folder, `example${files.length}.mts`));
+      await writeFile(files.at(-1) ?? "", example);
+    }
+  }
+  const compiler = join(PACKAGE, "node_modules/.bin/tsc");
+  const options = ["--strict", "--noEmit", "--module", "nodenext", "--target", "es2023", "--types", "node"];
+  const checked = await promisify(execFile)(compiler, [...options, ...files], {cwd: folder}).catch(({stdout}) => ({stdout}));
+  assert.equal(checked.stdout, "");
+});
+
 test("the documentation names every method", async () => {
   const text = await readFile(join(PACKAGE, PAGE), "utf8");
   const methods = Object.getOwnPropertyNames(Client.prototype).filter((name) => name !== "constructor");
   assert.deepEqual(methods.filter((name) => !new RegExp(`\\b${name}\\b`).test(text)), []);
 });
+
+/** @param {string} page */
+async function examplesOf(page) {
+  const text = await readFile(join(PACKAGE, page), "utf8");
+  return [...text.matchAll(/```js\n(.*?)```/gs)].map(([, code = ""]) => code);
+}
 
 /**
  * What an example prints. It runs within the package, where its name can be imported.
