@@ -65,7 +65,8 @@ MSAL_MEASUREMENTS = (
     *("measurement", "rootMeasurement", "atrMeasurement", "atsMeasurement", "atbcMeasurement"),
     *("atPopupMeasurement", "discoveryMeasurement", "initMeasurement", "ssoCapableMeasurement"),
     *("ssoSilentMeasurement", "acquireTokenByCodeAsyncMeasurement", "lateMeasurement"),
-    *("signTokenBindingJwtMeasurement", "publicKeyThumbMeasurement"),
+    *("signTokenBindingJwtMeasurement", "publicKeyThumbMeasurement", "awaitConcurrentIframeMeasure"),
+    *("inProgressEvent", "performanceEvent"),
 )
 #: calls that only write its log, count or measure, of which the console keeps none
 MSAL_SILENT = tuple(
@@ -75,7 +76,10 @@ MSAL_SILENT = tuple(
             ("logger", "commonLogger"),
             "trace tracePii verbose verbosePii info infoPii warning warningPii error errorPii",
         ),
-        (("performanceClient",), "addFields addGlobalFields incrementFields startMeasurement"),
+        (
+            ("performanceClient", "telemetryClient"),
+            "addFields addGlobalFields incrementFields startMeasurement",
+        ),
         (MSAL_MEASUREMENTS, "add discard end increment"),
     )
     for owned in receivers

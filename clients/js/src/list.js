@@ -19,10 +19,10 @@ export class List {
    * @param {string[]} [filters] the names of the options that this list has besides those of all
    */
   constructor(calls, path, {signal, ...query}, filters = []) {
-    const known = [...filters, "limit", "cursor"];
-    const unknown = Object.keys(query).find((name) => !known.includes(name));
-    // one that is misspelt, such as `sessionId`, would list everything
-    if (unknown) throw new TypeError(`unknown option ${unknown}; the options are ${known.join(", ")}, signal`);
+    for (const name in query) {
+      // one that is misspelt, such as `sessionId`, would list everything
+      if (!["limit", "cursor", ...filters].includes(name)) throw new TypeError(`this list has no option ${name}`);
+    }
     this.#calls = calls;
     this.#path = path;
     this.#signal = signal;

@@ -61,7 +61,7 @@ export class EventStream {
   async *[Symbol.asyncIterator]() {
     if (this.#end) return;
     // each of two would miss the events that the other takes
-    if (this.#isRead) throw new TypeError("a stream has one reader at a time, and another loop, or `answer`, reads it");
+    if (this.#isRead) throw new TypeError("a stream has one reader at a time");
     this.#isRead = true;
     try {
       const budget = this.#calls.budget();

@@ -254,7 +254,7 @@ export class Wire {
     const all = new Headers({Accept: "application/json", ...headers});
     if (body !== undefined) all.set("Content-Type", "application/json");
     const token = anonymous ? "" : await watch.race(() => tokenOf(this.#token, refused));
-    if (token) all.set("Authorization", bearer(token));
+    if (token !== "") all.set("Authorization", bearer(token));
     return all;
   }
 }
@@ -273,11 +273,8 @@ export function segment(id) {
  * @param {Token} token
  * @param {boolean} refused
  */
-async function tokenOf(token, refused) {
-  if (typeof token !== "function") return token;
-  const given = await token({refused});
-  if (typeof given !== "string") throw new TypeError(`the token function returned ${typeof given}, not a string`);
-  return given;
+function tokenOf(token, refused) {
+  return typeof token === "function" ? token({refused}) : token;
 }
 
 /**
@@ -286,7 +283,7 @@ async function tokenOf(token, refused) {
  * @param {string} token
  */
 function bearer(token) {
-  return `Bearer ${printable(token.trim(), "the token")}`;
+  return `Bearer ${printable(token?.trim?.(), "the token")}`;
 }
 
 /**
