@@ -9,6 +9,7 @@
 `state`               what is stored, for operators; `migrate`
 `offline`, `token`    the offline model; a local authority and its tokens
 `loading`, `output`   reading a config for a command; writing to standard output
+`help`                how `--help` shows arguments and options
 ====================  ==========================================================================
 """
 

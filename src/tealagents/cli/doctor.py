@@ -25,6 +25,7 @@ import typer
 from rich.markup import escape
 
 from tealagents.cli.findings import find, placed_tools, unusable_metrics
+from tealagents.cli.help import Config
 from tealagents.cli.loading import absent, plain_console, unusable
 from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
@@ -71,12 +72,9 @@ def doctor_command(
     url: Annotated[
         str | None, typer.Argument(help="A running service to examine, or one of its agents.")
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
-    ] = None,
+    config: Config = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Also check that this port is free.")
+        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Also check that this port is free.")
     ] = None,
 ) -> None:
     """Find problems with a service, and say how to fix them. Exit status 1 if there are any.

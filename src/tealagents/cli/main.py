@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tealagents import __version__
+from tealagents.cli.help import CommandWithHelp, GroupWithHelp
 from tealagents.cli.output import checked_output
 
 #: name → where its function is, or its group of commands; in the order of the help
@@ -37,6 +38,7 @@ def command_line(*names: str) -> typer.Typer:
     """
     cli = typer.Typer(
         name="tealagents",
+        cls=GroupWithHelp,
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
@@ -49,7 +51,7 @@ def command_line(*names: str) -> typer.Typer:
         if isinstance(found, typer.Typer):
             cli.add_typer(found, name=name)
         else:
-            cli.command(name)(found)
+            cli.command(name, cls=CommandWithHelp)(found)
     return cli
 
 

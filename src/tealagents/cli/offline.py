@@ -5,16 +5,18 @@ from typing import Annotated
 
 import typer
 
-from tealagents.cli.loading import fail, host_name, unusable
+from tealagents.cli.help import Host
+from tealagents.cli.loading import fail, unusable
 
 
 def offline_model_command(
-    host: Annotated[str, typer.Option(callback=host_name, help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 for any free one.")
     ] = 8001,
     script: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A YAML script of answers.")
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="A YAML script of answers."),
     ] = None,
 ) -> None:
     """Serve the built-in model alone: an OpenAI-compatible endpoint that needs no key.

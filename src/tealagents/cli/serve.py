@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, host_name, load_or_exit, plain_console, unusable, warn
+from tealagents.cli.help import Host
+from tealagents.cli.loading import fail, load_or_exit, plain_console, unusable, warn
 from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.config.problems import reason
 from tealagents.serving import STOPPING
@@ -52,14 +53,19 @@ _HOST = "TEALAGENTS_HOST"
 _OFFLINE_KEY = "offline"
 _BEARER = "-H 'Authorization: Bearer ada'"
 
+Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")]
+Workers = Annotated[
+    int, typer.Option(metavar="NUMBER", min=1, help="Processes; more than one needs a shared store.")
+]
+
 
 def serve_command(
     config: Annotated[
         Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
     ] = None,
-    host: Annotated[str, typer.Option(callback=host_name, help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    workers: Workers = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
     reload: Annotated[
         bool,

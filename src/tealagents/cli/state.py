@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from tealagents.cli.help import CommandWithHelp, Config, GroupWithHelp
 from tealagents.cli.loading import absent, fail, load_or_exit, plain_console, stderr, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
@@ -48,12 +49,10 @@ T = TypeVar("T")
 MOST_SHOWN = 20
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-state = typer.Typer(no_args_is_help=True, help="Inspect, move, prune and verify stored state.")
+state = typer.Typer(
+    cls=GroupWithHelp, no_args_is_help=True, help="Inspect, move, prune and verify stored state."
+)
 
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
-]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, without doing it.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
@@ -163,7 +162,7 @@ def _show_problems(problems: list[str], what: str) -> None:
 # --- stats ------------------------------------------------------------------------------------------
 
 
-@state.command("stats")
+@state.command("stats", cls=CommandWithHelp)
 def stats_command(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for machines.")] = False,
@@ -197,7 +196,7 @@ def stats_command(
 # --- export and import ------------------------------------------------------------------------------
 
 
-@state.command("export")
+@state.command("export", cls=CommandWithHelp)
 def export_command(
     file: Annotated[Path, typer.Argument(help="Where to write; it must not exist. `-` is standard output.")],
     config: Config = None,
@@ -255,7 +254,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-@state.command("import")
+@state.command("import", cls=CommandWithHelp)
 def import_command(
     file: Annotated[Path, typer.Argument(help="An export. `-` is standard input.")],
     config: Config = None,
@@ -317,14 +316,15 @@ def _size(lines: IO[bytes]) -> int:
 # --- prune ------------------------------------------------------------------------------------------
 
 
-@state.command("prune")
+@state.command("prune", cls=CommandWithHelp)
 def prune_command(
     config: Config = None,
     older_than: Annotated[
         str | None,
         typer.Option(
+            metavar="AGE",
             help="Also tasks that have not changed for this long, and old sessions without tasks: 30d, 12h, "
-            "4w."
+            "4w.",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -370,7 +370,7 @@ def _ago(duration: str) -> datetime:
 # --- one user ---------------------------------------------------------------------------------------
 
 
-@state.command("delete-user")
+@state.command("delete-user", cls=CommandWithHelp)
 def delete_user_command(
     user: Annotated[str, typer.Argument(metavar="TID.OID", help="Tenant and object id, joined by a dot.")],
     config: Config = None,
@@ -422,7 +422,7 @@ def _warn_of_mem0(user: User) -> None:
 # --- whose an id is ---------------------------------------------------------------------------------
 
 
-@state.command("owner")
+@state.command("owner", cls=CommandWithHelp)
 def owner_command(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="Of a session, a task or a request.")],
     config: Config = None,
@@ -442,7 +442,7 @@ def owner_command(
 # --- the audit --------------------------------------------------------------------------------------
 
 
-@state.command("verify-audit")
+@state.command("verify-audit", cls=CommandWithHelp)
 def verify_command(
     task: Annotated[str | None, typer.Argument(help="One task; by default all.")] = None,
     config: Config = None,

@@ -26,13 +26,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def authority_command(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port on 127.0.0.1; 0 for any free one.")
     ] = PORT,
-    tenant: Annotated[str, typer.Option(help="Id of its tenant.")] = TENANT,
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Id of its tenant.")] = TENANT,
     audience: Annotated[
-        list[str] | None, typer.Option(help="Audience of the tokens: a client id, an App ID URI.")
+        list[str] | None,
+        typer.Option(metavar="AUDIENCE", help="Audience of the tokens: a client id, an App ID URI."),
     ] = None,
-    scope: Annotated[list[str] | None, typer.Option(help="Scopes that tokens have.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="Scopes that tokens have.")] = None,
 ) -> None:
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # Ends like a keyboard interrupt, so that both leave the authority in order.
@@ -57,17 +58,19 @@ def authority_command(
 
 
 def token_command(
-    user: Annotated[str, typer.Option(help="The user's name, or an object id.")] = "alice",
+    user: Annotated[str, typer.Option(metavar="NAME", help="The user's name, or an object id.")] = "alice",
     scope: Annotated[
-        list[str] | None, typer.Option(help="A scope the token has; by default those of the authority.")
+        list[str] | None,
+        typer.Option(metavar="SCOPE", help="A scope the token has; by default those of the authority."),
     ] = None,
-    role: Annotated[list[str] | None, typer.Option(help="A role the token has.")] = None,
+    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role the token has.")] = None,
     version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Version of the token.")] = "2.0",
     authority: Annotated[
-        str, typer.Option(envvar="TA_ENTRA_AUTHORITY", help="Where `tealagents authority` serves.")
+        str,
+        typer.Option(metavar="URL", envvar="TA_ENTRA_AUTHORITY", help="Where `tealagents authority` serves."),
     ] = f"http://127.0.0.1:{PORT}",
     tenant: Annotated[
-        str, typer.Option(envvar="TA_ENTRA_TENANT_ID", help="Id of the user's tenant.")
+        str, typer.Option(metavar="ID", envvar="TA_ENTRA_TENANT_ID", help="Id of the user's tenant.")
     ] = TENANT,
 ) -> None:
     """Print a user's access token from the local authority that is running."""

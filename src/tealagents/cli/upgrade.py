@@ -41,7 +41,9 @@ def upgrade_command(
     file: Annotated[Path, typer.Argument(help="The file of skagents/v1 or skagents/v2alpha1.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write; by default NAME.v1alpha1.yaml beside the file."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The new file; by default NAME.v1alpha1.yaml beside it."
+        ),
     ] = None,
 ) -> None:
     """Convert an earlier file to tealagents/v1alpha1.

@@ -64,10 +64,14 @@ def chat_command(
     url: Annotated[str, typer.Argument(help="The service, or one of its agents.")] = DEFAULT_URL,
     token: Annotated[
         str | None,
-        typer.Option(envvar="TA_TOKEN", help="Bearer token; on loopback, your login name by default."),
+        typer.Option(
+            metavar="TOKEN", envvar="TA_TOKEN", help="Bearer token; on loopback, your login name by default."
+        ),
     ] = None,
-    session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to start.")] = None,
-    task: Annotated[str | None, typer.Option(help="Id of the task to continue.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="Id of the session to continue, or to start.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Id of the task to continue.")] = None,
 ) -> None:
     """Start a conversation with an agent in the terminal.
 
