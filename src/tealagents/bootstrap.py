@@ -398,7 +398,10 @@ class ServiceWiring:
             existed = await _is_there(plain)
             await stack.enter_async_context(self.store)
             if not existed:
-                log.warning("there was no store at %s: a new one was made; check TA_PERSISTENCE", plain.where)
+                log.warning(
+                    "there was no store at %s: a new one was made; check TA_PERSISTENCE or spec.persistence",
+                    plain.where,
+                )
             await check_key(self.config, self.service.records)
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)

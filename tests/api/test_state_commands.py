@@ -490,7 +490,7 @@ def test_a_mistyped_path_is_no_empty_store(agent: Agent, scheme: str, command: s
     arguments = ["-"] if command == "export" else []
     result = agent.run("state", command, *arguments, TA_PERSISTENCE=f"{scheme}{there}")
     assert result.exit_code == 2
-    assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
+    assert f"There is no store at {there}: check TA_PERSISTENCE or spec.persistence." in result.output
     assert not there.exists()
 
 
@@ -511,7 +511,7 @@ def test_a_file_or_folder_of_another_application_is_no_empty_store(agent: Agent,
     for command in (["stats"], ["delete-user", "t.ada", "--yes"]):
         result = agent.run("state", *command, TA_PERSISTENCE=url)
         assert result.exit_code == 2
-        assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
+        assert f"There is no store at {there}: check TA_PERSISTENCE or spec.persistence." in result.output
     assert (there.read_bytes() if there.is_file() else None) == before
     assert not there.is_dir() or list(there.iterdir()) == []
 
@@ -637,7 +637,8 @@ def test_migrating_a_store_of_a_later_version_is_refused(agent: Agent) -> None:
 def test_migrating_no_store_says_that_a_new_one_was_made(agent: Agent) -> None:
     """A mistyped name is noticed: the store that was meant is not migrated."""
     url = f"sqlite:///{agent.folder}/mistyped.db"
-    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made."
+    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made. Check TA_PERSISTENCE or "
+    warning += "spec.persistence."
     assert warning in " ".join(agent.run("migrate", TA_PERSISTENCE=url).output.split())
     assert agent.run("migrate", TA_PERSISTENCE=url).output == "sqlite is up to date\n"
 

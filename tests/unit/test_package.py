@@ -1,5 +1,6 @@
 """The package as it is shipped: what the wheel holds, and that it needs no extra to be imported."""
 
+import ast
 import json
 import re
 import subprocess
@@ -161,3 +162,22 @@ def test_image_holds_every_extra_for_running() -> None:
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-image.lock").read_text(), re.MULTILINE))
     for name in named.split():
         assert {re.split(r"[\[>]", requirement)[0] for requirement in EXTRAS[name]} <= locked
+
+
+def test_no_message_names_a_file_that_is_not_installed() -> None:
+    """The pages of `docs` are not in the wheel: what a reader of a message needs is in the message."""
+    named = []
+    for module in (ROOT / "src/tealagents").rglob("*.py"):
+        tree = ast.parse(module.read_text())
+        documentation = {
+            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+        }  # docstrings, which are read beside the pages
+        named += [
+            f"{module.name}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documentation
+            if re.search(r"docs/[\w-]+\.md", node.value)
+        ]
+    assert named == []

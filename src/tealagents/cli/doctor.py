@@ -183,8 +183,8 @@ def _unopened(store: "BaseStore", error: Exception) -> Ailment:
         )
     return Ailment(
         f"the store cannot be reached: {error}",
-        "Start it, or correct TA_PERSISTENCE; check that this machine can connect to it, and that its user "
-        "has the rights in docs/stores.md.",
+        "Start it, or correct TA_PERSISTENCE or spec.persistence; check that this machine can connect to it, "
+        "and that its user may read and write the store.",
     )
 
 
@@ -209,7 +209,7 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written: {error}",
-            "Free space on its disk or memory, let this user write to it (docs/stores.md), or stop the "
+            "Free space on its disk or memory, let this user write to it, or stop the "
             "process that locks its tables.",
         )
     if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):

@@ -59,7 +59,7 @@ def warn(*texts: str) -> None:
 
 def absent(store: "BaseStore") -> str:
     """What is said of a store that was never made: a mistyped path or name is not an empty store."""
-    return f"There is no store at {store.where}: check TA_PERSISTENCE."
+    return f"There is no store at {store.where}: check TA_PERSISTENCE or spec.persistence."
 
 
 def host_name(host: str) -> str:

@@ -108,7 +108,9 @@ def _run(
             return await work(OpenedState(checked, records, rules_of(checked)))
 
     if checked.persistence.startswith("memory:"):
-        raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
+        raise fail(
+            "state in memory is visible only to the process that holds it; set TA_PERSISTENCE or spec.persistence"
+        )
     try:
         with _ended_by_signals():
             return asyncio.run(do())
@@ -415,7 +417,9 @@ def _warn_of_mem0(user: User) -> None:
 
     warn(
         "Mem0 keeps memories of its own, which are not erased here: erase those of its user "
-        f"{mem0_id(user)!r} there as well, with its delete_all. docs/operations.md says how."
+        f"{mem0_id(user)!r} there as well, with the method delete_all(user_id=…) of mem0.MemoryClient() (its "
+        "service) or of mem0.Memory.from_config(config) (memories kept here), and remove its file "
+        "history_db_path. The page Operations of the documentation has the details."
     )
 
 
@@ -510,7 +514,10 @@ def migrate_command(config: Config = None) -> None:
     except (PersistenceUnavailable, StoreConfigError, CorruptState, OSError) as error:
         raise fail(str(error)) from None
     if not existed:
-        warn(f"There was no store at {store.where}: a new one was made. Check TA_PERSISTENCE.")
+        warn(
+            f"There was no store at {store.where}: a new one was made. Check TA_PERSISTENCE or "
+            "spec.persistence."
+        )
     for name in applied:
         print(f"applied {name}")
     print(f"{store.name} is up to date")

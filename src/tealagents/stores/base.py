@@ -362,5 +362,5 @@ class BaseStore(ABC):
         place = f" at {self.where}" if self.where else ""
         return PersistenceUnavailable(
             f"The {self.name} store{place} is unavailable: {str(reason).rstrip('.')}. Check that it is "
-            "running and that TA_PERSISTENCE names it."
+            "running and that TA_PERSISTENCE or spec.persistence names it."
         )
