@@ -637,8 +637,8 @@ def test_migrating_a_store_of_a_later_version_is_refused(agent: Agent) -> None:
 def test_migrating_no_store_says_that_a_new_one_was_made(agent: Agent) -> None:
     """A mistyped name is noticed: the store that was meant is not migrated."""
     url = f"sqlite:///{agent.folder}/mistyped.db"
-    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made. Check TA_PERSISTENCE or "
-    warning += "spec.persistence."
+    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made. "
+    warning += "Check TA_PERSISTENCE or spec.persistence."
     assert warning in " ".join(agent.run("migrate", TA_PERSISTENCE=url).output.split())
     assert agent.run("migrate", TA_PERSISTENCE=url).output == "sqlite is up to date\n"
 

@@ -330,7 +330,7 @@ def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     config.write_text(config.read_text().replace("  agent:\n", "  agent:\n" + server))
     checked = check(folder, TA_API_KEY="")
     assert checked.exit_code == 0, checked.output
-    assert "serve will need: TA_API_KEY" in checked.output
+    assert "serve will need: TA_API_KEY, or TA_BASE_URL for a service without a key\n" in checked.output
     assert "serve will need: " + str(config) in checked.output
     assert "the variable FAR_TOKEN is not set" in checked.output
     assert "Files-list" in checked.output

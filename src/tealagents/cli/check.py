@@ -29,7 +29,7 @@ def check_command(
     not contacted.
     """
     found = find(config)
-    warn(*(f"serve will need: {need}" for need in found.needed))
+    warn(*(f"serve will need: {each.what}" for each in found.needed))
     if found.wrong or found.config is None:
         raise fail(*found.wrong)
     _show(found.config, found.tools)

@@ -105,7 +105,7 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         # parts are made outside of this loop, as `check` makes them
         said = await asyncio.to_thread(find, path)
         config = said.config
-        found += [Ailment(each) for each in (*said.wrong, *said.needed)]
+        found += [Ailment(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
     whole = config is not None and not said.wrong and not config.document.unset
     if config is not None and whole and not config.stateless:
         found += [each async for each in _store(config)]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from tealagents.app import Wiring
 
 
+@dataclass(frozen=True)
+class Need:
+    """What is not set here, and without which the service does not start."""
+
+    what: str
+    #: the error that its lack is
+    problem: str
+
+
 @dataclass
 class Findings:
     """What a config says, and what is wrong with it."""
@@ -30,8 +39,7 @@ class Findings:
     config: ServiceConfig | None = None
     #: each keeps the service from starting
     wrong: list[str] = field(default_factory=list)
-    #: secrets that are not set here, and without which the service does not start
-    needed: list[str] = field(default_factory=list)
+    needed: list[Need] = field(default_factory=list)
     tools: list[ToolSpec] = field(default_factory=list)
 
 
@@ -43,9 +51,9 @@ def find(path: Path | None) -> Findings:
         config = load(path, env=os.environ, unset=unset)
     except ConfigError as error:
         found.wrong += map(str, error.problems)
-        found.needed += map(str, unset)
+        found.needed += _needs(map(str, unset))
         return found
-    found.needed += map(str, unset)
+    found.needed += _needs(map(str, unset))
     import_from(config.source.parent)
     found.config = config
     examine(found, config)
@@ -102,7 +110,7 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         except START_ERRORS:
             found.wrong.append(_placed(config, (*place, "client"), error))
         else:
-            found.needed.append(f"TA_API_KEY: {error}")
+            found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}"))
     unset: list[str] = []
     try:
         with _ended_by_ctrl_c():
@@ -112,7 +120,18 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
     except START_ERRORS as error:
         found.wrong.append(placed_tools(config, place, error))
     # agents that share a file share what it needs
-    found.needed += (each for each in dict.fromkeys(unset) if each not in found.needed)
+    found.needed += (each for each in _needs(dict.fromkeys(unset)) if each not in found.needed)
+
+
+def _needs(problems: Iterable[str]) -> list[Need]:
+    return [Need(each, each) for each in problems]
+
+
+def _key_of(config: ServiceConfig) -> str:
+    """The variables of which the model's client lacks one."""
+    if config.base_url or config.azure_api_version or ":" in (config.agent.client or ""):
+        return "TA_API_KEY, or TA_AZURE_CREDENTIAL for an identity of Azure"
+    return "TA_API_KEY, or TA_BASE_URL for a service without a key"
 
 
 @contextmanager

@@ -457,7 +457,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
-        raise fail(*(found.wrong + found.needed or [str(error)])) from None
+        raise fail(*([*found.wrong, *(each.problem for each in found.needed)] or [str(error)])) from None
 
 
 def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":

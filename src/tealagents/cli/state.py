@@ -109,7 +109,8 @@ def _run(
 
     if checked.persistence.startswith("memory:"):
         raise fail(
-            "state in memory is visible only to the process that holds it; set TA_PERSISTENCE or spec.persistence"
+            "state in memory is visible only to the process that holds it; set TA_PERSISTENCE or "
+            "spec.persistence"
         )
     try:
         with _ended_by_signals():
