@@ -217,8 +217,9 @@ class Spec(Older):
     auth: Any = None
     """Who may call. A plain text is the provider's name."""
     concurrency: Concurrency = "reject"
-    """What happens to a message that arrives while another runs on its task: `reject` it, `enqueue` it, or
-    `interrupt` or `rollback` the running one."""
+    """What happens to a message that arrives while another request runs on its task. `reject`: it is refused
+    (`409 task_busy`). `enqueue`: it waits its turn. `interrupt`: the running request is canceled, and the
+    message starts. `rollback`: the same, and the canceled request's messages leave the conversation."""
     on_disconnect: OnDisconnect = "continue"
     """What happens to a request when its client disconnects: `continue` or `cancel`."""
     protocols: Protocols = ()

@@ -98,7 +98,8 @@ class Settings(Options):
     remote_plugin_path: ExistingFile | None = None
     """File that lists the OpenAPI plugins."""
     public_url: HttpUrl | None = None
-    """Address under which browsers reach the service; users return there after authorizing a tool server."""
+    """Public address of the service; set it behind a proxy. Users return there after authorizing a tool
+    server; agent cards name it, and so do the challenges that tell clients where to get a token."""
     forward_headers: HeaderNames = ()
     """Headers of the caller's request that tools may see, separated by spaces."""
     offline_script: ExistingFile | None = None

@@ -48,8 +48,8 @@ class MCPServerOptions(Options):
 
     name: Text
     """Name of the server; the model knows its tools as `name-tool`."""
-    transport: Literal["stdio", "http"] = "stdio"
-    """`stdio` starts `command`, `http` calls `url`. If omitted, whichever of the two is given."""
+    transport: Literal["stdio", "http"] | None = None
+    """`stdio` starts `command`, `http` calls `url`. If omitted, it follows from which of the two is given."""
     command: Text | None = None
     """Program to start (`stdio`). With a slash in it, it is a path, relative to this file."""
     args: tuple[str, ...] = Field((), repr=False)
@@ -108,7 +108,7 @@ class MCPServerOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _transport_of_what_is_given(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "transport" in data:
+        if not isinstance(data, dict) or data.get("transport") is not None:
             return data
         if ("command" in data) == ("url" in data):
             raise ValueError("give either 'command' (stdio) or 'url' (http), or say which in 'transport'")
