@@ -147,7 +147,7 @@ async def count() -> dict[str, Asked]:
         found["idempotency key, in addition"] = await _more(
             here, lambda: here.turn(key=Key(next(names), "digest"))
         )
-        found["round of tools, in addition"] = await _more(here, lambda: here.turn("call Work-look"))
+        found["tool round, in addition"] = await _more(here, lambda: here.turn("call Work-look"))
         found["pause and approval, in addition"] = await _more(here, lambda: _pause_and_approve(here))
         # the first delta has been written behind when the second comes, with which the request ends
         two = "deltas 2@300ms"
