@@ -1,4 +1,4 @@
-"""The page on threads names what there is: options with their defaults, parameters, attributes, errors."""
+"""The pages on threads and the library name what there is: options with defaults, parameters, errors."""
 
 import inspect
 import re
@@ -14,7 +14,9 @@ from tealagents.threads import LocalThread, ProviderOptions, RedisMessages
 from tealagents.threads.components import PROVIDERS, REDUCERS
 from tealagents.threads.reducers import ReducerOptions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "threads.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "threads.md").read_text()
+LIBRARY = (DOCS / "library.md").read_text()
 #: whose default is words, or nothing
 PLAIN = {"config", "instructions", "max_tokens", "windows"}
 
@@ -50,19 +52,19 @@ def shown(options: BaseModel, option: str) -> str:
 def test_the_parameters_of_an_agent_and_of_a_message_store_are_on_the_page() -> None:
     """With which a program calls them; those of the store with their defaults."""
     parameters = set(inspect.signature(Agent.from_config).parameters) - {"path"}
-    assert {each for each in parameters if f"`{each}`" not in PAGE and f"{each}=" not in PAGE} == set()
+    assert {each for each in parameters if f"`{each}`" not in LIBRARY and f"{each}=" not in LIBRARY} == set()
     signature = inspect.signature(RedisMessages)
     names = [
         str(each.replace(annotation=each.empty)).replace("'", '"') for each in signature.parameters.values()
     ]
-    assert f"RedisMessages({', '.join([*names[:2], '*', *names[2:]])})" in PAGE
+    assert f"RedisMessages({', '.join([*names[:2], '*', *names[2:]])})" in LIBRARY
 
 
 def test_what_the_page_names_of_a_thread_is_there() -> None:
     """Attributes and methods; errors are in the module that the page imports them from."""
-    named = set(re.findall(r"(?<![\w.])thread\.(\w+)", PAGE))
+    named = set(re.findall(r"(?<![\w.])thread\.(\w+)", LIBRARY))
     assert {"checkpoint_id", "checkpoints", "to_json"} <= named
     assert {each for each in named if not hasattr(LocalThread(), each)} == set()
-    [here, there] = re.findall(r"errors,? (?:such as )?((?:`\w+`(?:, | and )?)+), come from", PAGE)
+    [here, there] = re.findall(r"errors,? (?:such as )?((?:`\w+`(?:, | and )?)+), come from", LIBRARY)
     assert all(hasattr(tealagents.threads, each) for each in re.findall(r"`(\w+)`", here))
     assert all(hasattr(errors, each) for each in re.findall(r"`(\w+)`", there))
