@@ -309,10 +309,10 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     with agent.served() as service, service.client() as client:
         task = say(client, "hello")["task_id"]
     asyncio.run(bury(agent.url, task))
-    assert agent.stats()["deletions_under_way"] == 1
+    assert agent.stats()["pending_deletions"] == 1
     result = agent.run("state", "prune")
     assert "finished: 1 interrupted deletion" in result.output
-    assert agent.stats()["deletions_under_way"] == 0
+    assert agent.stats()["pending_deletions"] == 0
     assert not [key for key, _ in rows(agent.database) if task in key]
 
 
@@ -466,12 +466,12 @@ def test_what_there_is_is_counted(agent: Agent) -> None:
         life(ada)
         say(eve, "hello")
         found = agent.stats()
-        assert found["processes_alive"] == 1
+        assert found["live_processes"] == 1
     assert found["users"] == 2
     assert found["sessions"] == 5
     assert found["tasks"] == {"Canceled": 1, "Completed": 4, "Paused": 1}
     assert found["damaged_records"] == 0
-    assert agent.stats()["processes_alive"] == 0
+    assert agent.stats()["live_processes"] == 0
     assert "4 Completed" in agent.run("state", "stats").output
 
 

@@ -455,9 +455,7 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
 
 def _remedy_of_connection(said: str) -> str:
     if "CERTIFICATE" in said.upper():
-        return (
-            "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name the authority's certificate."
-        )
+        return "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name its CA's certificate."
     return ""
 
 

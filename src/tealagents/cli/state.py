@@ -179,8 +179,8 @@ def stats_command(
         "expired_tasks": found.expired,
         "queued_requests": found.queued,
         "log_entries": found.entries,
-        "deletions_under_way": found.deletions,
-        "processes_alive": found.workers_alive,
+        "pending_deletions": found.deletions,
+        "live_processes": found.workers_alive,
         "damaged_records": len(found.damaged),
     }
     if as_json:

@@ -287,7 +287,9 @@ class Model(Protocol):
     #: True where the service keeps conversations (`kind: remote`)
     supports_remote_threads: bool
 
-    def encode_system(self, text: str) -> bytes: ...
+    def encode_system(self, text: str) -> bytes:
+        """The system prompt as one JSON value, as `encode` gives a message."""
+        ...
 
     def encode(self, message: Message) -> bytes:
         """One message, its tool calls or its result included, as one JSON value.
@@ -322,7 +324,12 @@ class RemoteConversations(Protocol):
         """The messages of a remote conversation, oldest first. `RemoteThreadLost` where there is none."""
         ...
 
-    async def delete_remote(self, remote_id: str) -> None: ...
+    async def delete_remote(self, remote_id: str) -> None:
+        """Deletes a conversation, or a response and those it continues. An id that is gone is no error.
+
+        `ModelFailed` where the service refuses.
+        """
+        ...
 
 
 # --- tools ---------------------------------------------------------------------------------------
@@ -398,7 +405,9 @@ class Toolset(Protocol):
     reached then is a clear error (`ToolFailed` with what to do), not an empty toolset.
     """
 
-    def tools(self) -> Sequence[Tool]: ...
+    def tools(self) -> Sequence[Tool]:
+        """All tools, each with a name that no other of the agent has. Read once, when the toolset is open."""
+        ...
 
     async def __aenter__(self) -> "Toolset": ...
 
@@ -409,7 +418,9 @@ class Toolset(Protocol):
 class Finding(Protocol):
     """A toolset that may have tools it cannot list yet."""
 
-    def find(self, name: str) -> Tool | None: ...
+    def find(self, name: str) -> Tool | None:
+        """The tool of this name, listed or not; None where there can be none. Called again for each call."""
+        ...
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ holds, its head last, and what belongs to no task; then the threads that program
 makes the same bytes, in whichever store it is. A record that is damaged is exported as it was found, as
 base64 under `damaged`, and reported.
 
-An export leaves out what expires or can be rebuilt: leases, deletions under way, stream events, users'
+An export leaves out what expires or can be rebuilt: leases, pending deletions, stream events, users'
 secrets for tool servers, and indexes, which an import makes anew, with the idempotency keys that still count.
 """
 
