@@ -3,7 +3,7 @@
 import sys
 import time
 
-from tealagents.client import Client, Final, Piece
+from tealagents.client import Client, Delta, Final
 
 with Client(sys.argv[1], token="ada") as agent:
     accepted = agent.background("pieces-20@50ms, please")
@@ -18,5 +18,5 @@ with Client(sys.argv[1], token="ada") as agent:
 
     # or following: also afterwards, from the first event
     events = list(agent.follow(accepted.request_id))
-    print(sum(isinstance(event, Piece) for event in events), "pieces, then", type(events[-1]).__name__)
+    print(sum(isinstance(event, Delta) for event in events), "deltas, then", type(events[-1]).__name__)
     assert isinstance(events[-1], Final)

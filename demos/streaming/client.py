@@ -2,13 +2,13 @@
 
 import sys
 
-from tealagents.client import Client, Final, Piece
+from tealagents.client import Client, Delta, Final
 
 with Client(sys.argv[1], token="ada") as agent:
     received = ""
     with agent.stream("pieces-12@50ms, please") as events:
         for event in events:
-            if isinstance(event, Piece):
+            if isinstance(event, Delta):
                 received += event.text
                 print(event.text, end="", flush=True)
                 if len(received.split()) == 5:
@@ -18,7 +18,7 @@ with Client(sys.argv[1], token="ada") as agent:
 
     # any process, on any replica, can read on
     for event in agent.follow(str(request_id), after=seen):
-        if isinstance(event, Piece):
+        if isinstance(event, Delta):
             received += event.text
             print(event.text, end="", flush=True)
         elif isinstance(event, Final):

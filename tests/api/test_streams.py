@@ -30,7 +30,7 @@ from talk import (
 )
 from wire import Event, Json, events, problem, store_of, streamed, text
 
-from tealagents.client import AsyncClient, Final, Piece, Request, Retry, StreamEvent
+from tealagents.client import AsyncClient, Delta, Final, Request, Retry, StreamEvent
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
@@ -822,7 +822,7 @@ async def _cut(ports: list[int], prefix: str, streams: int, seed: int) -> None:
                     found.append(event)
         assert isinstance(found[0], Request)
         assert [isinstance(event, Final) for event in found] == [False] * (len(found) - 1) + [True]
-        assert "".join(event.text for event in found if isinstance(event, Piece)) == counted(pieces)
+        assert "".join(event.text for event in found if isinstance(event, Delta)) == counted(pieces)
         assert [event.id for event in found] == list(range(1, len(found) + 1))
 
     await asyncio.gather(*(one(number) for number in range(streams)))

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tealagents.client import AsyncClient, Final, Piece, Retry
+from tealagents.client import AsyncClient, Delta, Final, Retry
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.forking import ForkedService, Nursery
@@ -375,7 +375,7 @@ async def test_rolling_restarts_lose_no_turn(nursery: Nursery, tmp_path: Path) -
                             async with client.stream("pieces-40@5ms", task_id=first.task_id) as stream:
                                 events = [event async for event in stream]
                             assert isinstance(events[-1], Final), events[-1]
-                            said = "".join(event.text for event in events if isinstance(event, Piece))
+                            said = "".join(event.text for event in events if isinstance(event, Delta))
                             assert said == " ".join(str(n) for n in range(1, 41))
                         turns += 1
                     messages = [message async for message in client.messages(first.task_id)]

@@ -33,6 +33,7 @@ from tealagents.client import (
     ClientError,
     ConnectionLost,
     Decision,
+    Delta,
     Failed,
     Final,
     IdempotencyKeyReused,
@@ -42,7 +43,6 @@ from tealagents.client import (
     NotFound,
     NotOwner,
     Overloaded,
-    Piece,
     ProblemError,
     Request,
     RequestCanceled,
@@ -134,7 +134,7 @@ def client(service: ContractServer, connect: Connect) -> Client:
 
 
 def streamed_text(events: list[StreamEvent]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Piece))
+    return "".join(event.text for event in events if isinstance(event, Delta))
 
 
 # --- messages -----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_approve_as_a_stream(client: Client) -> None:
     approval = events[-1].approval
     decision = Decision(approval.tool_calls[0].id, "approve", {"path": "/tmp/y"})
     more = list(client.resume_stream(approval, "reject", decisions=[decision], after=events[-1].id or 0))
-    assert [type(event) for event in more] == [ToolCall, ToolResult, Piece, Final]
+    assert [type(event) for event in more] == [ToolCall, ToolResult, Delta, Final]
     assert [event.id for event in more] == [3, 4, 5, 6]
     assert streamed_text(more) == "deleted /tmp/y"
 
@@ -683,7 +683,7 @@ async def test_canceled_caller_frees_its_connection(service: ContractServer) -> 
     ):
         stream = client.stream("hold")
         assert isinstance(await anext(stream), Request)
-        assert isinstance(await anext(stream), Piece)
+        assert isinstance(await anext(stream), Delta)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.05)
         assert (await client.cancel(stream.request_id or "")).status == "Canceled"

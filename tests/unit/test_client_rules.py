@@ -22,6 +22,7 @@ from tealagents.client import (
     ClientError,
     ConnectionLost,
     CorruptState,
+    Delta,
     Failed,
     Final,
     Interrupted,
@@ -30,7 +31,6 @@ from tealagents.client import (
     NotOwner,
     Overloaded,
     PersistenceUnavailable,
-    Piece,
     ProblemError,
     Request,
     Retry,
@@ -283,7 +283,7 @@ def test_failed_request() -> None:
     """A request that fails ends its stream with `Failed`; its jump of ids is no repeat."""
     end = event(1003, "error", {**IDS, "code": "interrupted", "status": 503, "detail": "It died."})
     events = Network(sending([LOG[0], LOG[1], end])).stream()
-    assert shown(events) == [(1, Request), (2, Piece), (1003, Failed)]
+    assert shown(events) == [(1, Request), (2, Delta), (1003, Failed)]
     assert isinstance(events[-1], Failed)
     assert isinstance(events[-1].error, Interrupted)
 

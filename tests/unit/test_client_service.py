@@ -22,11 +22,11 @@ from tealagents.client import (
     AsyncClient,
     Client,
     Decision,
+    Delta,
     Failed,
     Final,
     NotFound,
     NotOwner,
-    Piece,
     Request,
     RequestCanceled,
     Retry,
@@ -102,7 +102,7 @@ def client(url: str, user: str) -> Iterator[Client]:
 
 
 def streamed_text(events: list[StreamEvent]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Piece))
+    return "".join(event.text for event in events if isinstance(event, Delta))
 
 
 def numbers(count: int) -> str:

@@ -149,7 +149,7 @@ async def test_an_agent_remembers_its_thread(make: MakeAgent) -> None:
 
 
 async def test_an_answer_can_be_followed(make: MakeAgent) -> None:
-    """Piece by piece; the answer itself is there at the end."""
+    """Delta by delta; the answer itself is there at the end."""
     async with make() as agent:
         thread = agent.new_thread()
         stream = agent.run_stream("My name is Ada.", thread)

@@ -77,9 +77,9 @@ from tealagents.client.errors import (
 )
 from tealagents.client.events import (
     ApprovalRequired,
+    Delta,
     Failed,
     Final,
-    Piece,
     Request,
     StreamEvent,
     ToolCall,
@@ -117,6 +117,7 @@ __all__ = [
     "CorruptState",
     "Decision",
     "DecisionOptions",
+    "Delta",
     "Draining",
     "EventStream",
     "Failed",
@@ -141,7 +142,6 @@ __all__ = [
     "Overloaded",
     "PendingCall",
     "PersistenceUnavailable",
-    "Piece",
     "ProblemError",
     "PromptPart",
     "RemoteThreadLost",

@@ -1,6 +1,6 @@
 """The events of a stream, as frozen values.
 
-A stream is `Request`, then any of `Piece`, `ToolCall` and `ToolResult`, then exactly one of
+A stream is `Request`, then any of `Delta`, `ToolCall` and `ToolResult`, then exactly one of
 `ApprovalRequired`, `Final` and `Failed`. `id` is the event's number within its request; it is None
 where the end was not read from the stream but from the request itself, after the log was gone.
 """
@@ -33,7 +33,7 @@ class Request(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece(Event):
+class Delta(Event):
     """Some text of the answer, as the model service sent it."""
 
     text: str
@@ -85,7 +85,7 @@ class Failed(Event):
     error: ProblemError
 
 
-StreamEvent = Request | Piece | ToolCall | ToolResult | ApprovalRequired | Final | Failed
+StreamEvent = Request | Delta | ToolCall | ToolResult | ApprovalRequired | Final | Failed
 Terminal = ApprovalRequired | Final | Failed
 
 
@@ -139,8 +139,8 @@ def _request(id: int | None, document: Json) -> Request:
     return Request(**_common(id, document), status=text(document, "status"))
 
 
-def _piece(id: int | None, document: Json) -> Piece:
-    return Piece(
+def _delta(id: int | None, document: Json) -> Delta:
+    return Delta(
         **_common(id, document), text=text(document, "output_partial"), source=text(document, "source")
     )
 
@@ -180,7 +180,7 @@ def _common(id: int | None, document: Json) -> dict[str, Any]:
 
 _READERS: dict[str, Callable[[int | None, Json], StreamEvent]] = {
     "request": _request,
-    "partial-response": _piece,
+    "partial-response": _delta,
     "tool-call": _tool_call,
     "tool-result": _tool_result,
     "approval-required": _approval_required,

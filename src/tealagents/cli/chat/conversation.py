@@ -27,12 +27,12 @@ from tealagents.client import (
     Client,
     ClientError,
     Decision,
+    Delta,
     EventStream,
     Failed,
     Final,
     MessageOptions,
     PendingCall,
-    Piece,
     Request,
     StreamEvent,
     ToolCall,
@@ -117,7 +117,7 @@ class Chat:
     def _print_plainly(self, stream: EventStream, errors: Console) -> int:
         shown = ""
         for event in stream:
-            if isinstance(event, Piece):
+            if isinstance(event, Delta):
                 shown += event.text
                 self._print_as_is(event.text)
             elif isinstance(event, Final):
@@ -194,7 +194,7 @@ class Chat:
         self._paused = None
         with stream, AnswerView(self._console) as view:
             for event in stream:
-                if isinstance(event, Piece):
+                if isinstance(event, Delta):
                     view.add(event.text)
                     continue
                 shown = view.finish()
@@ -204,7 +204,7 @@ class Chat:
         match event:
             case Request():
                 self._show_ids(event)
-            case Piece():
+            case Delta():
                 pass  # `_show` adds it to the answer
             case ToolCall():
                 self._console.print(Text(exact(f"→ {event.tool} {event.arguments}"), "cyan"))
