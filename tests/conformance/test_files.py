@@ -239,6 +239,24 @@ async def test_a_lock_that_is_never_released(store: Store, folder: Path) -> None
     assert await values(store, PARTITION, ["a"]) == [b"1"]
 
 
+async def test_a_lock_that_is_not_released_costs_other_partitions_nothing(
+    tmp_path: Path, folder: Path
+) -> None:
+    """However many reads and commits wait for one partition, those of others go through, and so do these
+    once its lock is free."""
+    async with plain_store(f"file://{tmp_path}/state", busy_seconds=60) as store:
+        await put(store, PARTITION, {"a": b"1"})
+        with open(folder / ".redo", "r+b") as stopped:
+            flock(stopped, LOCK_EX)
+            waiting = [asyncio.create_task(values(store, PARTITION, ["a"])) for _ in range(40)]
+            writing = [asyncio.create_task(put(store, PARTITION, {"b": b"1"})) for _ in range(40)]
+            await put(store, "elsewhere", {"a": b"1"})
+            assert await values(store, "elsewhere", ["a"]) == [b"1"]
+            assert not any(task.done() for task in (*waiting, *writing))
+        assert await asyncio.gather(*waiting) == [[b"1"]] * 40
+        await asyncio.gather(*writing)
+
+
 async def test_a_folder_that_is_gone(store: Store, tmp_path: Path) -> None:
     """A folder that was moved away, or an unmounted disk, is unavailable and not an empty store."""
     (tmp_path / "state").rename(tmp_path / "moved")

@@ -3,7 +3,7 @@
 =============  =====================================================================================
 `memory`       in this process; lost at exit                                  ``memory://``
 `files`        JSON documents in folders, readable by humans                  ``file:///dir``
-               (`file_folder`: a partition; `file_documents`: a record)
+               (`file_folder`: a partition; `file_lock`: the lock on it; `file_documents`: a record)
 `sqlite`       one file, one machine                                          ``sqlite:///state.db``
                (`sqlite_threads`: the threads that own a connection)
 `postgres`     any number of machines                                         ``postgresql://…``

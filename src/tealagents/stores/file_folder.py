@@ -1,4 +1,4 @@
-"""A partition of the file store: its folder, the lock on it, and commits that become whole.
+"""A partition of the file store: its folder, and commits that become whole.
 
 How, is said in `files`.
 """
@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from tealagents.stores.file_documents import (
     partition_path,
     walk,
 )
+from tealagents.stores.file_lock import lock
 
 #: what the file `.format` holds
 FORMAT = b"tealagents files 1\n"
@@ -45,10 +45,13 @@ class Redo(msgspec.Struct):
 
 
 class PartitionFolder:
-    """A partition's folder. Its methods block, and hold the partition's lock while they run."""
+    """A partition's folder. Its methods block, and hold the partition's lock while they run.
 
-    def __init__(self, root: Path, partition: str, busy_seconds: float, syncing: ThreadPoolExecutor) -> None:
-        self._root, self._busy_seconds, self._syncing = root, busy_seconds, syncing
+    Each raises `Locked` where another holds it.
+    """
+
+    def __init__(self, root: Path, partition: str, syncing: ThreadPoolExecutor) -> None:
+        self._root, self._syncing = root, syncing
         self._path = f"{root}/{partition_path(partition)}"
         self._redo_file = f"{self._path}/.redo"
         self._expiring_file = f"{self._path}/.expiring"
@@ -75,7 +78,7 @@ class PartitionFolder:
     def commit(self, commit: Commit, now: float, sweeps: bool) -> None:
         redo = self._open_redo()
         try:
-            self._lock(redo, fcntl.LOCK_EX)
+            lock(redo, fcntl.LOCK_EX)
             self._finish(redo)
             if sweeps:
                 self._sweep(now)
@@ -89,22 +92,21 @@ class PartitionFolder:
 
     @contextmanager
     def _reading(self) -> Iterator[bool]:
-        """Holds the lock, shared, while every commit is whole; False where there is no such partition."""
-        while True:
-            try:
-                redo = os.open(self._redo_file, os.O_RDWR)
-            except FileNotFoundError:
-                check_store(self._root)
-                yield False
-                return
-            try:
-                self._lock(redo, fcntl.LOCK_SH)
-                if os.fstat(redo).st_size == 0:
-                    yield True
-                    return
-            finally:
-                os.close(redo)
-            self._finish_alone()
+        """Holds the lock while every commit is whole; False where there is no such partition."""
+        try:
+            redo = os.open(self._redo_file, os.O_RDWR)
+        except FileNotFoundError:
+            check_store(self._root)
+            yield False
+            return
+        try:
+            lock(redo, fcntl.LOCK_SH)
+            if os.fstat(redo).st_size:
+                lock(redo, fcntl.LOCK_EX)
+                self._finish(redo)
+            yield True
+        finally:
+            os.close(redo)
 
     def _record(self, key: str, now: float) -> Record | None:
         """The record as `read` shows it."""
@@ -197,14 +199,6 @@ class PartitionFolder:
             with suppress(OSError):  # was not made
                 os.unlink(self._file(key) + _BESIDE)
 
-    def _finish_alone(self) -> None:
-        redo = self._open_redo()
-        try:
-            self._lock(redo, fcntl.LOCK_EX)
-            self._finish(redo)
-        finally:
-            os.close(redo)
-
     def _finish(self, redo: int) -> None:
         """Makes what the last holder of the lock committed and did not live to make."""
         if not (size := os.fstat(redo).st_size):
@@ -248,19 +242,6 @@ class PartitionFolder:
                 os.rmdir(folder)
                 folder = os.path.dirname(folder)
         return folder
-
-    def _lock(self, redo: int, kind: int) -> None:
-        """Polls, because `flock` knows no time limit and its holder may be stopped."""
-        pause, deadline = 0.0005, time.monotonic() + self._busy_seconds
-        while True:
-            try:
-                return fcntl.flock(redo, kind | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    reason = f"another process has held a lock for {self._busy_seconds:g} seconds"
-                    raise OSError(error.errno, reason, self._redo_file) from error
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
 
     # forgetting
 

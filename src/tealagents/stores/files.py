@@ -47,6 +47,7 @@ from tealagents.stores.base import (
     check_scan,
 )
 from tealagents.stores.file_folder import FORMAT, PartitionFolder, check_store, replace_file
+from tealagents.stores.file_lock import Locked
 from tealagents.stores.local_link import LocalWatches
 
 __all__ = ["FileOptions", "FileStore"]
@@ -90,7 +91,8 @@ class FileStore(BaseStore):
     def __init__(self, options: FileOptions, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(options, clock=clock)
         self._root = options.path.absolute()
-        #: commits to one partition wait here for each other, and not in threads for its lock
+        #: commits to one partition wait here for each other, and so do reads that found its lock taken: of a
+        #: process no more than one at a time tries to get it
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._swept: dict[str, float] = {}
         self._watches = LocalWatches(options.watch_seconds, self._root / ".notify")
@@ -115,8 +117,7 @@ class FileStore(BaseStore):
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         check_keys(partition, keys)
-        folder = self._folder(partition)
-        return await self._in_thread(lambda: folder.read(keys, self.clock()))
+        return await self._read(partition, lambda folder: folder.read(keys, self.clock()))
 
     async def scan(
         self,
@@ -132,13 +133,13 @@ class FileStore(BaseStore):
         So one damaged record does not fail a list, and a check of the values finds it; `read` refuses it.
         """
         check_scan(partition, prefix, after, limit)
-        folder = self._folder(partition)
-        return await self._in_thread(lambda: folder.scan(prefix, after, limit, reverse, self.clock()))
+        return await self._read(
+            partition, lambda folder: folder.scan(prefix, after, limit, reverse, self.clock())
+        )
 
     async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
         check_key(partition)
-        folder = self._folder(partition)
-        return await self._in_thread(lambda: folder.expired(limit, self.clock()))
+        return await self._read(partition, lambda folder: folder.expired(limit, self.clock()))
 
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)
@@ -147,11 +148,21 @@ class FileStore(BaseStore):
     async def answer(self) -> None:
         await self._in_thread(lambda: check_store(self._root))
 
+    async def _read(self, partition: str, work: Callable[[PartitionFolder], T]) -> T:
+        """Reads at once, or in turn where the lock is taken."""
+        folder, deadline = self._folder(partition), self._deadline()
+        try:
+            return await self._in_thread(lambda: work(folder))
+        except Locked:
+            async with self._turn(partition):
+                return await self._locked(lambda: work(folder), deadline)
+
     async def _commit(self, partition: str, commit: Commit) -> None:
-        async with self._turns.setdefault(partition, asyncio.Lock()):
+        deadline = self._deadline()
+        async with self._turn(partition):
             folder, now = self._folder(partition), self.clock()
             sweeps = now >= self._swept.get(partition, 0) + self.options.sweep_seconds
-            await self._in_thread(lambda: folder.commit(commit, now, sweeps))
+            await self._locked(lambda: folder.commit(commit, now, sweeps), deadline)
             if sweeps:
                 if len(self._swept) >= SWEPT_KNOWN:
                     self._swept.clear()
@@ -159,7 +170,26 @@ class FileStore(BaseStore):
         self._watches.announce(partition, commit.notify)
 
     def _folder(self, partition: str) -> PartitionFolder:
-        return PartitionFolder(self._root, partition, self.options.busy_seconds, self._syncing)
+        return PartitionFolder(self._root, partition, self._syncing)
+
+    def _turn(self, partition: str) -> asyncio.Lock:
+        return self._turns.setdefault(partition, asyncio.Lock())
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.options.busy_seconds
+
+    async def _locked(self, work: Callable[[], T], deadline: float) -> T:
+        """Tries until the lock is there. Between the tries no thread waits, which others could use."""
+        pause = 0.0005
+        while True:
+            try:
+                return await self._in_thread(work)
+            except Locked:
+                if time.monotonic() > deadline:
+                    held = f"another process has held a lock for {self.options.busy_seconds:g} seconds"
+                    raise self.unavailable(held) from None
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.02)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
