@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, Callable
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.faults import full_disk
 from tealagents.testing.store_steps import OpenStore, commit, erase_expired, put, values
 from tealagents.testing.stores import StoreContract
+from tealagents.testing.waits import eventually
 
 VALUE = b'{"sha256":"00","value":{"text":"hello"}}'
 
@@ -255,6 +256,91 @@ async def test_a_lock_that_is_not_released_costs_other_partitions_nothing(
             assert not any(task.done() for task in (*waiting, *writing))
         assert await asyncio.gather(*waiting) == [[b"1"]] * 40
         await asyncio.gather(*writing)
+
+
+def waits(folder: Path) -> bool:
+    """Whether an operation on the partition waits for its lock, and those that come later will see it."""
+    return bool((folder / ".redo").stat().st_mode & 0o100)
+
+
+def gate_is_held(folder: Path, kind: int) -> bool:
+    """Whether an operation waits that would keep out another of this kind."""
+    gate = os.open(folder, os.O_RDONLY)
+    try:
+        flock(gate, kind | LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(gate)
+    return False
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncGenerator[tuple[Store, Store]]:
+    """Two processes' stores on the same folder, with a record `a` that is 1."""
+    url = f"file://{tmp_path}/state"
+    async with plain_store(url, busy_seconds=60) as one, plain_store(url, busy_seconds=60) as other:
+        await put(one, PARTITION, {"a": b"1"})
+        yield one, other
+
+
+async def test_reads_do_not_overtake_a_commit(two: tuple[Store, Store], folder: Path) -> None:
+    """A commit waits for the reads that began before it, and not for later ones of any process."""
+    with open(folder / ".redo", "r+b") as reader:
+        flock(reader, LOCK_SH)
+        writing = asyncio.create_task(put(two[0], PARTITION, {"a": b"2"}))
+        await eventually(lambda: waits(folder))
+        reading = [asyncio.create_task(values(store, PARTITION, ["a"])) for store in two * 20]
+        await put(two[1], "elsewhere", {"a": b"1"})
+        assert not any(task.done() for task in (writing, *reading))
+    assert await asyncio.gather(*reading) == [[b"2"]] * 40
+    await writing
+    assert not waits(folder)
+
+
+async def test_commits_do_not_overtake_a_read(two: tuple[Store, Store], folder: Path) -> None:
+    """A read waits for the commit that began before it, and not for later ones."""
+    with open(folder / ".redo", "r+b") as writer:
+        flock(writer, LOCK_EX)
+        reading = asyncio.create_task(values(two[0], PARTITION, ["a"]))
+        await eventually(lambda: waits(folder) and gate_is_held(folder, LOCK_EX))
+        writing = asyncio.create_task(put(two[1], PARTITION, {"a": b"2"}))
+        await put(two[1], "elsewhere", {"a": b"1"})
+        assert not writing.done()
+    assert await reading == [b"1"]
+    await writing
+    assert await values(two[0], PARTITION, ["a"]) == [b"2"]
+
+
+async def test_an_operation_that_was_killed_while_it_waited(store: Store, folder: Path) -> None:
+    """It keeps no other out, and the mark that it left is removed."""
+    await put(store, PARTITION, {"a": b"1"})
+    for attempt in (lambda: values(store, PARTITION, ["a"]), lambda: put(store, PARTITION, {"a": b"1"})):
+        (folder / ".redo").chmod(0o700)
+        await attempt()
+        assert not waits(folder)
+
+
+async def test_an_operation_that_gave_up_waiting(store: Store, folder: Path) -> None:
+    """Neither a read nor a commit that found the lock taken for too long keeps others out."""
+    await put(store, PARTITION, {"a": b"1"})
+    with open(folder / ".redo", "r+b") as stopped:
+        flock(stopped, LOCK_EX)
+        for attempt in (put(store, PARTITION, {"a": b"2"}), values(store, PARTITION, ["a"])):
+            with pytest.raises(PersistenceUnavailable):
+                await attempt
+            assert not gate_is_held(folder, LOCK_EX)
+
+
+async def test_a_read_whose_caller_has_left_leaves_the_gate(two: tuple[Store, Store], folder: Path) -> None:
+    """It leaves the gate once the lock is free, and keeps no commit waiting."""
+    with open(folder / ".redo", "r+b") as writer:
+        flock(writer, LOCK_EX)
+        reading = asyncio.create_task(values(two[0], PARTITION, ["a"]))
+        await eventually(lambda: gate_is_held(folder, LOCK_EX))
+        reading.cancel()
+    await put(two[1], PARTITION, {"a": b"2"})
+    assert not gate_is_held(folder, LOCK_EX)
 
 
 async def test_a_folder_that_is_gone(store: Store, tmp_path: Path) -> None:

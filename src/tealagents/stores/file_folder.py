@@ -4,7 +4,6 @@ How, is said in `files`.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -27,7 +26,7 @@ from tealagents.stores.file_documents import (
     partition_path,
     walk,
 )
-from tealagents.stores.file_lock import lock
+from tealagents.stores.file_lock import PartitionLock
 
 #: what the file `.format` holds
 FORMAT = b"tealagents files 1\n"
@@ -47,14 +46,15 @@ class Redo(msgspec.Struct):
 class PartitionFolder:
     """A partition's folder. Its methods block, and hold the partition's lock while they run.
 
-    Each raises `Locked` where another holds it.
+    Each raises `Locked` where another operation holds it, and may be called again; `lock.leave` comes last.
     """
 
     def __init__(self, root: Path, partition: str, syncing: ThreadPoolExecutor) -> None:
         self._root, self._syncing = root, syncing
         self._path = f"{root}/{partition_path(partition)}"
-        self._redo_file = f"{self._path}/.redo"
+        self.redo_file = f"{self._path}/.redo"
         self._expiring_file = f"{self._path}/.expiring"
+        self.lock = PartitionLock(self._path)
 
     def read(self, keys: Sequence[str], now: float) -> list[Record | None]:
         with self._reading() as there:
@@ -78,8 +78,7 @@ class PartitionFolder:
     def commit(self, commit: Commit, now: float, sweeps: bool) -> None:
         redo = self._open_redo()
         try:
-            lock(redo, fcntl.LOCK_EX)
-            self._finish(redo)
+            self._finish(redo, self.lock.exclusive(redo))
             if sweeps:
                 self._sweep(now)
             self._check(commit, now)
@@ -94,16 +93,14 @@ class PartitionFolder:
     def _reading(self) -> Iterator[bool]:
         """Holds the lock while every commit is whole; False where there is no such partition."""
         try:
-            redo = os.open(self._redo_file, os.O_RDWR)
+            redo = os.open(self.redo_file, os.O_RDWR)
         except FileNotFoundError:
             check_store(self._root)
             yield False
             return
         try:
-            lock(redo, fcntl.LOCK_SH)
-            if os.fstat(redo).st_size:
-                lock(redo, fcntl.LOCK_EX)
-                self._finish(redo)
+            if self.lock.shared(redo):
+                self._finish(redo, self.lock.upgraded(redo))
             yield True
         finally:
             os.close(redo)
@@ -147,11 +144,11 @@ class PartitionFolder:
 
     def _open_redo(self) -> int:
         try:
-            return os.open(self._redo_file, os.O_RDWR)
+            return os.open(self.redo_file, os.O_RDWR)
         except FileNotFoundError:
             check_store(self._root)
             make_folders(self._path, within=True)
-            redo = private(self._redo_file, os.O_RDWR | os.O_CREAT)
+            redo = private(self.redo_file, os.O_RDWR | os.O_CREAT)
             sync(self._path)
             return redo
 
@@ -199,9 +196,9 @@ class PartitionFolder:
             with suppress(OSError):  # was not made
                 os.unlink(self._file(key) + _BESIDE)
 
-    def _finish(self, redo: int) -> None:
+    def _finish(self, redo: int, size: int) -> None:
         """Makes what the last holder of the lock committed and did not live to make."""
-        if not (size := os.fstat(redo).st_size):
+        if not size:
             return
         digest, _, body = os.pread(redo, size, 0).partition(b"\n")
         if digest == hashlib.sha256(body).hexdigest().encode():

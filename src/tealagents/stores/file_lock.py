@@ -1,17 +1,78 @@
-"""The lock on a partition of the file store. It is tried and never waited for: `files` waits between tries.
+"""The lock on a partition of the file store: one commit has it, or any number of reads.
 
-So a process that is stopped while it holds one costs the others no thread.
+It is tried and never waited for: `files` waits between tries. So a process that is stopped while it holds one
+costs the others no thread.
+
+Reads that overlap would keep a commit out for ever, and commits in a row a read. So there is a gate before
+the lock. An operation that finds the lock taken takes the gate (a commit alone, a read with other reads),
+keeps it until it has the lock, and marks the lock: an operation that finds the mark goes through the gate as
+well, behind those that wait. Where none waits the gate costs nothing: the mark is a bit in the mode of the
+lock's file, whose size is asked for in any case.
+
+The gate is a lock on the partition's folder. A process that dies leaves no lock, but perhaps the mark: the
+next operation that goes through the gate removes it.
 """
 
 import fcntl
+import os
+import stat
+
+#: in the mode of the lock's file: an operation waits at the gate
+_MARK = stat.S_IXUSR
 
 
 class Locked(Exception):
-    """The lock is taken. Nothing was done."""
+    """The lock is taken, or other operations wait for it. Nothing was done."""
 
 
-def lock(file: int, kind: int) -> None:
-    """Takes a `flock` of this kind, or raises `Locked` at once."""
+class PartitionLock:
+    """One operation's attempt to get a partition's lock, in as many tries as it takes."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._tried = False
+        self._gate: int | None = None
+
+    def shared(self, file: int) -> int:
+        """Takes it for a read, until `file` is closed; the file's size. `Locked`, at once, if it is taken."""
+        return self._take(file, fcntl.LOCK_SH)
+
+    def exclusive(self, file: int) -> int:
+        """Takes it for a commit, as `shared` does for a read."""
+        return self._take(file, fcntl.LOCK_EX)
+
+    def upgraded(self, file: int) -> int:
+        """Makes the shared lock exclusive; the file's size by then. With `Locked` it is lost."""
+        _lock(file, fcntl.LOCK_EX)
+        return os.fstat(file).st_size
+
+    def leave(self) -> None:
+        """Leaves the gate: to be called after the last try, unless the first one got the lock."""
+        if self._gate is not None:
+            os.close(self._gate)
+            self._gate = None
+
+    def _take(self, file: int, kind: int) -> int:
+        through_the_gate, self._tried = self._tried, True
+        if through_the_gate:
+            self._enter(file, kind)
+        _lock(file, kind)
+        found = os.fstat(file)
+        if found.st_mode & _MARK:
+            if not through_the_gate:
+                raise Locked
+            os.fchmod(file, stat.S_IMODE(found.st_mode & ~_MARK))
+        self.leave()
+        return found.st_size
+
+    def _enter(self, file: int, kind: int) -> None:
+        if self._gate is None:
+            self._gate = os.open(self._folder, os.O_RDONLY)
+        _lock(self._gate, kind)
+        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode | _MARK))
+
+
+def _lock(file: int, kind: int) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:

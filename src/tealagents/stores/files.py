@@ -155,14 +155,14 @@ class FileStore(BaseStore):
             return await self._in_thread(lambda: work(folder))
         except Locked:
             async with self._turn(partition):
-                return await self._locked(lambda: work(folder), deadline)
+                return await self.shielded(self._locked(folder, lambda: work(folder), deadline))
 
     async def _commit(self, partition: str, commit: Commit) -> None:
         deadline = self._deadline()
         async with self._turn(partition):
             folder, now = self._folder(partition), self.clock()
             sweeps = now >= self._swept.get(partition, 0) + self.options.sweep_seconds
-            await self._locked(lambda: folder.commit(commit, now, sweeps), deadline)
+            await self._locked(folder, lambda: folder.commit(commit, now, sweeps), deadline)
             if sweeps:
                 if len(self._swept) >= SWEPT_KNOWN:
                     self._swept.clear()
@@ -178,18 +178,24 @@ class FileStore(BaseStore):
     def _deadline(self) -> float:
         return time.monotonic() + self.options.busy_seconds
 
-    async def _locked(self, work: Callable[[], T], deadline: float) -> T:
-        """Tries until the lock is there. Between the tries no thread waits, which others could use."""
+    async def _locked(self, folder: PartitionFolder, work: Callable[[], T], deadline: float) -> T:
+        """Tries until the lock is there. Between the tries no thread waits, which others could use.
+
+        Not to be canceled: a thread may be at the gate.
+        """
         pause = 0.0005
-        while True:
-            try:
-                return await self._in_thread(work)
-            except Locked:
-                if time.monotonic() > deadline:
-                    held = f"another process has held a lock for {self.options.busy_seconds:g} seconds"
-                    raise self.unavailable(held) from None
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 0.02)
+        try:
+            while True:
+                try:
+                    return await self._in_thread(work)
+                except Locked:
+                    if time.monotonic() > deadline:
+                        held = f"another process has held a lock for {self.options.busy_seconds:g} seconds"
+                        raise self.unavailable(f"{held}: {folder.redo_file}") from None
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.02)
+        finally:
+            folder.lock.leave()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
