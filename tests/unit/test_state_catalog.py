@@ -14,6 +14,8 @@ from tealagents.state import keys, latest
 from tealagents.state.catalog import Damaged
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import ShiftedClock
+from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 
 
 def plain() -> tuple[Store, Store]:
@@ -76,6 +78,49 @@ async def test_decided_pauses_of_a_task_that_is_gone_are_not_listed() -> None:
         ):
             assert [item.request_id for item in page.items if isinstance(item, Approval)] == [kept.request_id]
             assert len(page.items) == 1
+
+
+@pytest.mark.parametrize("status", ["pending", None])
+async def test_a_list_of_pauses_costs_the_same_for_many_as_for_few(status: str | None) -> None:
+    """Approvers look every few seconds: their tasks are read at once, and not one after the other."""
+    async with (
+        CountingStore(CountingOptions()) as store,
+        process(store, Scripted(), noting([], governed=True)) as here,
+    ):
+        for count in (2, 20):
+            requests = [await paused(here) for _ in range(count)]
+            store.operations.clear()
+            for page in (
+                await here.catalog.approvals(here.partition(), status=status, cursor=None, limit=count),
+                await here.catalog.inbox("mock", status=status, cursor=None, limit=count),
+            ):
+                listed = [item.request_id for item in page.items if isinstance(item, Approval)]
+                assert listed == [request.request_id for request in reversed(requests)]
+            assert store.operations == {
+                StoreOperation("scan", "user"): 1,
+                StoreOperation("scan", "inbox"): 1,
+                StoreOperation("read", "user"): 4,
+            }
+
+
+async def test_pauses_not_decided_in_time_are_listed_as_expired() -> None:
+    """Their requests end with the look, whatever status it asks for. covers: HITL-1"""
+    clock = ShiftedClock()
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    async with process(store, Scripted(), noting([], governed=True), clock=clock, lease_seconds=1e9) as here:
+        old = [await paused(here) for _ in range(3)]
+        clock.shift = timedelta(seconds=here.tasks.rules.approval_expiry_seconds + 1)
+        new = await paused(here)
+
+        async def listed(status: str | None) -> list[tuple[str, str]]:
+            page = await here.catalog.approvals(here.partition(), status=status, cursor=None, limit=50)
+            return [(item.request_id, item.status) for item in page.items if isinstance(item, Approval)]
+
+        pending = [(new.request_id, "pending")]
+        expired = [(each.request_id, "expired") for each in reversed(old)]
+        assert await listed("expired") == expired
+        assert await listed("pending") == pending
+        assert await listed(None) == pending + expired
 
 
 async def test_an_inbox_is_read_page_by_page() -> None:

@@ -5,7 +5,7 @@ damaged is listed as such and never fails the list.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -143,8 +143,9 @@ class Catalog:
 
     async def approval(self, partition: str, request_id: str, approval_id: str) -> Approval:
         """One pause of a request, as it stands."""
-        (record,) = await self._records.store.read(partition, [keys.approval(approval_id)])
-        found = await self._approval(partition, approval_id, record, None)
+        found = (await self._approvals(partition, [approval_id], None)).get(approval_id)
+        if isinstance(found, Damaged):
+            raise found.error
         if found is None or found.request_id != request_id:
             raise NotFound(
                 f"The request {request_id} has no pause {approval_id}. Check the ids.", request_id=request_id
@@ -154,38 +155,49 @@ class Catalog:
     async def _approvals(
         self, partition: str, names: Sequence[str], status: str | None
     ) -> dict[str, Approval | Damaged]:
-        """The pauses of these ids that have the status (None: any), in their order, by id."""
+        """The pauses of these ids that have the status (None: any), in their order, by id.
+
+        As they stand: one whose time is up is not pending, and one whose task is gone is gone as well. Most
+        pauses of an inbox were decided long ago: to leave those out, their tasks are not read.
+        """
+        found = await self._pauses(partition, names, {"pending", status} if status else None)
+        pauses = {name: each for name, each in found.items() if isinstance(each, Approval)}
+        tasks = [*{pause.task_id: None for pause in pauses.values()}]
+        heads = dict(zip(tasks, await self.heads(partition, tasks) if tasks else (), strict=True))
+        settled = []
+        for name, pause in pauses.items():
+            head = heads[pause.task_id]
+            if head is None:
+                del found[name]
+            elif isinstance(head, Damaged):
+                found[name] = Damaged(name, head.error)
+            elif pause.status == "pending" and (head.pending is None or head.pending.approval_id != name):
+                settled.append(name)  # in between, or just now
+        again = await self._pauses(partition, settled, {status} if status else None)
+        listed = {name: again.get(name) if name in settled else each for name, each in found.items()}
+        return {
+            name: each
+            for name, each in listed.items()
+            if isinstance(each, Damaged) or (each is not None and status in (None, each.status))
+        }
+
+    async def _pauses(
+        self, partition: str, names: Sequence[str], statuses: Collection[str] | None
+    ) -> dict[str, Approval | Damaged]:
+        """Those of these ids that are there, as they are stored, with one of the statuses (None: any)."""
         found: dict[str, Approval | Damaged] = {}
         read = await self._read(partition, [*map(keys.approval, names)])
         for name, record in zip(names, read, strict=True):
             try:
-                approval = await self._approval(partition, name, _readable(record), status)
+                stored = await self._records.whole(
+                    partition, keys.approval(name), _readable(record), Approval
+                )
             except CorruptState as error:
                 found[name] = Damaged(name, error)
             else:
-                if approval is not None:
-                    found[name] = approval
+                if stored is not None and (statuses is None or stored.value.status in statuses):
+                    found[name] = stored.value
         return found
-
-    async def _approval(
-        self, partition: str, approval_id: str, record: Record | None, status: str | None
-    ) -> Approval | None:
-        """A pause as it stands: one whose time is up is not pending, one whose task is gone is no more.
-
-        None as well where its status is not the one asked for. Most pauses of an inbox were decided long ago:
-        to leave those out, their tasks need not be read.
-        """
-        key = keys.approval(approval_id)
-        stored = await self._records.whole(partition, key, record, Approval)
-        if stored is None or stored.value.status not in ("pending", status or stored.value.status):
-            return None
-        try:
-            await self._tasks.head(partition, stored.value.task_id, reading=True)
-        except NotFound:
-            return None
-        if stored.value.status == "pending":
-            stored = await self._records.get(partition, key, Approval)
-        return stored.value if stored and stored.value.status == (status or stored.value.status) else None
 
     async def _index(
         self, partition: str, prefix: str, cursor: str | None, limit: int
