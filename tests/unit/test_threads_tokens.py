@@ -106,12 +106,35 @@ def test_images_and_calls_are_counted() -> None:
         ("gpt-4", 8_192),
         ("gpt-4-32k-0613", 32_768),
         ("gpt-5-chat-latest", 128_000),
+        ("gpt-5.1-chat-latest", 128_000),
+        ("gpt-5.1-2025-11-13", 400_000),
+        ("gpt-4-0613", 8_192),
+        ("gpt-4-1106-preview", 128_000),
+        ("gpt-4-0125-preview", 128_000),
+        ("gpt-4-turbo-2024-04-09", 128_000),
+        ("gpt-4.5-preview-2025-02-27", 128_000),
+        ("gpt-3.5-turbo-0125", 16_385),
+        ("gpt-3.5-turbo-0613", 4_096),
+        ("openai/gpt-oss-120b", 131_072),
     ],
 )
-def test_windows_are_found_by_the_longest_name(model: str, window: int) -> None:
-    """The operator's table comes before the built-in one. covers: THREAD-8"""
+def test_windows_are_found_by_the_models_name(model: str, window: int) -> None:
+    """With or without a date. The operator's table comes before the built-in one. covers: THREAD-8"""
     assert window_of(model, {}) == window
-    assert window_of(model, {"gpt": 5}) == 5
+    assert window_of(model, {"gpt": 5, "openai/gpt": 5}) == 5
+
+
+@pytest.mark.parametrize("model", ["gpt-4-2000-preview", "gpt-4o-next", "gpt-5.1-tiny", "gpt-50", "o1-2"])
+def test_a_name_that_only_begins_like_a_known_one_is_unknown(model: str) -> None:
+    """Its window may be a tenth of the other's, or ten times as large."""
+    with pytest.raises(TokensUnknown, match=f"windows: {{{model}: 128000}}"):
+        window_of(model, {})
+
+
+def test_the_longest_of_the_operators_names_counts() -> None:
+    """So that an entry for a family can have exceptions."""
+    own = {"mine-": 1_000, "mine-large": 2_000}
+    assert (window_of("mine-large-v2", own), window_of("mine-small", own)) == (2_000, 1_000)
 
 
 def own_counter(text: str) -> int:

@@ -128,44 +128,49 @@ def message_tokens(message: Message, count: Count, image_tokens: int) -> int:
 
 # --- windows --------------------------------------------------------------------------------------
 
-#: tokens of prompt and answer together, by the beginning of the model's name; the longest match counts
+#: tokens of prompt and answer together, by the model's name without a date. Names that only begin alike have
+#: other windows: `gpt-4` and `gpt-4-1106-preview`, `gpt-5.1` and `gpt-5.1-chat-latest`
 WINDOWS: Mapping[str, int] = {
-    "gpt-5": 400_000,
-    "gpt-5-chat": 128_000,
-    "gpt-4.1": 1_047_576,
-    "gpt-4o": 128_000,
-    "gpt-4-turbo": 128_000,
+    **dict.fromkeys(("gpt-5", "gpt-5-mini", "gpt-5-nano", "gpt-5-pro", "gpt-5-codex"), 400_000),
+    **dict.fromkeys(("gpt-5.1", "gpt-5.1-codex", "gpt-5.1-codex-mini", "gpt-5.2"), 400_000),
+    **dict.fromkeys(("gpt-5-chat", "gpt-5.1-chat", "gpt-5.2-chat"), 128_000),
+    **dict.fromkeys(("gpt-4.1", "gpt-4.1-mini", "gpt-4.1-nano"), 1_047_576),
+    **dict.fromkeys(("gpt-4.5-preview", "gpt-4o", "gpt-4o-mini", "chatgpt-4o"), 128_000),
+    **dict.fromkeys(("gpt-4-turbo", "gpt-4-turbo-preview", "gpt-4-vision-preview"), 128_000),
+    **dict.fromkeys(("gpt-4-1106-preview", "gpt-4-0125-preview"), 128_000),
     "gpt-4": 8_192,
     "gpt-4-32k": 32_768,
-    "gpt-3.5-turbo": 16_385,
-    "gpt-35-turbo": 16_385,
-    "gpt-oss": 131_072,
-    "o1": 200_000,
-    "o1-mini": 128_000,
-    "o1-preview": 128_000,
-    "o3": 200_000,
-    "o4-mini": 200_000,
-    "claude-3": 200_000,
-    "claude-sonnet-4": 200_000,
-    "claude-opus-4": 200_000,
+    **dict.fromkeys(("gpt-3.5-turbo", "gpt-35-turbo", "gpt-3.5-turbo-16k", "gpt-35-turbo-16k"), 16_385),
+    **dict.fromkeys(("gpt-3.5-turbo-0301", "gpt-3.5-turbo-0613"), 4_096),
+    **dict.fromkeys(("gpt-oss-20b", "gpt-oss-120b"), 131_072),
+    **dict.fromkeys(("o1", "o1-pro", "o3", "o3-mini", "o3-pro", "o4-mini"), 200_000),
+    **dict.fromkeys(("o1-mini", "o1-preview"), 128_000),
+    **dict.fromkeys(("claude-3-opus", "claude-3-sonnet", "claude-3-haiku"), 200_000),
+    **dict.fromkeys(("claude-3-5-sonnet", "claude-3-5-haiku", "claude-3-7-sonnet"), 200_000),
+    **dict.fromkeys(("claude-sonnet-4", "claude-sonnet-4-0", "claude-opus-4", "claude-opus-4-0"), 200_000),
+    **dict.fromkeys(("claude-opus-4-1", "claude-sonnet-4-5", "claude-haiku-4-5"), 200_000),
     "gemini-1.5-pro": 2_097_152,
-    "gemini-1.5-flash": 1_048_576,
-    "gemini-2.0-flash": 1_048_576,
-    "gemini-2.5": 1_048_576,
+    **dict.fromkeys(("gemini-1.5-flash", "gemini-1.5-flash-8b"), 1_048_576),
+    **dict.fromkeys(("gemini-2.0-flash", "gemini-2.0-flash-lite"), 1_048_576),
+    **dict.fromkeys(("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite"), 1_048_576),
 }
+#: what a vendor adds to a model's name for one version of it: `-2024-08-06`, `-20241022`, `-0613`, `-latest`
+_VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3,4}|latest)$")
 
 
 def window_of(model: str, own: Mapping[str, int]) -> int:
-    """The model's window: the operator's entries come first, then the longest name that it begins with.
+    """The model's window: by the longest of the operator's names that it begins with, or else the known one.
 
     `TokensUnknown` for a model that neither names. A name that a vendor prefixes (`openai/gpt-4o`) is found
     by what follows the last slash.
     """
-    for table in (own, WINDOWS):
-        for name in (model, model.rpartition("/")[2]):
-            matches = [known for known in table if name.startswith(known)]
-            if matches:
-                return table[max(matches, key=len)]
+    plain = model.rpartition("/")[2]
+    for name in (model, plain):
+        if matches := [begins for begins in own if name.startswith(begins)]:
+            return own[max(matches, key=len)]
+    for name in (plain, _VERSION.sub("", plain)):
+        if name in WINDOWS:
+            return WINDOWS[name]
     raise TokensUnknown(
         f"The context window of the model {model!r} is not known. Give the reducer max_tokens, or the "
         f"model's window: windows: {{{model}: 128000}}."
