@@ -21,7 +21,7 @@ from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
-from tealagents.testing.clock import FakeClock
+from tealagents.testing.clock import FakeClock, ShiftedClock
 
 
 async def stale(here: Process, worker: Process) -> tuple[str, str]:
@@ -172,6 +172,35 @@ async def test_a_task_is_never_changed_before_it_was_made() -> None:
         await here.changes.rollback(partition, first.task_id, ADA.user, first.request_id)
         await check()
         await check((await fork(here.tasks, partition, first.task_id, ADA.user)).task_id)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_process_whose_clock_is_ahead_ends_nothing_early(paused: bool) -> None:
+    """Neither a pause nor a message that waits: their time is up by the store's clock, for every process.
+    covers: STATE-5"""
+    ahead, at_store = ShiftedClock(), ShiftedClock()
+    ahead.shift = timedelta(minutes=5)
+    store = MemoryStore(clock=lambda: at_store.now().timestamp())
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")) if paused else waits(asyncio.Event()))
+    rules: dict[str, Any] = {"approval_expiry_seconds": 240, "request_timeout_seconds": 240}
+    limits = {"approval_expiry_seconds": 240}
+    rules |= {"limits": limits, "lease_seconds": 1e9, "concurrency": "enqueue"}
+    async with (
+        process(store, model, noting([], governed=True), **rules) as here,
+        process(store, Scripted(), clock=ahead, **rules) as there,
+    ):
+        if paused:
+            waiting, status, code = await here.ask(), "Paused", "approval_expired"
+        else:
+            first = await here.send()
+            waiting = (await here.send("next", first.request.task_id)).request
+            status, code = "Queued", "request_timeout"
+        assert (await there.request(waiting.request_id)).status == status
+        assert (await here.request(waiting.request_id)).status == status
+        at_store.shift = timedelta(minutes=5)
+        ended = (await there.request(waiting.request_id)).error
+        assert ended is not None
+        assert ended.code == code
 
 
 @pytest.mark.parametrize("action", ["approve", "cancel"])

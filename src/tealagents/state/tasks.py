@@ -228,15 +228,24 @@ class Tasks:
         running = head.running
         if running is not None and await self.abandoned(running):
             return running.request_id, INTERRUPTED
-        now = self.records.clock.now()
-        if head.pending is not None and head.pending.expires_at <= now:
+        if head.pending is not None and await self._is_past(head.pending.expires_at):
             return head.pending.request_id, EXPIRED
         for waiting in head.queue:
-            if waiting.deadline <= now:
+            if await self._is_past(waiting.deadline, ours=waiting.worker_id == self.lease.worker_id):
                 return waiting.request_id, WAITED_TOO_LONG
             if await self.abandoned(waiting):
                 return waiting.request_id, INTERRUPTED
         return None
+
+    async def _is_past(self, deadline: datetime, *, ours: bool = False) -> bool:
+        """Whether a deadline has passed for every process: by the store's clock, as leases go.
+
+        A process whose own clock is ahead must not end what others wait for. `ours` was set by our clock, and
+        is kept by it; others are looked up only where our clock says that they have passed.
+        """
+        if deadline > self.records.clock.now():
+            return False
+        return ours or deadline.timestamp() <= await self.records.store.now()
 
     async def abandoned(self, work: Running | Queued) -> bool:
         """Whether no process works on a request any more; its own can write no more then."""
