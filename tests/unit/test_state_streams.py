@@ -89,6 +89,27 @@ async def test_an_outsider_ends_a_request_behind_all_that_was_stored() -> None:
         assert ended.output == "x" * 30
 
 
+async def test_the_end_of_a_dead_process_is_behind_all_the_calls_that_it_showed() -> None:
+    """However many were approved at once: a follower that has seen them all gets the end. covers: STATE-4"""
+    store = Faulty(MemoryStore())
+    model = Scripted(calls(*(ToolCall(f"c{n}", "Shell-delete", "{}") for n in range(JUMP + 100))))
+    async with process(store) as there:
+        dead = Process(store, model, noting([], governed=True))
+        await dead.lease._renew()
+        paused = await dead.ask(streamed=True)
+        store.fault = lambda _, commit: (
+            "away" if any(key.startswith("events/") for key in commit.put) else None
+        )
+        await dead.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=True)
+        run = dead.service.run_of(paused.request_id)
+        assert run is not None
+        await eventually(lambda: run.stream.last_id > paused.last_event + JUMP - 10)
+        seen = run.stream.last_id
+        await dead.lease._retire()
+        dead.tasks.stop()
+        assert (await there.request(paused.request_id)).last_event > seen
+
+
 async def announces(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
     """Says what it is about to do, and calls a tool."""
     yield TextDelta("I will delete it.")

@@ -114,7 +114,6 @@ class Run:
         self.stream.publish(beginning(self.request) if resumption is None else Started())
         if resumption is not None:
             self._recorder.intended(resumption.approved)
-            self.stream.publish(*map(ToolCalled, resumption.approved))
         try:
             with self._agent.observer.request(self.request) as watch:
                 await self._to_the_end(resumption)
@@ -145,10 +144,11 @@ class Run:
     async def _take_turn(self, resumption: Resumption | None) -> None:
         """The turn, and its end. Stopped before it begins, it ends without one."""
         try:
-            async with asyncio.timeout(self._time_left()) as scope:
+            async with asyncio.timeout(self._time_left() if self._stop is None else 0) as scope:
                 self._scope = scope
+                if resumption is not None:
+                    await self.stream.take([*map(ToolCalled, resumption.approved)])
                 if self._stop is not None:
-                    scope.reschedule(0)
                     await asyncio.sleep(3600)
                 last = await self._converse(resumption)
         except TimeoutError:
