@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, damage, noting, process, says
+from engine_setup import ADA, Process, Scripted, calls, damage, fails, noting, process, says
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Approval, Head, RequestRecord, Session, ToolCall
@@ -12,6 +12,7 @@ from tealagents.domain.ports import Record, Store
 from tealagents.engine.approvals import Command
 from tealagents.state import keys, latest
 from tealagents.state.catalog import Damaged
+from tealagents.state.history import PAGE_ENDS
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import ShiftedClock
@@ -182,3 +183,27 @@ async def test_the_last_changed_requests_are_found_without_reading_each_task_alo
         assert [each.request_id for each in page.records] == [requests[-1].request_id]
         assert page.total == 19
         assert operations < 10
+
+
+async def test_a_page_of_checkpoints_costs_no_more_than_the_largest_one() -> None:
+    """However many requests have failed since the last that completed: the page is short, with a next one."""
+    store = CountingStore(CountingOptions())
+    model = Scripted(says("done"), fails)
+    async with store, process(store, model) as here:
+        first = await here.ask()
+        for _ in range(2 * PAGE_ENDS + 10):
+            await here.ask(task_id=first.task_id)
+        tail = (await here.tasks.head(here.partition(), first.task_id)).value.tail_seq
+        found: list[str] = []
+        before: int | None = tail + 1
+        pages = 0
+        while before is not None:
+            store.operations.clear()
+            page, before = await here.tasks.history.completions(
+                here.partition(), first.task_id, tail, before=before, limit=1
+            )
+            assert store.operations.total() <= PAGE_ENDS // 2
+            found += [end.request_id for end in page]
+            pages += 1
+        assert found == [first.request_id]
+        assert pages == 3

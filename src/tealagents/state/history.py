@@ -36,6 +36,8 @@ from tealagents.state.records import RecordStore
 PAGE = 50
 #: bytes of bodies on a page of messages or steps, but for those of its first
 PAGE_BYTES = 32_000_000
+#: ended requests that are looked at for a page of the completed ones: as many as the largest page has
+PAGE_ENDS = 200
 #: characters of a call's arguments that a note on it repeats
 ARGUMENTS_SHOWN = 500
 
@@ -196,16 +198,23 @@ class History:
     async def completions(
         self, partition: str, task_id: str, tail: int, *, before: int | None = None, limit: int
     ) -> tuple[list[RequestEnd], int | None]:
-        """A page of the completed requests, newest first, and the number to continue before."""
+        """A page of the completed requests, newest first, and the number to continue before.
+
+        It may be short, even empty: it looks at no more than `PAGE_ENDS` requests, completed or not.
+        """
         found: list[RequestEnd] = []
-        last = 0
+        last = looked = 0
         path = whole(tail if before is None else before - 1)
         async for logged in self.backwards(partition, task_id, path, request_start):
-            if isinstance(logged.body, RequestEnd) and logged.body.status == "Completed":
-                if len(found) == limit:
-                    return found, last
+            if not isinstance(logged.body, RequestEnd):
+                continue
+            completed = logged.body.status == "Completed"
+            if looked == PAGE_ENDS or (completed and len(found) == limit):
+                return found, last
+            if completed:
                 found.append(logged.body)
-                last = logged.body.first_seq
+            looked += 1
+            last = logged.body.first_seq
         return found, None
 
     async def produced(self, partition: str, head: Head) -> Produced:
