@@ -24,13 +24,15 @@ from tealagents.domain.events import (
 )
 from tealagents.domain.models import Failure, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, ModelCall, Record
+from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
 from tealagents.engine.run import TASK_GONE
 from tealagents.state.pruning import UserErasure
+from tealagents.state.tasks import SOONEST_LOOK_SECONDS, next_look
 from tealagents.stores.memory import MemoryStore
-from tealagents.testing.clock import FakeClock
+from tealagents.testing.clock import FakeClock, advance
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 from tealagents.testing.waits import eventually
 
@@ -80,6 +82,12 @@ async def pass_by(clock: FakeClock, seconds: float) -> None:
     clock.advance(seconds)
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+async def expire(clock: FakeClock, seconds: float) -> None:
+    """Lets the timers of watches pass as well."""
+    clock.advance(seconds)
+    advance(asyncio.get_running_loop(), seconds)
 
 
 async def test_silent_requests_cost_one_look_at_the_process_that_runs_them(clock: FakeClock) -> None:
@@ -189,6 +197,58 @@ async def test_who_waits_behind_a_pause_learns_that_its_task_is_gone(how: str, c
             await following
         assert gone.value.ids == {"request_id": paused.request_id, "task_id": paused.task_id}
         assert ("expired" if how == "expiry" else "deleted") in gone.value.detail
+
+
+async def test_who_waits_behind_a_pause_learns_that_it_has_expired_when_it_does(clock: FakeClock) -> None:
+    """No round of checks has to come first. The request ends at the moment until which it could be decided.
+    covers: HITL-1, STATE-4"""
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    options: Any = {"clock": clock, "limits": {"approval_expiry_seconds": 3}}
+    async with process(store, Scripted(DELETE), noting([], governed=True), **options) as here:
+        paused = await here.ask()
+        following = await behind_the_pause(here, paused)
+        await expire(clock, 3)
+        async with asyncio.timeout(30):
+            events = await following
+        assert paused.pause is not None
+        assert (await here.request(paused.request_id)).ended_at == paused.pause.expires_at
+    assert isinstance(events[-1].event, Canceled)
+    assert events[-1].event.error.code == "approval_expired"
+
+
+async def test_a_message_behind_a_pause_begins_when_that_expires(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However rarely its queue is looked at while nothing happens. covers: TASK-5"""
+    monkeypatch.setattr(wait_queue, "SILENCE_SECONDS", 3600)
+    monkeypatch.setattr(wait_queue, "OVERLOOKED_SECONDS", 3600)
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    options: Any = {"clock": clock, "limits": {"approval_expiry_seconds": 3}, "concurrency": "enqueue"}
+    asked = asyncio.Event()
+
+    async def asks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await asked.wait()
+        async for event in DELETE(call):
+            yield event
+
+    model = Scripted(asks, says("next"))
+    async with process(store, model, noting([], governed=True), lease_seconds=9000, **options) as here:
+        first = await here.send()
+        waiting = await here.send("next", first.request.task_id)
+        asked.set()
+        assert (await here.service.outcome(first)).status == "Paused"
+        await pass_by(clock, 0)
+        assert (await here.request(waiting.request.request_id)).status == "Queued"
+        await expire(clock, 3)
+        async with asyncio.timeout(30):
+            assert (await here.service.outcome(waiting)).output == "next"
+
+
+async def test_a_pause_that_has_not_expired_by_another_clock_is_looked_at_ever_more_rarely() -> None:
+    now = FakeClock().now()
+    assert next_look(now + timedelta(hours=3), now) == 3 * 3600
+    assert next_look(now, now) == SOONEST_LOOK_SECONDS
+    assert next_look(now, now + timedelta(seconds=2)) == 2
 
 
 async def test_pauses_that_are_followed_cost_one_read_each(clock: FakeClock) -> None:

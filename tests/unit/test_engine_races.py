@@ -520,6 +520,27 @@ async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
         assert (again.replayed, again.request.request_id) == (True, second.request_id)
 
 
+async def test_the_day_of_a_key_counts_from_the_expiry_of_its_pause() -> None:
+    """However late it is seen that the pause has expired; the audit has the time at which it was.
+    covers: SESSION-7"""
+    clock = Ahead()
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    key = Key("k" * 64, "d" * 64)
+    limits = {"approval_expiry_seconds": 60}
+    options: dict[str, Any] = {"clock": clock, "lease_seconds": 1e9, "limits": limits, **limits}
+    async with process(store, Scripted(calls(DELETE)), noting([], governed=True), **options) as here:
+        paused = await here.ask("one", key=key)
+        assert paused.pause is not None
+        clock.seconds = 86_400
+        ended = await here.request(paused.request_id)
+        assert (ended.status, ended.ended_at) == ("Canceled", paused.pause.expires_at)
+        task = await here.tasks.here(here.partition(), paused.task_id)
+        assert task.value.updated_at >= paused.created_at + timedelta(seconds=86_400)
+        assert (await here.send("one", key=key)).replayed
+        clock.seconds = 86_400 + 90
+        assert not (await here.send("one", key=key)).replayed
+
+
 @pytest.mark.parametrize("how", ["cancel", "interrupt"])
 async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
     """Ended from another replica it holds what was shown, and the numbers of its events rise by one.

@@ -18,7 +18,7 @@ from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.run import TASK_GONE
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import Tasks, next_look
 
 if TYPE_CHECKING:
     from tealagents.engine.service import Service
@@ -155,17 +155,26 @@ class Tail(EventBuffer):
             async with store.watch(self._partition, keys.request(self._request_id)) as watch:
                 before = self.last_id
                 while await self._look():
-                    await watch.wait(found=self.last_id > before)
+                    woken = await watch.wait(self._next_look(), found=self.last_id > before)
+                    if not (woken or self.closed):
+                        await self._end_if_due()
                     before = self.last_id
+
+    def _next_look(self) -> float | None:
+        pause, now = self._record.pause, self._tasks.records.clock.now()
+        return next_look(pause.expires_at, now) if pause is not None else None
 
     async def check(self) -> None:
         """Ends the request where nothing more can come of it by itself."""
         with self._reporting():
             if not self.closed and await self._is_due():
-                await self._tasks.request(self._partition, self._request_id)  # which ends it
+                await self._end_if_due()
                 await self._look()
             elif not self.closed and self._record.pause is not None:
                 await self._check_task()
+
+    async def _end_if_due(self) -> None:
+        await self._tasks.request(self._partition, self._request_id)
 
     async def _look(self) -> bool:
         """Reads what is new; False behind the end."""

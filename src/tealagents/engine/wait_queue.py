@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tealagents.domain.errors import TealError
-from tealagents.domain.models import RequestRecord
+from tealagents.domain.models import Head, RequestRecord
 from tealagents.state import keys
 from tealagents.state.queue import Waiting, try_start
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import Tasks, next_look
 
 log = logging.getLogger(__name__)
 
@@ -86,28 +86,36 @@ class _WaitQueue:
         self._watch.cancel()
 
     async def _look_for_ever(self) -> None:
-        """Looks whenever the task has changed, and after a silence: its writer may have died."""
-        store, silence = self._tasks.records.store, min(SILENCE_SECONDS, self._tasks.lease.seconds / 2)
-        async with store.watch(self._partition, keys.task(self._task_id)) as watch:
+        """Looks whenever the task has changed, and after a silence."""
+        async with self._tasks.records.store.watch(self._partition, keys.task(self._task_id)) as watch:
             while True:
-                due = await self._due()
-                for request_id in self.tickets if due is None else due:
+                head = await self._head()
+                for request_id in self.tickets if head is None else self._due(head):
                     if (ticket := self.tickets.get(request_id)) is not None:
                         ticket.set()
-                await watch.wait(RETRY_SECONDS if due is None else silence, found=due is None)
+                await watch.wait(self._silence(head), found=head is None)
 
-    async def _due(self) -> set[str] | None:
-        """The requests to call: the first, once the task is free, and those that have left the queue.
-
-        None where the task cannot be read: each finds out what that means for itself.
-        """
+    async def _head(self) -> Head | None:
+        """None where the task cannot be read: each request finds out what that means for itself."""
         try:
-            head = (await self._tasks.head(self._partition, self._task_id)).value
+            return (await self._tasks.head(self._partition, self._task_id)).value
         except TealError:
             return None
         except Exception:
             log.exception("task %s cannot be looked at", self._task_id)
             return None
+
+    def _due(self, head: Head) -> set[str]:
+        """The requests to call: the first, once the task is free, and those that have left the queue."""
         queue = [queued.request_id for queued in head.queue]
         gone = self.tickets.keys() - set(queue)
         return gone if head.occupant else {*gone, *queue[:1]}
+
+    def _silence(self, head: Head | None) -> float:
+        """Seconds after which to look anyway: the task's writer may have died, or its pause has expired."""
+        if head is None:
+            return RETRY_SECONDS
+        silence = min(SILENCE_SECONDS, self._tasks.lease.seconds / 2)
+        if head.pending is None:
+            return silence
+        return min(silence, next_look(head.pending.expires_at, self._tasks.records.clock.now()))

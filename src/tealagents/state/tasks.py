@@ -58,6 +58,9 @@ Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 LOOKS = 20
 LOOK_SECONDS = 0.5
 
+#: the shortest time between two looks at a pause that expires
+SOONEST_LOOK_SECONDS = 0.05
+
 
 class TaskRules(Struct, frozen=True, kw_only=True):
     """What the config says of the life of tasks."""
@@ -477,6 +480,7 @@ class Tasks:
             last_event=last_event,
             withdrawn=self.rules.concurrency == "rollback" and ending is SUPERSEDED,
             now=now,
+            ended_at=head.pending.expires_at if head.pending and ending is EXPIRED else None,
         )
         if head.pending is not None:
             closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
@@ -558,6 +562,14 @@ class Tasks:
                 if found is None or found.value.status != "Running":
                     return
                 await watch.wait(left)
+
+
+def next_look(expires_at: datetime, now: datetime) -> float:
+    """The seconds after which to look whether a pause has ended: when it expires.
+
+    From then on at growing intervals, where the end is not due yet by another clock than the caller's.
+    """
+    return max(abs((expires_at - now).total_seconds()), SOONEST_LOOK_SECONDS)
 
 
 def is_expired(head: Head, now: datetime) -> bool:

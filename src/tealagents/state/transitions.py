@@ -237,28 +237,31 @@ def stopped(
     withdrawn: bool,
     now: datetime,
     since: datetime | None = None,
+    ended_at: datetime | None = None,
 ) -> Transition:
     """The running or paused request ends without an answer; what there was of one is kept.
 
-    What failed has lasted `since` then, where that is known: it has no step of its own.
+    What failed has lasted `since` then, where that is known: it has no step of its own. `ended_at` is given
+    where the end is written later than it came.
 
     The checkpoint stays. Its entries stay on the path, where reading backwards passes over them, unless it is
     `withdrawn`. What its tools did is kept in the head.
     """
-    known, holder = tuple(tools), _holder(head)
-    error = error_draft(request.request_id, failure, since or now, now)
-    end = _end(holder, status, actor, now, code=failure.code, tools=known)
+    known, holder, ended_at = tuple(tools), _holder(head), ended_at or now
+    error = error_draft(request.request_id, failure, since or ended_at, ended_at)
+    end = _end(holder, status, actor, ended_at, code=failure.code, tools=known)
     last = head.tail_seq + len(entries) + 2
     # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
     first = last if withdrawn else holder.first_seq
     path = head.path if withdrawn and not known else paths.extend(head.path, first, last)
     effects = paths.remembering(head.effects, Effects(first, known)) if known else head.effects
+    record = _ended(request, status, last, ended_at, last_event=last_event, outcome=outcome, error=failure)
     return Transition(
         head=replace(
             head, status=status, running=None, pending=None, path=path, effects=effects, updated_at=now
         ),
         entries=[*entries, error, end],
-        request=_ended(request, status, last, now, last_event=last_event, outcome=outcome, error=failure),
+        request=record,
     )
 
 
@@ -407,6 +410,10 @@ def with_key(transition: Transition, running_seconds: float) -> Transition:
     if request is None or (kept := kept_key(request, running_seconds)) is None:
         return transition
     key, record, seconds = kept
+    if request.ended_at is not None:
+        seconds -= (transition.head.updated_at - request.ended_at).total_seconds()
+    if seconds <= 0:  # its end was found more than a day late
+        return transition
     return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})
 
 
