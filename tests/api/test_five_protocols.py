@@ -268,6 +268,37 @@ def test_each_protocol_reads_what_was_said_over_the_others(
     assert [each["history"][0]["parts"][0]["text"] for each in reversed(tasks)] == texts
 
 
+CAPITALS = "DATA:IMAGE/PNG;BASE64,iVBORw0KGgo="
+_RAW = CAPITALS.partition(",")[2]
+_URL = {"type": "image", "source": {"type": "url", "value": CAPITALS}}
+_DATA = {"type": "image", "source": {"type": "data", "value": _RAW, "mimeType": "IMAGE/PNG"}}
+_PART = {"raw": _RAW, "mediaType": "IMAGE/PNG"}
+_CHAT = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": CAPITALS}}]}
+_INPUT = {"role": "user", "content": [{"type": "input_image", "image_url": CAPITALS}]}
+#: an image as clients can send it
+IMAGES: dict[str, tuple[str, Json]] = {
+    "v1alpha1": ("", {"items": [{"content_type": "image", "content": CAPITALS}]}),
+    "responses": ("/openai/v1/responses", {"input": [_INPUT]}),
+    "chat completions": ("/openai/v1/chat/completions", {"model": "any", "messages": [_CHAT]}),
+    "a2a": ("/a2a/message:send", {"message": a2a_talk.message(parts=[_PART])}),
+    "ag-ui": ("/ag-ui", agui_talk.run_input("image", agui_talk.user([_URL]))),
+    "ag-ui, data": ("/ag-ui", agui_talk.run_input("data", agui_talk.user([_DATA]))),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_kind_of_an_image_is_sent_in_lower_case(
+    name: str, running: tuple[ServiceThread, OfflineModel]
+) -> None:
+    """Case means nothing in it by its standards (RFC 2397, RFC 2045), but not all who read it know that."""
+    path, body = IMAGES[name]
+    service, model = running
+    with service.client("ada", headers=a2a_talk.VERSION) as client:
+        client.post(path, json=body).raise_for_status()
+    (part,) = model.requests[-1]["body"]["messages"][-1]["content"]
+    assert part["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
+
+
 #: ends of lines to `str.splitlines`, by which some clients read streams
 LINE_ENDS = "one\u0085two\u2028three\u2029four"
 #: a page that joins a thread is shown its messages

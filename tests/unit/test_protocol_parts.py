@@ -1,5 +1,6 @@
 """What protocols share to read what was sent: names, pages of lists, resent histories, parts of messages."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from starlette.requests import Request
 from tealagents.api import items, names, query
 from tealagents.api.decisions import CallAnswer
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, in_words, taken_apart
+from tealagents.api.v1alpha1.inputs import ItemIn
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
+from tealagents.domain.images import image_problem
 from tealagents.domain.models import Item
 from tealagents.state.new_message import Earlier
 
@@ -100,3 +103,11 @@ def test_parts_of_a_message_are_its_items() -> None:
 def test_an_image_is_shown_by_its_type_and_its_bytes(head: str) -> None:
     """However its client has written the scheme."""
     assert items.media(items.image(f"{head},aGVsbG8=", "url")) == ("image/png", "aGVsbG8=")
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64", "DATA:Image/PNG;base64", "data:text/png;base64"])
+def test_the_schema_takes_the_images_that_the_service_takes(head: str) -> None:
+    """A client that checks what it sends can send each of them."""
+    image = ItemIn.model_json_schema()["oneOf"][1]["properties"]["content"]
+    uri = f"{head},aGVsbG8="
+    assert bool(re.search(image["pattern"], uri)) == (image_problem(uri) is None)

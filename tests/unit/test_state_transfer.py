@@ -863,6 +863,18 @@ async def test_an_image_that_no_message_could_bring_is_brought_by_no_document(im
             await here.importer.import_(ADA, document)
 
 
+async def test_the_kind_of_an_image_is_imported_in_lower_case() -> None:
+    """As that of every message is stored."""
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        message = next(e["body"]["message"] for e in document["entries"] if "message" in e["body"])
+        message["items"] = [{"content_type": "image", "content": "DATA:Image/PNG;base64,iVBORw0KGgo="}]
+        await here.importer.import_(ADA, document)
+        again = await export(here.tasks, here.partition(), request.task_id)
+    message = next(e["body"]["message"] for e in again["entries"] if "message" in e["body"])
+    assert message["items"][0]["content"] == "data:image/png;base64,iVBORw0KGgo="
+
+
 def test_users_of_different_tenants_never_share_a_partition() -> None:
     """Whatever dots are in the names of tenants and users. covers: AUTH-3"""
     pairs = [

@@ -1687,6 +1687,14 @@ async def test_an_item_that_the_service_refuses_is_refused(make: MakeAgent, item
         await make().run([item])
 
 
+async def test_the_kind_of_an_image_is_kept_in_lower_case(make: MakeAgent) -> None:
+    """As the service keeps it."""
+    async with make() as agent:
+        thread = agent.get_local_thread()
+        await agent.run([Item("image", "DATA:IMAGE/PNG;BASE64,iVBORw0KGgo=")], thread)
+    assert thread.messages[0].items == (Item("image", "data:image/png;base64,iVBORw0KGgo="),)
+
+
 @pytest.mark.parametrize("message", [None, 3, [""], [None], {"type": "text"}, b"hello"])
 async def test_a_message_is_text_or_items(make: MakeAgent, message: Any) -> None:
     """Anything else is refused with what to pass instead, before anything is asked."""

@@ -14,7 +14,7 @@ from tealagents.agent.answers import AgentAnswer, Update
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, RequestTimeout
 from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
-from tealagents.domain.images import image_problem
+from tealagents.domain.images import image_problem, lowered
 from tealagents.domain.models import (
     Approval,
     Body,
@@ -286,13 +286,18 @@ def _items(message: object) -> tuple[Item, ...]:
         raise InvalidRequest("message", "pass a text or a list of Item")
     if not message:
         raise InvalidRequest("message", "is empty")
-    for n, item in enumerate(message):
-        check_encodable(item.content, "message")
-        if item.content_type not in ("text", "image"):
-            raise InvalidRequest(f"message.{n}.content_type", "must be text or image")
-        if item.content_type == "image" and (problem := image_problem(item.content)):
-            raise InvalidRequest(f"message.{n}.content", problem)
-    return tuple(message)
+    return tuple(_item(item, f"message.{n}") for n, item in enumerate(message))
+
+
+def _item(given: Item, where: str) -> Item:
+    check_encodable(given.content, "message")
+    if given.content_type not in ("text", "image"):
+        raise InvalidRequest(f"{where}.content_type", "must be text or image")
+    if given.content_type == "text":
+        return given
+    if problem := image_problem(given.content):
+        raise InvalidRequest(f"{where}.content", problem)
+    return Item("image", lowered(given.content))
 
 
 def _updates(event: Event, calls: dict[str, ToolCall]) -> list[Update]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.images import image_problem
+from tealagents.domain.images import image_problem, lowered
 from tealagents.domain.models import Item, Json, ToolCall
 
 #: the types of images that models see
@@ -15,14 +15,15 @@ _STANDARD = str.maketrans("-_", "+/")
 
 def image(uri: object, field: str) -> Item:
     """An image that is sent along: nothing is fetched that a client names. `InvalidRequest`."""
-    if problem := image_problem(uri if isinstance(uri, str) else ""):
+    given = uri if isinstance(uri, str) else ""
+    if problem := image_problem(given):
         raise InvalidRequest(field, problem)
-    return Item("image", str(uri))
+    return Item("image", lowered(given))
 
 
 def usable_image(uri: str) -> Item | None:
     """An image that is sent along; None for any other, where that is no mistake of the client's."""
-    return None if image_problem(uri) else Item("image", uri)
+    return None if image_problem(uri) else Item("image", lowered(uri))
 
 
 def decoded(encoded: object, field: str) -> bytes:
@@ -40,7 +41,7 @@ def decoded(encoded: object, field: str) -> bytes:
 def media(item: Item) -> tuple[str, str]:
     """The media type of an image, and its bytes in base64."""
     head, _, encoded = item.content.partition(",")
-    return head[len("data:") : -len(";base64")], encoded  # both may be in capitals
+    return head[len("data:") : -len(";base64")], encoded
 
 
 def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> tuple[Item, ...]:

@@ -18,11 +18,14 @@ from tealagents.domain.errors import (
     NotFound,
     PersistenceUnavailable,
 )
+from tealagents.domain.images import lowered
 from tealagents.domain.models import (
     Body,
     Caller,
     Effects,
     Head,
+    Item,
+    MessageBody,
     Note,
     Path,
     RequestEnd,
@@ -305,7 +308,13 @@ def _marked(body: Body) -> Body:
         return StepBody(replace(body.step, imported=True))
     if isinstance(body, RequestEnd):
         return replace(body, first_seq=body.first_seq + SHIFT, remote_id=None)
+    if isinstance(body, MessageBody):
+        return replace(body, message=replace(body.message, items=tuple(map(_taken, body.message.items))))
     return body
+
+
+def _taken(item: Item) -> Item:
+    return Item("image", lowered(item.content)) if item.content_type == "image" else item
 
 
 def _shifted(path: Path) -> Path:

@@ -17,11 +17,11 @@ from pydantic import (
 
 from tealagents.api.bodies import Entries, Several
 from tealagents.api.v1alpha1.schemas import Accepted, Uuid
-from tealagents.domain.images import image_problem
+from tealagents.domain.images import image_problem, lowered
 from tealagents.domain.json_limits import LARGEST_INTEGER, SMALLEST_INTEGER
 
 _IMAGE_PATTERN = (
-    "^data:image/[A-Za-z0-9.+-]+;base64,([A-Za-z0-9+/]{4})*"
+    "^[Dd][Aa][Tt][Aa]:[Ii][Mm][Aa][Gg][Ee]/[A-Za-z0-9.+-]+;[Bb][Aa][Ss][Ee]64,([A-Za-z0-9+/]{4})*"
     "([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)$"
 )
 #: any text that can be kept
@@ -89,11 +89,11 @@ class ItemIn(Accepted):
     @field_validator("content")
     @classmethod
     def _image_is_a_data_uri(cls, content: str, other: ValidationInfo) -> str:
-        if other.data.get("content_type") == "image":
-            problem = image_problem(content)
-            if problem is not None:
-                raise ValueError(problem)
-        return content
+        if other.data.get("content_type") != "image":
+            return content
+        if problem := image_problem(content):
+            raise ValueError(problem)
+        return lowered(content)
 
 
 #: text as it comes; a NUL in it is refused before it gets here
