@@ -11,7 +11,7 @@ from tealagents.bootstrap import background
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
 from tealagents.domain.ids import operation_id
-from tealagents.domain.models import Caller, Item, Json, Message, RequestRecord, ToolCall, User
+from tealagents.domain.models import Caller, Head, Item, Json, Message, RequestRecord, ToolCall, User
 from tealagents.domain.ports import (
     Clock,
     Commit,
@@ -242,6 +242,13 @@ class Tools:
     async def __aexit__(self, *exc: object) -> None: ...
 
 
+class Importer(TaskImporter):
+    """Imports documents that were not sent."""
+
+    async def import_(self, caller: Caller, value: Any, digest: str = "0" * 64) -> Head:
+        return await super().import_(caller, value, digest)
+
+
 class Process:
     """One process of the service, without its wire."""
 
@@ -281,7 +288,7 @@ class Process:
         self.catalog = Catalog(self.tasks)
         self.changes = Changes(self.tasks)
         self.eraser = Eraser(self.tasks)
-        self.importer = TaskImporter(self.tasks)
+        self.importer = Importer(self.tasks)
 
     def partition(self, caller: Caller = ADA) -> str:
         return self.records.partition(caller.user)

@@ -318,7 +318,7 @@ async def test_a_reducer_keeps_any_json_in_a_task(store: CountedStore, kept: Any
     async with Engine(store, ScriptedModel(), view=View([noting])) as engine:
         document = await export(engine.tasks, engine.partition, task_id)
     async with MemoryStore() as other, Engine(other, ScriptedModel(), view=View([noting])) as engine:
-        await TaskImporter(engine.tasks).import_(engine.caller, document)
+        await TaskImporter(engine.tasks).import_(engine.caller, document, "0" * 64)
         await engine.say("last", task_id)
     assert noting.seen == [None, kept]
 
@@ -387,7 +387,7 @@ async def brought_back(engine: Engine, task_id: str) -> None:
     """Exports, deletes and imports a task, as a client does: what comes back was JSON in between."""
     document = bodies.parse(encode_json(await export(engine.tasks, engine.partition, task_id)), around=AROUND)
     await Eraser(engine.tasks).delete_task(engine.partition, task_id)
-    await TaskImporter(engine.tasks).import_(engine.caller, document)
+    await TaskImporter(engine.tasks).import_(engine.caller, document, "0" * 64)
 
 
 # --- when it fails --------------------------------------------------------------------------------

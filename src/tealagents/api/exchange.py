@@ -180,18 +180,15 @@ class Exchange:
 
     # --- limits ----------------------------------------------------------------------------------
 
-    async def body(self, request: Request, *, empty: Any = None, around: int = 0) -> Any:
-        """The JSON value of the body, within the limits; `empty`, if given, where there is no body.
-
-        `around`: see `bodies.parse`.
-        """
+    async def body(self, request: Request, *, empty: Any = None) -> Any:
+        """The JSON value of the body, within the limits; `empty`, if given, where there is no body."""
         none = (
             request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
         )
         if none and empty is not None:
             return empty
         bodies.require_json(request)
-        return bodies.parse(await self.raw_body(request), around=around)
+        return bodies.parse(await self.raw_body(request))
 
     async def raw_body(self, request: Request) -> bytes:
         """The body as it came, within the limits."""

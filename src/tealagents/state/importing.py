@@ -1,6 +1,5 @@
 """Tasks from their documents."""
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -34,7 +33,7 @@ from tealagents.domain.models import (
     StepBody,
 )
 from tealagents.state import keys
-from tealagents.state.audit_chain import canonical, draft
+from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
 from tealagents.state.document_paths import WholePaths
 from tealagents.state.owner_directory import Kind
@@ -64,21 +63,24 @@ class TaskImporter:
         #: the tasks that are being imported in this process
         self._importing: set[str] = set()
 
-    async def import_(self, caller: Caller, value: Any) -> Head:
-        """A task from its document: ids, messages and times kept; trace and decisions marked."""
+    async def import_(self, caller: Caller, value: Any, digest: str) -> Head:
+        """A task from its document: ids, messages and times kept; trace and decisions marked.
+
+        `digest`, of the document as it was sent, is the first thing in the task's audit.
+        """
         document = read(value, caller.user)
         task_id = document.task.task_id
         if task_id in self._importing:
             raise _exists(task_id)
         self._importing.add(task_id)
         try:
-            return await self._import(caller, value, document)
+            return await self._import(caller, document, digest)
         except Conflict:
             raise _exists(task_id) from None
         finally:
             self._importing.discard(task_id)
 
-    async def _import(self, caller: Caller, value: Any, document: ExportedTask) -> Head:
+    async def _import(self, caller: Caller, document: ExportedTask, digest: str) -> Head:
         partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
@@ -92,7 +94,7 @@ class TaskImporter:
                 raise _exists(document.task.task_id)
             for kind, identifier in _made_elsewhere(caller, document):
                 await self._tasks.directory.claim(kind, identifier, caller.user)
-            return await self._write(caller, value, document, partition, guard)
+            return await self._write(caller, document, digest, partition, guard)
         except Exception:
             await self._give_up(caller, partition, document, guard)
             raise
@@ -139,8 +141,8 @@ class TaskImporter:
     async def _write(
         self,
         caller: Caller,
-        value: Any,
         document: ExportedTask,
+        digest: str,
         partition: str,
         guard: dict[str, str | None],
     ) -> Head:
@@ -148,7 +150,6 @@ class TaskImporter:
         session = await self._session(caller, partition, task.session_id)
         copy = Copy(self._tasks, partition, _blank(task), guard)
         await copy.begin()
-        digest = hashlib.sha256(canonical(value)).hexdigest()
         note = Note("imported", {"document_sha256": digest})
         await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
         for entry in document.entries:

@@ -1,5 +1,8 @@
 """Tasks at another point, or in another place: rollback, fork, export, import."""
 
+import hashlib
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -107,9 +110,15 @@ async def export_task(request: Request, task_id: TaskId) -> Response:
 async def import_task(request: Request) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
-    document = await exchange.body(request, around=AROUND)
-    head = await exchange.importer.import_(caller, document)
-    return _made(exchange, head)
+    document, digest = await _document(exchange, request)
+    return _made(exchange, await exchange.importer.import_(caller, document, digest))
+
+
+async def _document(exchange: Exchange, request: Request) -> tuple[Any, str]:
+    """What is to be imported, and the digest of its bytes, which are not held any longer."""
+    bodies.require_json(request)
+    sent = await exchange.raw_body(request)
+    return bodies.parse(sent, around=AROUND), hashlib.sha256(sent).hexdigest()
 
 
 def _made(exchange: Exchange, head: Head) -> Response:
