@@ -520,6 +520,22 @@ async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
         assert (again.replayed, again.request.request_id) == (True, second.request_id)
 
 
+async def test_a_key_is_replayed_for_a_day_after_the_end_of_its_request() -> None:
+    """By the store's clock; after that it is as good as new. covers: SESSION-7"""
+    clock = Ahead()
+    key = Key("k" * 64, "d" * 64)
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    async with process(store, clock=clock, lease_seconds=1e9) as here:
+        first = await here.ask("one", key=key)
+        clock.seconds = 86_400 - 60
+        again = await here.send("one", key=key)
+        assert (again.replayed, again.request.request_id) == (True, first.request_id)
+        clock.seconds = 86_400 + 60
+        second = await here.send("one", key=key)
+        assert not second.replayed
+        assert second.request.request_id != first.request_id
+
+
 async def test_the_day_of_a_key_counts_from_the_expiry_of_its_pause() -> None:
     """However late it is seen that the pause has expired; the audit has the time at which it was.
     covers: SESSION-7"""

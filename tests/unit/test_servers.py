@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tealagents.testing import service
@@ -43,6 +44,16 @@ def test_it_comes_back(kind: type[Server]) -> None:
         assert server.answers()
     assert not server.running
     assert not folder.exists()
+
+
+def test_a_service_comes_back_to_its_port() -> None:
+    """Although a connection to the one before is not closed yet."""
+    env = {"TA_API_KEY": "k", "TA_AUTH": "mock"}
+    with httpx.Client() as client:
+        with service.ServiceThread(service.agent_config(), env) as first:
+            client.get(f"{first.url}/health/live").raise_for_status()
+        with service.ServiceThread(service.agent_config(), env, port=first.port) as again:
+            httpx.get(f"{again.url}/health/live").raise_for_status()
 
 
 def test_redis_keeps_what_is_durable() -> None:

@@ -145,6 +145,7 @@ class ServiceThread(RunningService):
             self._cleanup()
             raise
         sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the one before may linger
         sock.bind(("127.0.0.1", self._wanted_port))
         sock.listen(512)
         self.port = sock.getsockname()[1]
@@ -164,7 +165,10 @@ class ServiceThread(RunningService):
         return self
 
     def advance(self, seconds: float) -> None:
-        """Sets its time forward: deadlines pass, sleepers wake, idle connections end. Leases are kept."""
+        """Sets its time forward: deadlines pass, sleepers wake, idle connections end.
+
+        What goes by the store's clock, such as leases and idempotency keys, is kept.
+        """
         assert self._clock is not None
         assert self._loop is not None
         self._clock.shift += timedelta(seconds=seconds)
