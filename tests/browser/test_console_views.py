@@ -13,6 +13,7 @@ from playwright.sync_api import FilePayload, Locator, Response, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.waits import until
 
 
 def test_time_travel(ada: Tab, service: ServiceThread) -> None:
@@ -279,6 +280,24 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     form.get_by_role("checkbox", name="quietly").check()
     ada.button("Approve").click()
     expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
+
+
+def test_scrolling_changes_no_number(ada: Tab, service: ServiceThread) -> None:
+    """The wheel over a number that has the focus scrolls the page, and what is approved is what was read."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')
+    ada.page.set_viewport_size({"width": 1180, "height": 420})
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    keep = ada.page.locator(".fields").get_by_label("keep", exact=True)
+    keep.click()
+    box = ada.page.get_by_role("region", name="Messages")
+    before = box.evaluate("box => box.scrollTop")
+    ada.page.mouse.wheel(0, -60)
+    until(lambda: box.evaluate("box => box.scrollTop") < before)
+    expect(keep).to_have_value("3")
+    keep.fill("-2")
+    ada.button("Approve").click()
+    expect(ada.text("Files-rotate said: log -2 move False")).to_be_visible()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
 def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:

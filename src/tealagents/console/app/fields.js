@@ -82,7 +82,7 @@ function Input({id, draft: {name, kind, text, options}, wrong, about, onInput}) 
       ${options.map((option) => html`<option key=${option} value=${option}>${exact(JSON.parse(option))}</option>`)}
     </select>`;
   if (kind === "number" || kind === "integer")
-    return html`<input ...${common} type="number" step=${kind === "integer" ? 1 : "any"} value=${text} onInput=${typed} />`;
+    return html`<input ...${common} value=${text} onInput=${typed} />`; // the wheel would change one of type number
   return html`<textarea ...${common} class=${kind === "json" ? "mono" : ""} spellcheck=${false} value=${text}
     rows=${Math.min(8, text.split("\n").length)} onInput=${typed}></textarea>`;
 }
