@@ -958,6 +958,41 @@ def test_a_pause_that_arrives_does_not_move_the_buttons_of_others(tabs: Tabs, se
     assert button.bounding_box() == before
 
 
+@pytest.mark.parametrize("how", ["as asked", "edited", "elsewhere"])
+def test_a_decision_does_not_move_the_buttons_of_other_pauses(
+    tabs: Tabs, service: ServiceThread, how: str
+) -> None:
+    """Neither when it is made nor when a long answer arrives, which scrolls in the place of the form."""
+    user = f"roy {how}".replace(" ", "-")
+    paragraphs = r"\n\n".join(f"Point {n}" for n in range(30))
+    for path in ("second.txt", paragraphs):
+        (asked,) = talk(service, f'call Files-delete {{"path": "{path}"}}', user=user)
+    roy = tabs.signed_in(f"{service.url}/console/", user).open("approvals")
+    first, second = roy.page.get_by_role("article").all()
+    if how == "edited":
+        first.get_by_role("button", name="Edit the arguments").click()
+        expect(first.get_by_label("path")).to_be_focused()
+    other = second.get_by_role("button", name="Approve")
+    before = other.bounding_box()
+    if how == "elsewhere":
+        with service.client(user) as client:
+            client.post(f"/requests/{asked['request_id']}/resume", json={"action": "approve"})
+        roy.look_again()
+        expect(first).to_contain_text(f"Decided by {user}")
+    else:
+        held: list[Route] = []
+        roy.page.route("**/resume**", lambda route: held.append(route), times=1)
+        first.get_by_role("button", name="Approve").click()
+        expect(first.get_by_role("status")).to_contain_text("Sending the decision")
+        assert other.bounding_box() == before
+        roy.held(held).continue_()
+        expect(first.get_by_role("status")).to_contain_text("The request is Completed")
+        end = first.get_by_text("Point 29 is deleted")
+        end.scroll_into_view_if_needed()
+        expect(end).to_be_in_viewport(ratio=1)
+    assert other.bounding_box() == before
+
+
 def test_the_badge_and_the_inbox_read_what_waits_once(tabs: Tabs, service: ServiceThread) -> None:
     """And of more than a page only the first one, as long as it holds the same."""
     for n in range(2):

@@ -1,4 +1,4 @@
-/** Pauses: the calls that wait, exactly as they would run, what is decided of them, and the inbox of all that wait. */
+/** Pauses: calls that wait, exactly as they would run, the decisions on them, and the inbox. */
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
 import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
@@ -22,10 +22,13 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   const [known, setOutcome] = useState(null);
   const sent = sending.use(pause.approval_id);
   const outcome = known ?? sent ?? null;
-  if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} />`;
   const decided = isTaken(outcome);
+  const place = useRef(null);
+  /** A card keeps its height when its form goes, so that no button of those below it moves. */
+  const style = useMemo(() => ({minHeight: `${place.current?.getBoundingClientRect().height}px`}), [pause.gone || outcome]);
+  if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} style=${style} />`;
   return html`
-    <section class="pause" role=${open === undefined ? null : "group"} aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
+    <section class="pause" ref=${place} style=${style} role=${open === undefined ? null : "group"} aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
       <header>
         <${Icon} name="inbox" />
         <strong>${decided ? "Decided" : readable(pause.message)}</strong>
@@ -75,8 +78,7 @@ function Authorizations({of}) {
 const nameOf = (call) => (call.plugin_name && `${call.plugin_name}-`) + call.function_name;
 
 /**
- * A call, and its decision where that is known: `{action, arguments}`, with those that it was changed to. One that is
- * `sent` has not arrived yet.
+ * A call, and its decision if known: `{action, arguments}`, with the changed ones. One that is `sent` has not arrived.
  */
 function ShownCall({call, decision, sent}) {
   const changed = decision?.action === "approve" && decision.arguments !== undefined;
@@ -111,8 +113,8 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
   const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.edited));
   /**
-   * The calls with the schemas of their arguments, read once they are needed. Without them the form follows the values,
-   * and stays so while one writes; what is wrong with the pause is said when it is decided.
+   * The calls with the schemas of their arguments, read once they are needed. Without them the form follows the values;
+   * what is wrong with the pause is said when it is decided.
    */
   const look = async (signal) => editing && client.approval(pause, {signal}).catch(() => ({}));
   const {data: shown} = useRead(look, [client, editing]);
@@ -197,14 +199,14 @@ const decisionOf = ({action: own, edited} = {}, action) => ({
   arguments: (own ?? action) === "approve" ? edited : undefined,
 });
 
-/** outcomes that are followed at once: a browser has six connections to a service of HTTP/1.1, for all its tabs */
+/** outcomes that are followed at once: each holds a connection, as in live.js */
 const MOST_FOLLOWED = 3;
 let followed = 0;
 
 /**
- * Sends a decision, also where its view is `left` meanwhile, until the session has `ended`; then, if it `follows` the
- * request, follows it to its outcome as long as it is looked at. `onTaken` is called once the service has the decision,
- * `onDelay` whenever it has to be sent again.
+ * Sends a decision, also after its view is `left`, until the session has `ended`. Then, if it `follows` the request,
+ * it waits for the outcome while the view is there. `onTaken` is called once the service has the decision, `onDelay`
+ * whenever it is sent again.
  */
 async function outcomeOf(client, pause, decision, {left, ended, follows, onTaken, onDelay}) {
   const reading = new AbortController();
@@ -239,7 +241,7 @@ function Outcome({outcome}) {
     </p>`;
   const going = unfollowed ? "Its conversation shows the outcome of the request." : "The request continues …";
   return html`
-    <div class="outcome-of" role="status">
+    <div class="outcome-of" role="status" tabindex="0">
       <p><${Icon} name="check" /> Decided. ${status === "Running" ? going : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
       <${Cut} content=${content} />
@@ -298,7 +300,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
 
 const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
-function Past({item: known, open}) {
+function Past({item: known, open, style}) {
   const {client} = useApp();
   const place = useRef(null);
   const look = async (signal) => {
@@ -311,7 +313,7 @@ function Past({item: known, open}) {
   const {status, approval_id} = item;
   const decisionOf = useDecisions(open && status === "decided" && item, ({input}) => input?.approval_id === approval_id, place);
   return html`
-    <section class="pause past" ref=${place}>
+    <section class="pause past" ref=${place} style=${style}>
       <header><${Icon} name="inbox" /><strong>${TITLES[item.status] ?? "No longer waiting"}</strong></header>
       ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisionOf(call.id)} />`)}
       <p role="status">${whatBecame(item, data !== null)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
@@ -396,7 +398,7 @@ function useKept(items) {
 /** The last to leave comes first: a card that was just decided stays. */
 const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.created_at) - Date.parse(one.created_at);
 
-/** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
+/** Whether the conversation of a task may be read: an approver decides for others, too. */
 function useMayRead() {
   const {client, roles} = useApp();
   const any = !roles.includes("approver") || roles.includes("auditor");

@@ -6,9 +6,9 @@ import {inWords} from "./ui.js";
 export const App = createContext(null);
 
 /**
- * `{client, patient, requests, ended, config, me, roles, notify, drafts}`: `patient` is a client that never gives up, to
- * follow answers with; `requests` holds, by id, those that were read and are over; `ended` is aborted when the session
- * has ended; `me` is `{oid, tid}`, or null until it is known, and `roles` names what the service lets them do for others.
+ * `{client, patient, requests, ended, config, me, roles, notify, drafts}`: `patient` is a client that never gives up;
+ * `requests` holds those that are over, by id; `ended` is aborted with the session; `me` is `{oid, tid}`, or null until
+ * it is known, and `roles` says what they may do for others.
  */
 export const useApp = () => useContext(App);
 

@@ -1,6 +1,6 @@
 /**
- * A form for the arguments of a call, made from the schema of its tool; without one it follows the values. It gives an
- * object, or an Error while something in it is not what it has to be.
+ * A form for the arguments of a call, made from the schema of its tool, or else from the values. It gives an object, or
+ * an Error while a value is wrong.
  */
 import {html, useId, useLayoutEffect, useRef, useState} from "./html.js";
 import {exactJson} from "./format.js";
