@@ -1452,6 +1452,26 @@ def test_on_a_phone_held_sideways_the_audit_has_its_whole_height(ada: Tab, servi
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_a_long_view_scrolls_below_its_tabs(ada: Tab, service: ServiceThread) -> None:
+    """Wherever a link leads in it, the window stays where it is, and so do the ways to the other views."""
+    first, *_ = talk(service, *(f"hello {n}" for n in range(12)))
+    views = {
+        ("trace", first["request_id"]): (1180, 740),
+        ("trace",): (375, 667),
+        ("details",): (667, 375),
+        (): (667, 375),
+    }
+    for view, (width, height) in views.items():
+        ada.page.set_viewport_size({"width": width, "height": height})
+        ada.open("tasks", first["task_id"], *view)
+        shown = ada.page.locator("[data-wanted=true], .waterfall, #metadata, .turn-footer").last
+        shown.scroll_into_view_if_needed()
+        expect(shown).to_be_in_viewport()
+        expect(ada.link("Trace")).to_be_in_viewport(ratio=1)
+        assert ada.page.evaluate("document.documentElement.scrollHeight - innerHeight") == 0, view
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_the_theme_is_kept(ada: Tab) -> None:
     """The system's colours, until the switch; the choice outlives a reload."""
     background = "getComputedStyle(document.body).backgroundColor"
