@@ -1427,6 +1427,18 @@ def test_on_a_phone_every_page_leads_back_to_the_list(ada: Tab, place: str) -> N
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_on_a_phone_a_comparison_that_cannot_be_read_leads_back(ada: Tab, service: ServiceThread) -> None:
+    """As it does where the fork of a link is deleted by now."""
+    ada.expected = {404}
+    (answer,) = talk(service, "hello")
+    ada.page.set_viewport_size({"width": 375, "height": 667})
+    ada.open("compare", answer["task_id"], "current", str(uuid4()), "current")
+    expect(ada.text("Not found")).to_be_visible()
+    ada.link("Time travel").click()
+    expect(ada.page.locator(".node")).to_be_visible()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) -> None:
     """Also where a link leads to the last of them."""
     (answer,) = talk(service, "hello")

@@ -231,11 +231,12 @@ export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
   const right = useSide(rightTask, rightPoint);
   const shared = useMemo(() => sharedTurns(left.turns, right.turns), [left.turns, right.turns]);
   const failed = left.error ?? right.error;
-  if (failed || !left.turns || !right.turns) return html`<${Pending} what="both branches" error=${failed} />`;
+  const back = html`<${Back} label="Time travel" to=${href("tasks", leftTask, "travel")} />`;
+  if (failed || !left.turns || !right.turns) return html`<${Pending} what="both branches" error=${failed}>${back}<//>`;
   return html`
     <div class="compare">
       <header class="page-header">
-        <${Back} label="Time travel" to=${href("tasks", leftTask, "travel")} />
+        ${back}
         <h2>Two branches</h2>
         <span class="muted">${plural(shared, "request")} in common</span>
       </header>
