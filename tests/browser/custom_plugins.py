@@ -1,10 +1,18 @@
 """The tools of the agent whose console is looked at."""
 
 import asyncio
+import enum
 from pathlib import Path
 from typing import Literal
 
 from tealagents.plugins import Plugin, tool
+
+
+class Level(enum.Enum):
+    """How much there is of it."""
+
+    LOW = "low"
+    HIGH = "high"
 
 
 class Files(Plugin):
@@ -28,6 +36,11 @@ class Files(Plugin):
     ) -> str:
         """Rotate a file."""
         return f"{path} {keep} {how} {quietly}"
+
+    @tool
+    async def log(self, level: Level, least: Level | None = None) -> str:
+        """Set what is logged."""
+        return f"{level.value} {least and least.value}"
 
     @tool
     async def echo(self, text: str) -> str:

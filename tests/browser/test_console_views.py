@@ -300,6 +300,38 @@ def test_scrolling_changes_no_number(ada: Tab, service: ServiceThread) -> None:
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_of_a_class_of_values_one_is_chosen(ada: Tab, service: ServiceThread) -> None:
+    """The schema names the class in one place and describes it in another; also where there may be none."""
+    (pause,) = talk(service, 'call Files-log {"level": "low"}')
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    form.get_by_label("level required").select_option(label="high")
+    form.get_by_role("button", name="Add least").click()
+    form.get_by_label("least", exact=True).select_option(label="low")
+    ada.button("Approve").click()
+    expect(ada.text("Files-log said: high low")).to_be_visible()
+
+
+def test_a_schema_that_leads_nowhere_is_edited_as_json(ada: Tab, service: ServiceThread) -> None:
+    """A reference to itself, to nothing, or to another address is not followed without end."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log"}')
+    refs = ("#/$defs/Round", "#/properties/1", "#/$defs/None", "https://example.com/schema", 7)
+
+    def leading_nowhere(route: Route) -> None:
+        known = route.fetch().json()
+        schema = known["tool_calls"][0]["parameters"]
+        schema["$defs"] = {"Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"type": "null"}]}}
+        schema["properties"] |= {str(n): {"$ref": ref} for n, ref in enumerate(refs)}
+        schema["required"] = [str(n) for n in range(len(refs))]
+        route.fulfill(json=known)
+
+    ada.page.route("**/approvals/*", leading_nowhere, times=1)
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    for n in range(len(refs)):
+        expect(ada.page.locator(".fields").get_by_label(f"{n} JSON required")).to_be_visible()
+    ada.button("Reject").click()
+
+
 def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:
     """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it."""
     arguments = r'{"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066", "how": "\udb40\udc41"}'

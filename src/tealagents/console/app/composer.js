@@ -7,8 +7,7 @@ const LARGEST_IMAGE = 10_000_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /**
- * `onSend(items, key)` resolves when the service has taken the message, which it knows again by its key; what it
- * refuses stays to be changed.
+ * `onSend(items, key)` resolves when the service has taken the message, known by its key; a refused one stays.
  * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`.
  */
 export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {

@@ -6,12 +6,12 @@ import {inView} from "./ui.js";
 /** how long until what could not be read is read again */
 const AGAIN_MS = 5000;
 
-/** Whether an error may be over at the next attempt, unlike damage; what has no code was not said by the service. */
+/** Whether an error may pass, unlike damage; one without a code is not the service's. */
 const passes = ({code, status}) => !code || status === 429 || (status >= 500 && code !== "corrupt_state");
 
 /**
- * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` unless it is
- * gone, or after an error that may pass, while the page is looked at. What was read stays until there is something newer.
+ * `read(signal)`'s result, read again when `keys` change or `reload()` is called, and, while the page is visible, every
+ * `everyMs` unless it is gone, or after an error that may pass. What was read stays until there is something newer.
  */
 export function useRead(read, keys, everyMs) {
   const [state, setState] = useState({data: null, error: null});
@@ -22,7 +22,7 @@ export function useRead(read, keys, everyMs) {
     let under = null;
     let failed = false;
     let gone = false;
-    // what is asked for anew does not get what was under way before
+    // a reading that was under way before is no new one
     run.current = (anew = false) => {
       if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
@@ -71,8 +71,8 @@ export function useChanges(reload) {
 const MOST_EMPTY = 20;
 
 /**
- * Adds pages while there are any: until there are `count`, and from the one at `from` on one that holds something. The
- * service looks through a number of items for each page, and may find none in them that was asked for.
+ * Adds pages, if there are any: up to `count`, and until one from `from` on holds something. The service looks through a
+ * number of items for each page, and may find none.
  */
 async function goOn(list, pages, count, from) {
   const isFound = () => pages.slice(from).some((page) => page.items.length) || pages.length - from >= MOST_EMPTY;
@@ -85,8 +85,8 @@ async function goOn(list, pages, count, from) {
 const SAME_MS = 30_000;
 
 /**
- * A list, page by page. The first one is read again every `everyMs`, and the others with it where it holds other
- * items by then, after a while, or on `reload()`. `more()` adds what follows; null where there is nothing.
+ * A list, page by page. The first is read again every `everyMs`, the others with it if it has changed, after a while, or
+ * on `reload()`. `more()` adds the next one; null at the end.
  */
 export function usePages(list, keys, everyMs) {
   const shown = useMemo(() => ({pages: [], asked: 0, read: 0, since: 0}), keys);
@@ -119,7 +119,7 @@ const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task
 
 const InboxContext = createContext(null);
 
-/** What waits, of the newest 2,000 pauses, as `useRead` gives it: it is read once for all who ask. */
+/** What waits, of the newest 2,000 pauses, as `useRead` gives it; read once for all parts. */
 export const useInbox = () => useContext(InboxContext);
 
 export function Inbox({children}) {
@@ -159,8 +159,8 @@ function traceOf({task_id: id, last_updated, decided_at: version = last_updated}
 }
 
 /**
- * What was decided of a call, by its id: looked up in the trace of a task, or a pause's, in the steps that match, once
- * `place` can be seen.
+ * The decision on a call, by its id, from the matching steps of the trace of a task, or a pause's, once `place` can be
+ * seen.
  */
 export function useDecisions(task, matches, place) {
   const {client, ended} = useApp();
@@ -175,7 +175,7 @@ export function useDecisions(task, matches, place) {
   return (id) => data?.get(id);
 }
 
-/** A value that is kept for the whole page and shared by its parts, such as titles that were looked up. */
+/** Values that all parts of the page share, such as titles that were looked up. */
 export class Shared {
   #listeners = new Set();
   values = new Map();

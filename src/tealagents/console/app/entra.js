@@ -1,7 +1,6 @@
 /**
- * Signing in with Microsoft Entra ID: authorization code with PKCE, in this window. The library is loaded only
- * where the service wants it. Tokens are kept in the tab's session storage and renewed with the refresh token;
- * where that is no longer taken, the user signs in again.
+ * Signing in with Microsoft Entra ID: authorization code with PKCE, in this window; the library is loaded only for it.
+ * Tokens are kept in the tab's session storage and renewed until the refresh token is refused.
  */
 import {SIGNED_OUT} from "./session.js";
 import {CacheLookupPolicy, PublicClientApplication} from "../vendor/msal-browser.js";

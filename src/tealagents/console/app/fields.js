@@ -7,7 +7,7 @@ import {exactJson} from "./format.js";
 import {escapedJson, exact, readable, Unseen} from "./text.js";
 
 export function Fields({value, schema, onChange}) {
-  const known = schema?.properties ?? {};
+  const known = propertiesOf(schema);
   const required = new Set(schema?.required ?? []);
   const [drafts, setDrafts] = useState(() => begun(value, known, required));
   const box = useRef(null);
@@ -97,8 +97,7 @@ function begun(value, known, required) {
 const SCALARS = {boolean: "switch", integer: "integer", number: "number", string: "text"};
 
 /** `{name, kind, text, options, about}`: a value that does not fit its schema is shown as it is, in JSON. */
-function draftOf(name, value, property) {
-  const schema = withoutNull(property);
+function draftOf(name, value, schema) {
   if (value === undefined) value = schema?.default ?? undefined;
   const about = typeof schema?.description === "string" ? schema.description : "";
   if (Array.isArray(schema?.enum) && schema.enum.every((each) => typeof each !== "object")) {
@@ -112,11 +111,21 @@ function draftOf(name, value, property) {
   return {name, about, kind, text: written(kind, value)};
 }
 
-/** Of what may be null, what it is otherwise: null is given by leaving it out. */
-function withoutNull(property) {
-  const others = property?.anyOf?.filter((each) => each.type !== "null");
-  return others?.length === 1 ? {...property, ...others[0], anyOf: undefined} : property;
-}
+/** Each property by its name. Of what may be null, what it is otherwise: null is given by leaving it out. */
+const propertiesOf = (schema) =>
+  Object.fromEntries(
+    Object.entries(schema?.properties ?? {}).map(([name, property]) => {
+      const found = followed(property, schema);
+      const others = found.anyOf?.map((each) => followed(each, schema)).filter((each) => each.type !== "null");
+      return [name, others?.length === 1 ? {...others[0], ...found} : found];
+    }),
+  );
+
+/** What is referred to within the whole, and what is added to it; a reference may lead to itself. */
+const followed = ({$ref, ...own}, whole, most = 9) =>
+  most && /^#/.test($ref)
+    ? followed({...$ref.split("/").slice(1).reduce((at, name) => at?.[name], whole), ...own}, whole, most - 1)
+    : own;
 
 function kindOf(value) {
   const number = JSON.isRawJSON?.(value) ? Number(value.rawJSON) : value;

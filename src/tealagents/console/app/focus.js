@@ -1,6 +1,5 @@
 /**
- * Where the keyboard goes when what had it is taken away, such as a form that was sent. Browsers forget the place, and
- * one would begin at the top again.
+ * Where the keyboard goes when what had it is taken away, such as a form that was sent: browsers begin at the top again.
  */
 export function keepFocus() {
   /** what has the focus, and what it is within, from the inside out */

@@ -1,6 +1,6 @@
 /**
- * A request while it runs: its events from the first one on, through pauses and lost connections, so that a
- * page that was reloaded, or a second one, shows what the first one shows.
+ * A request while it runs: its events from the first one on, through pauses and lost connections, so that every page
+ * shows the same.
  */
 import {useEffect, useRef, useState} from "./html.js";
 import {sleep} from "../vendor/client.js";
@@ -61,8 +61,8 @@ function useHidden() {
 }
 
 /**
- * Reads events to the end of the request, which refusals to be read do not end; a decision may take days. What has no
- * code was not said by the service: a gateway answered in its place, or no token could be renewed. It passes.
+ * Reads events to the end of the request; a decision may take days. An error without a code is not the service's, but a
+ * gateway's, or no token could be renewed: it passes.
  */
 async function follow(client, requestId, view, signal) {
   let last = null;

@@ -67,9 +67,9 @@ const SOON_TOLD = {attempts: 2};
 const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
 /**
- * How calls are made with `token`. `onLapsed` is called, with why, once the user has to sign in for another: no more of
- * them are to be had, or one that cannot be renewed, or that has just been, is refused. Another user's things are
- * refused without an error of the token (`not_owner`).
+ * How calls are made with `token`. `onLapsed` is called, with the reason, once the user has to sign in for another: none
+ * can be had, or one is refused that cannot be renewed, or has just been. A refusal of another user's things
+ * (`not_owner`) has no error of the token.
  */
 function watched(token, onLapsed) {
   const renewable = typeof token !== "string";

@@ -1,7 +1,6 @@
 /**
- * What models write, as markdown. Raw HTML in it is text, images are their addresses, links lead to the web or
- * to mail: nothing runs, and nothing is loaded. Marked makes HTML, DOMPurify makes nodes of it, and the page's
- * policy would stop what either let through.
+ * What models write, as markdown. Raw HTML is text, images are their addresses, links lead to the web or to mail: nothing
+ * runs or is loaded. Marked makes HTML, DOMPurify nodes, and the page's policy would stop what either let through.
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
 import {Plain, readable} from "./text.js";

@@ -1,6 +1,5 @@
 /**
- * A long list in a box that scrolls. Only a window of it is drawn, so that a list of thousands costs no more than
- * one of dozens.
+ * A long list in a box that scrolls. Only a window of it is drawn, so that thousands of items cost no more than dozens.
  */
 import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
 import {plural} from "./format.js";

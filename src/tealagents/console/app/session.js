@@ -1,9 +1,8 @@
 /**
- * Who is signed in. What proves it stays in this tab: in memory and in its session storage, never in an address;
- * and so does what they have written and not sent.
+ * Who is signed in. The proof stays in this tab, in memory and session storage, never in an address; so does what was
+ * not sent.
  *
- * A session is `{me, label, token}`; `token` is what the client is given, or a function that gives it, null where none
- * can be had for now.
+ * A session is `{me, label, token}`; `token` is the client's: a text, or a function that gives one, or null for now.
  */
 const KEPT = "tealagents.console.session";
 
@@ -41,12 +40,12 @@ function forget(kept) {
     if (key.startsWith(DRAFT) && !key.startsWith(kept)) sessionStorage.removeItem(key);
 }
 
-/** what there is no room for in a tab's storage: images and long texts, of the last user that was known */
+/** what a tab's storage has no room for: images and long texts, of the last known user */
 let unstored = {};
 
 /**
- * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. What is there of another
- * one is erased. Who is not known yet finds nothing; what they wrote `before` their user was known stays.
+ * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. Another user's is erased.
+ * What was written `before` the user was known stays.
  */
 export function drafts(user, before) {
   const owner = user && JSON.stringify([user.tid, user.oid]);
@@ -71,7 +70,7 @@ export function drafts(user, before) {
   return {texts, images, set, get: (name) => texts.get(name) ?? sessionStorage.getItem(mine + name)};
 }
 
-/** The session of this tab, if there is one, and if it is of the kind that the service takes. */
+/** The session of this tab, if it has one of the kind that the service takes. */
 export async function restored(config) {
   if (config.sign_in.kind === "entra") {
     const {restoredFromEntra} = await import("./entra.js");

@@ -13,7 +13,7 @@ import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.j
 /** one row and one lane of the drawing, in units of which 15 are the size of its font: a row is as high as `.node` */
 const ROW = 67.5;
 const LANE = 22;
-/** lanes with lines; the points of further ones stand beside them, so that there is room for what was said */
+/** lanes with lines; the points of further ones stand beside them, to leave room for the text */
 const MOST_LANES = 12;
 /** nodes that are read and drawn at once */
 const DRAWN = 500;
@@ -166,8 +166,7 @@ const SILENT = {text: "", answer: ""};
 
 /**
  * Its nodes, each `{id, parent, at, text, answer, current, onPath}`; parents come before children. What was said is
- * looked up for the newest ones, as many as are drawn, and kept in `said`: once for each branch, as the messages of a
- * checkpoint are those of its whole path.
+ * looked up for those that are drawn and kept in `said`: once a branch, as a checkpoint has the messages of its path.
  */
 async function readTree(client, taskId, drawn, said, signal) {
   const checkpoints = await client.checkpoints(taskId, {limit: 200, parents: true, signal}).toArray();

@@ -113,8 +113,7 @@ function AnswerFooter({turn, task}) {
 const OVER = ["Completed", "Failed", "Canceled"];
 
 /**
- * How a request ended, which its messages do not say, looked up once it can be seen, and what there was of an answer
- * that is not among them.
+ * How a request ended, and what there was of an answer, if its messages lack it: looked up once it can be seen.
  */
 function Ending({requestId, answered, task, place}) {
   const {client, requests} = useApp();
