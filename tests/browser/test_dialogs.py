@@ -116,6 +116,34 @@ def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, se
     expect(dialog).to_have_count(0)
 
 
+@pytest.mark.parametrize("view", [None, "trace"])
+def test_a_conversation_is_opened_by_its_link(
+    ada: Tab, service: ServiceThread, session: str, view: str | None
+) -> None:
+    """One from the address bar is what is at hand."""
+    with service.client("ada") as client:
+        task = client.get("/tasks", params={"session_id": session}).json()["items"][0]["task_id"]
+    dialog = _asked(ada, "More", "Open by id …")
+    dialog.get_by_role("textbox").fill("/".join(filter(None, (f"{ada.console}#/tasks/{task}", view))))
+    ada.page.keyboard.press("Enter")
+    shown = ada.text("Nice to meet you, Ada.") if view is None else ada.page.locator(".waterfall")
+    expect(shown).to_be_visible()
+
+
+def test_a_dialog_closes_with_the_view_that_it_was_opened_in(ada: Tab, service: ServiceThread) -> None:
+    """The browser's way back leads to another one, which a dialog would cover."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    ada.link("Trace").click()
+    dialog = _asked(ada, "Actions", "Rename …")
+    expect(dialog).to_be_visible()
+    ada.page.go_back()
+    expect(ada.link("Conversation")).to_have_attribute("aria-current", "page")
+    expect(dialog).to_have_count(0)
+    expect(_asked(ada, "Actions", "Rename …")).to_be_visible()
+    ada.page.keyboard.press("Escape")
+
+
 def test_a_failure_is_said_in_the_dialog(ada: Tab, service: ServiceThread) -> None:
     """A notice would lie behind it."""
     (answer,) = talk(service, "hello")

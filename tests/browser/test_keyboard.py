@@ -168,6 +168,22 @@ def test_a_dialog_gives_the_focus_back(ada: Tab, service: ServiceThread) -> None
     expect(menu).to_be_focused()
 
 
+def test_a_menu_that_is_left_closes(ada: Tab, service: ServiceThread) -> None:
+    """With the last Tab, and with the first one back: what has the focus then is seen."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    menu = ada.page.locator("summary[aria-label=Actions]")
+    for key, steps, place in (("Tab", 5, "Conversation"), ("Shift+Tab", 1, None)):
+        _press(menu)
+        expect(ada.button("Export")).to_be_visible()
+        for _ in range(steps):
+            ada.page.keyboard.press(key)
+        if place:
+            expect(ada.link(place)).to_be_focused()
+        expect(menu).not_to_be_focused()
+        expect(ada.button("Export")).to_be_hidden()
+
+
 def test_a_point_is_gone_back_to(ada: Tab, service: ServiceThread) -> None:
     """The button is gone, its row is not."""
     first, _ = talk(service, "My name is Ada.", "hello")

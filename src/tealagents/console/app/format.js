@@ -44,7 +44,7 @@ export function bytes(count) {
   return count < 1_000_000 ? `${Math.round(count / 1000)} KB` : `${(count / 1_000_000).toFixed(1)} MB`;
 }
 
-/** The value of JSON text, in which a number that would be rounded, or is written in another way, stays as it is. */
+/** The value of JSON text; a number that would be rounded or written differently stays as it is. */
 export const exactJson = (text) =>
   JSON.parse(text, (_, value, {source} = {}) =>
     typeof value === "number" && String(value) !== source ? (JSON.rawJSON?.(source) ?? value) : value,

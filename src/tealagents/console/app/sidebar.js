@@ -254,11 +254,11 @@ function OpenById({onClose}) {
     const id = new FormData(event.target).get("id").trim();
     if (!id) return;
     onClose();
-    navigate("tasks", id);
+    navigate("tasks", ...id.split("#/tasks/").at(-1).split("/"));
   };
   return html`<${Dialog} title="Open a conversation" onClose=${onClose}>
     <form onSubmit=${open}>
-      <label>The id of a conversation you may read <input name="id" required autocomplete="off" autofocus /></label>
+      <label>The id of a conversation you may read, or a link to it <input name="id" required autocomplete="off" autofocus /></label>
       <div class="actions">
         <button type="button" onClick=${onClose}>Cancel</button>
         <button class="primary">Open</button>

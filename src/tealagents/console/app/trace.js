@@ -70,7 +70,7 @@ function spanOf(id, steps) {
   return {id, steps, from, last, span: Math.max(last - from, 0.1), tokens};
 }
 
-/** The newest requests, with the steps of theirs that are `shown`; and the one that is wanted, however old. */
+/** The newest requests, with their steps that are `shown`, and the wanted one, however old. */
 function cut(requests, most, wanted) {
   let left = most;
   return requests.flatMap((request) => {

@@ -10,7 +10,7 @@ import {readable} from "./text.js";
 import {Turn} from "./turn.js";
 import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.js";
 
-/** one row and one lane of the drawing, in units of which 15 are the size of its font: a row is as high as `.node` */
+/** one row, as high as `.node`, and one lane of the drawing, in fifteenths of its font size */
 const ROW = 67.5;
 const LANE = 22;
 /** lanes with lines; the points of further ones stand beside them, to leave room for the text */

@@ -1,5 +1,5 @@
 /** The parts that views are made of. */
-import {Component, html, useEffect, useLayoutEffect, useRef} from "./html.js";
+import {Component, html, useLayoutEffect, useRef} from "./html.js";
 import {longTime, shortTime} from "./format.js";
 import {readable} from "./text.js";
 
@@ -130,12 +130,14 @@ export const inView = (element, signal) =>
     signal.addEventListener("abort", () => observer.disconnect());
   });
 
-/** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */
+/** A dialog over the page. It closes with Escape, by its buttons, and with the view that it covers. */
 export function Dialog({title, onClose, children}) {
   const dialog = useRef(null);
   useLayoutEffect(() => {
+    const close = () => dialog.current?.close();
     dialog.current.showModal();
-    return () => dialog.current?.close();
+    addEventListener("hashchange", close, {once: true});
+    return close;
   }, []);
   return html`
     <dialog ref=${dialog} aria-label=${title} onClose=${onClose}>
@@ -152,16 +154,13 @@ export function Menu({label, children}) {
     if (menu.current.contains(document.activeElement)) menu.current.querySelector("summary").focus();
     menu.current.open = false;
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     const close = (event) => {
       if (event.type === "keydown" ? event.key === "Escape" : !menu.current.contains(event.target)) shut();
     };
-    addEventListener("pointerdown", close);
-    addEventListener("keydown", close);
-    return () => {
-      removeEventListener("pointerdown", close);
-      removeEventListener("keydown", close);
-    };
+    const kinds = ["pointerdown", "focusin", "keydown"];
+    for (const kind of kinds) addEventListener(kind, close);
+    return () => kinds.forEach((kind) => removeEventListener(kind, close));
   }, []);
   return html`
     <details class="menu" ref=${menu}>
