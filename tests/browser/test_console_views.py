@@ -739,6 +739,25 @@ def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab, tmp_path: Pat
     expect(ada.page.get_by_label("Images to send")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    ("message", "where"), [("first", "a new conversation of this session"), ("second", "a fork")]
+)
+def test_a_notice_says_where_an_edited_message_was_sent(
+    ada: Tab, service: ServiceThread, message: str, where: str
+) -> None:
+    """Before the first one there is nothing that a fork could hold."""
+    first, _ = talk(service, "the first", "the second")
+    ada.open("tasks", first["task_id"])
+    said = ada.page.locator(".said", has_text=f"the {message}")
+    said.get_by_role("button", name="Edit and send again").click()
+    ada.page.keyboard.type(" and more")
+    ada.page.keyboard.press("Enter")
+    expect(ada.page.locator(".notice")).to_have_text(
+        f"The changed message was sent in {where}. The original conversation is unchanged."
+    )
+    expect(ada.page.locator(".origin")).to_have_count(int(where == "a fork"))
+
+
 def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
     """The second one comes before the first one is answered."""
     (answer,) = talk(service, "hello", session_id=str(uuid4()))
@@ -1471,6 +1490,33 @@ def test_on_a_phone_a_comparison_that_cannot_be_read_leads_back(ada: Tab, servic
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_on_a_phone_a_long_name_of_an_argument_is_wrapped(ada: Tab, service: ServiceThread) -> None:
+    """In its field, in the button that adds it, and in the name of the tool."""
+    name = "maximum_number_of_recipients_per_hour_in_each_of_the_regions"
+    (pause,) = talk(service, 'call Files-rotate {"path": "log"}')
+
+    def long(route: Route) -> None:
+        known = route.fetch().json()
+        known["tool_calls"][0]["parameters"]["properties"] |= {name: {"type": "integer"}, f"{name}_2": {}}
+        route.fulfill(json=known)
+
+    ada.page.set_viewport_size({"width": 375, "height": 667})
+    ada.page.route("**/approvals/*", long, times=1)
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    ada.button(f"Add {name}").click()
+    expect(form.get_by_label(name, exact=True)).to_be_focused()
+    right = "form => form.getBoundingClientRect().right - 12"
+    inner = form.evaluate(right)
+    for shown in form.locator("label, button").all():
+        box = shown.bounding_box()
+        assert box
+        assert box["x"] + box["width"] <= inner
+        assert shown.evaluate("each => each.scrollWidth <= each.clientWidth || each.clientWidth === 0")
+    ada.button("Reject").click()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) -> None:
     """Also where a link leads to the last of them."""
     (answer,) = talk(service, "hello")
@@ -1514,6 +1560,19 @@ def test_a_long_view_scrolls_below_its_tabs(ada: Tab, service: ServiceThread) ->
         expect(ada.link("Trace")).to_be_in_viewport(ratio=1)
         assert ada.page.evaluate("document.documentElement.scrollHeight - innerHeight") == 0, view
     ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def test_a_name_with_an_accent_is_refused_with_the_letters_that_are_not(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """The name is the token of a header, which has none of them."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Your name").fill("José")
+    expect(tab.page.locator("#name-help")).to_contain_text("letters from A to Z")
+    expect(tab.button("Continue")).to_be_disabled()
+    tab.page.get_by_label("Your name").fill("Jose")
+    expect(tab.button("Continue")).to_be_enabled()
 
 
 def test_the_theme_is_kept(ada: Tab) -> None:

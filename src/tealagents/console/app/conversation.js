@@ -186,7 +186,7 @@ function Origin({task}) {
   </p>`;
 }
 
-/** Changes what was said: a fork of the task up to the request before, and the new message in it. */
+/** Changes what was said, in another conversation. */
 function Edit({message, task, before}) {
   const {client, drafts} = useApp();
   const show = useShow();
@@ -229,8 +229,9 @@ function Edit({message, task, before}) {
     for (const name of [draft, `key ${draft}`, kept]) drafts.set(name);
     setEditing(false);
   };
+  const where = before ? "a fork" : "a new conversation of this session";
   const send = (...given) =>
-    show(resend(...given), "The changed message was sent in a fork. The original conversation is unchanged.");
+    show(resend(...given), `The changed message was sent in ${where}. The original conversation is unchanged.`);
   if (!editing)
     return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => ((opened.current = true), setEditing(true))} />`;
   return html`
