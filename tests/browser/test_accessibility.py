@@ -45,8 +45,10 @@ MORE = {
 _SETTLED = """document.getAnimations().every((each) =>
   each.playState !== "running" || each.effect.getTiming().iterations === Infinity)"""
 
-_DOCUMENT_SCROLLS = """(({scrollWidth, scrollHeight}) => scrollWidth > innerWidth || scrollHeight > innerHeight)(
-  document.documentElement)"""
+_DOCUMENT_SCROLLS = """(() => {
+  const {scrollWidth, scrollHeight} = document.documentElement;
+  return scrollWidth > innerWidth || scrollHeight > innerHeight;
+})()"""
 
 #: fields whose border is hard to see on one of its sides, which axe does not look at
 _FAINT = """(() => {

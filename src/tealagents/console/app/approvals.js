@@ -24,7 +24,7 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   const outcome = known ?? sent ?? null;
   const decided = isTaken(outcome);
   const place = useRef(null);
-  /** A card keeps its height when its form goes, so that no button of those below it moves. */
+  /** A card keeps its height when its form goes, so that no button below it moves. */
   const style = useMemo(() => ({minHeight: `${place.current?.getBoundingClientRect().height}px`}), [pause.gone || outcome]);
   if (pause.gone && !outcome) return html`<${Past} item=${pause} open=${open} style=${style} />`;
   return html`

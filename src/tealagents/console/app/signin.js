@@ -27,7 +27,7 @@ function NameForm({onSignedIn}) {
         autofocus spellcheck=${false} aria-describedby="name-help" aria-invalid=${wrong} />
       <p id="name-help" class=${wrong ? "wrong" : "muted"}>
         ${wrong
-          ? "Up to 200 letters from A to Z, digits and symbols, without accents and spaces."
+          ? "Up to 200 letters from A to Z, digits and symbols, without accents or spaces."
           : "This service checks no passwords: you are who you say you are. Everything you create belongs to that name."}
       </p>
       <button class="primary" disabled=${!NAME.test(name)}>Continue</button>
