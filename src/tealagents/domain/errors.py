@@ -205,7 +205,8 @@ class Draining(Refusal):
 
     def __init__(self) -> None:
         super().__init__(
-            "This process is shutting down. Send the message again; another one takes it.", retry_after=1
+            "This process is shutting down. Send the message again: another process will take it.",
+            retry_after=1,
         )
 
 
