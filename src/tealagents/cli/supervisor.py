@@ -177,7 +177,9 @@ class Supervisor(Multiprocess):
 class Reloader(WatchFilesReload):
     """Uvicorn's, but a second signal to stop is passed on, and this process follows changes, too."""
 
-    #: whether one came before the first was passed on
+    #: whether a signal to stop has come
+    signaled = False
+    #: whether another one came before it was passed on
     hurried = False
     #: called before the process that serves is replaced
     follow: Callable[[], None]
@@ -186,13 +188,21 @@ class Reloader(WatchFilesReload):
         self.follow()
         super().restart()
 
+    def pause(self) -> None:
+        """Holds no lock: a signal that came while this thread had the event's would wait for it for ever."""
+        time.sleep(self.config.reload_delay)
+        if self.should_exit.is_set():
+            raise StopIteration
+
     def signal_handler(self, sig: int, frame: FrameType | None) -> None:
         """The first is looked at soon; on another the process that serves does not wait."""
-        if self.should_exit.is_set():
-            self.hurried = True
-            for process in multiprocessing.active_children():
-                process.terminate()
-        super().signal_handler(sig, frame)
+        if not self.signaled:
+            self.signaled = True
+            super().signal_handler(sig, frame)
+            return
+        self.hurried = True
+        for process in multiprocessing.active_children():
+            process.terminate()
 
     def shutdown(self) -> None:
         """Passes the first signal on, and waits for the process."""
