@@ -8,10 +8,11 @@ from tealagents.stores.memory import MemoryStore
 
 
 class AwayStore(MemoryStore):
-    """State in memory; while `away` is set it cannot be reached."""
+    """State in memory; while `away` is set it cannot be reached, and its clock is so many seconds `ahead`."""
 
     name = "away"
     away: ClassVar[bool] = False
+    ahead: ClassVar[float] = 0.0
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         self._reach()
@@ -24,6 +25,9 @@ class AwayStore(MemoryStore):
     async def commit(self, partition: str, commit: Commit) -> None:
         self._reach()
         await super().commit(partition, commit)
+
+    async def now(self) -> float:
+        return await super().now() + self.ahead
 
     async def ping(self) -> None:
         self._reach()

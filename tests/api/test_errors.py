@@ -93,7 +93,7 @@ def stage() -> Iterator[Stage]:
 @pytest.fixture(autouse=True)
 def _all_is_well_again(stage: Stage) -> Iterator[None]:
     yield
-    AwayStore.away = False
+    AwayStore.away, AwayStore.ahead = False, 0.0
     stage.clock.shift = timedelta(0)
     stage.model.script(None)
 
@@ -192,6 +192,7 @@ def approval_expired(stage: Stage) -> Produced:
     user = stage.user()
     paused = stage.paused(user)
     stage.clock.shift = timedelta(days=2)
+    AwayStore.ahead = stage.clock.shift.total_seconds()  # which decides
     answer = user.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
     ended = user.get(f"/requests/{paused['request_id']}").json()
     assert ended["status"] == "Canceled"

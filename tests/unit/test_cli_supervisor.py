@@ -2,8 +2,9 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Never
@@ -21,8 +22,8 @@ def stuck(*_: object) -> Never:
 
 
 @contextmanager
-def at_line(number: int, act: Any) -> Iterator[list[int]]:
-    """Calls `act` before the line that is executed as the `number`-th within it; yields how many there were."""
+def at_line(number: int, act: Callable[[], None]) -> Iterator[list[int]]:
+    """Calls `act` before the `number`-th line that is executed within it; yields how many there were."""
     lines = [0]
 
     def trace(_: FrameType, event: str, __: object) -> Any:
@@ -49,10 +50,8 @@ def test_a_signal_at_any_moment_of_the_pause_between_two_looks_ends_it(tmp_path:
             number += 1
             reloader = Reloader(config, target=lambda sockets: None, sockets=[])
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-            with (
-                suppress(StopIteration),
-                at_line(number, lambda: reloader.signal_handler(signal.SIGTERM, None)) as lines,
-            ):
+            come = partial(reloader.signal_handler, signal.SIGTERM, None)
+            with suppress(StopIteration), at_line(number, come) as lines:
                 reloader.pause()
             reached = lines[0] >= number
             assert reloader.should_exit.is_set() == reached
