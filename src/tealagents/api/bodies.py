@@ -57,6 +57,8 @@ FREE = 64 * 1024
 MESSAGE_COUNTER = "tealagents.message_counter"
 #: values that a body may hold, and one more for so many bytes of an exported task
 VALUES, BYTES_PER_VALUE, BYTES_PER_EXTREME = MOST_VALUES, 20, 1000
+#: bytes and values of a body that stays in memory when its call has ended
+KEPT_BYTES, KEPT_VALUES = 16 * 1024, 300
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
 #: each takes a kilobyte of memory
 MISTAKES = 1000
@@ -299,6 +301,19 @@ def validated(kind: type[T], value: Any) -> T:
             if count <= MISTAKES:
                 raise refusal(error.errors(include_url=False, include_input=False)) from None
     raise InvalidRequest("body", f"has {count:,} mistakes")
+
+
+def check_count(given: Any, most: int, field: str, where: str = "") -> None:
+    """Refuses a list or an object of more entries, without a look at them. `InvalidRequest`."""
+    if isinstance(given, list | tuple | dict) and len(given) > most:
+        raise InvalidRequest(field, f"has {where}{len(given)} items; at most {most} are accepted")
+
+
+def check_kept(body: Any) -> None:
+    """Refuses a body that would hold much memory when its call has ended. `InvalidRequest`."""
+    data = msgspec.json.encode(body)
+    if len(data) > KEPT_BYTES or too_many(data, KEPT_VALUES):
+        raise InvalidRequest("body", f"may have at most {KEPT_BYTES:,} bytes and {KEPT_VALUES} JSON values")
 
 
 def string(of: Json, name: str, where: str) -> str:

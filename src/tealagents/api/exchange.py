@@ -207,9 +207,7 @@ class Exchange:
             raise TooLarge(f"The earlier messages are larger than {most} bytes (`limits.max_body_bytes`).")
 
     def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:
-        most = self.settings.max_items
-        if len(items) > most:
-            raise InvalidRequest(field, f"has {where}{len(items)} items; at most {most} are accepted")
+        bodies.check_count(items, self.settings.max_items, field, where)
 
     # --- sending ---------------------------------------------------------------------------------
 

@@ -103,9 +103,21 @@ class Gate:
     """
 
     def __init__(
-        self, app: Router, exchange: Exchange, path: str, respond: Respond, *, holds: bool = True
+        self,
+        app: Router,
+        exchange: Exchange,
+        path: str,
+        respond: Respond,
+        *,
+        check: Callable[[AdmittedCall, int], None] = lambda *_: None,
+        holds: bool = True,
     ) -> None:
+        """`check` refuses, by a `TealError`, what the library would read slowly or keep for long.
+
+        It gets the call and how many items a message may have.
+        """
         self._app = app
+        self._check = check
         self._holds = holds
         self._exchange = exchange
         self._path = path
@@ -118,6 +130,7 @@ class Gate:
         try:
             call.caller = await self._exchange.identify(request)
             body = await self._body(call)
+            self._check(call, self._exchange.settings.max_items)
         except TealError as error:
             call.refused = error
             self._name_route(scope)

@@ -51,11 +51,50 @@ def test_a_user_does_not_use_up_the_sessions_of_others(monkeypatch: pytest.Monke
         opened(ada)
 
 
-def _opening(client: httpx.Client) -> httpx.Response:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"clientInfo": {"name": "x" * 20_000, "version": "1"}},
+        {"capabilities": {"experimental": {str(n): {} for n in range(400)}}},
+        {"capabilities": {"roots": {"unknown": ["x" * 20_000]}}},
+        {"_meta": {"about": [1] * 400}},
+    ],
+)
+def test_what_a_session_would_keep_is_small(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+    """A large `initialize` is refused before it takes one of the user's sessions, and within one."""
+    monkeypatch.setattr(sessions, "MOST_PER_USER", 1)
+    with serving() as (service, _), service.client() as ada:
+        _refused_as_too_large(_opening(ada, **fields))
+        assert _opening(ada, clientInfo={"name": "x" * 10_000, "version": "1"}).status_code == 200
+        assert _opening(ada).status_code == 429
+    with serving() as (service, _), service.client() as ada:
+        ada.headers["mcp-session-id"] = opened(ada)
+        _refused_as_too_large(_opening(ada, **fields))
+
+
+def _refused_as_too_large(answer: httpx.Response) -> None:
+    assert (answer.status_code, "mcp-session-id" in answer.headers) == (400, False), answer.text
+    refused = answer.json()
+    assert (refused["id"], refused["error"]["code"]) == (3, types.INVALID_REQUEST)
+    assert refused["error"]["message"] == "body: may have at most 16,384 bytes and 300 JSON values"
+
+
+def test_more_answers_than_there_are_questions_are_not_looked_at(service: ServiceThread) -> None:
+    """The model can read why: it is the result of its call."""
+    with service.client() as client:
+        for answer in ({}, 1, {"action": "accept"}):
+            body = asking("hello")
+            body["params"] |= {"requestState": "x/y", "inputResponses": {str(n): answer for n in range(1001)}}
+            [text, *_] = post(client, body).json()["result"]["content"]
+            assert text["text"] == "params.inputResponses: has 1001 items; at most 1000 are accepted"
+
+
+def _opening(client: httpx.Client, **fields: Any) -> httpx.Response:
     params = {
         "protocolVersion": "2025-11-25",
         "capabilities": {},
         "clientInfo": {"name": "x", "version": "1"},
+        **fields,
     }
     body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": params}
     return client.post("/mcp", json=body, headers={"accept": ACCEPT})

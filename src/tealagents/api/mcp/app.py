@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tealagents.api import gate, sse
+from tealagents.api import bodies, gate, sse
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import Headers, rpc_response, with_headers
 from tealagents.api.mcp.calls import answer, named
@@ -41,24 +41,26 @@ MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 
 def build(exchange: Exchange, path: str) -> Served:
     """The agent at `path`. Hosts before 2026-07-28 have sessions: they are asked while their call waits."""
-    agent, about = exchange.agent, exchange.settings.description
-    server = Server(
-        agent.name,
-        version=agent.version,
-        description=about,
-        instructions=f"{about} Call `ask` to talk to the agent.",
-        on_list_tools=partial(listed, agent.name, about),
-    )
-    calls = OpenCalls(exchange)
+    agent, settings, calls = exchange.agent, exchange.settings, OpenCalls(exchange)
+    about = settings.description
+    said = {"description": about, "instructions": f"{about} Call `ask` to talk to the agent."}
+    tools = partial(listed, agent.name, about)
+    server = Server(agent.name, version=agent.version, **said, on_list_tools=tools)
     server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
     server.middleware.clear()  # the SDK's own span of a call: each request has one already
-    sessions = _Sessions(server, exchange.settings, calls)
+    sessions = _Sessions(server, settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
-    gated = gate.Gate(routes, exchange, path, respond, holds=False)
-    settings = exchange.settings
+    gated = gate.Gate(routes, exchange, path, respond, check=_check, holds=False)
     app = with_cors(KnownOrigins(gated, settings, refused), settings, "mcp-session-id")
     known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
+
+
+def _check(call: gate.AdmittedCall, _: int) -> None:
+    """Refuses what a session would keep, and more answers than there are questions."""
+    if call.rpc_method == "initialize":
+        bodies.check_kept(call.body)
+    bodies.check_count(call.rpc_params.get("inputResponses"), bodies.MISTAKES, "params.inputResponses")
 
 
 class _Manager(StreamableHTTPSessionManager):

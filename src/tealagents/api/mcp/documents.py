@@ -59,10 +59,7 @@ def of_error(error: TealError) -> Json:
 
 
 def _result(text: str, said: Json, *, is_error: bool = False) -> Json:
-    """A `CallToolResult`, as which the SDK validates what it sends.
-
-    The conversation is text as well: most hosts show their model nothing else.
-    """
+    """A `CallToolResult`. The conversation is text as well: most hosts show their model nothing else."""
     named = [f"conversation: {said['conversation']}"] if "conversation" in said else []
     content = [{"type": "text", "text": each} for each in (text, *named)]
     return {"resultType": "complete", "content": content, "structuredContent": said, "isError": is_error}
