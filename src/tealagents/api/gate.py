@@ -4,11 +4,12 @@ Such libraries know neither users nor limits, and some fail on bytes that are no
 can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -91,9 +92,35 @@ class AdmittedCall:
         given = (self.body or {}).get("params")
         return given if isinstance(given, dict) else {}
 
+    @property
+    def params(self) -> Json:
+        """The parameters of any call: those of JSON-RPC, or the body."""
+        return self.rpc_params if self.is_rpc else self.body or {}
+
 
 #: the response for an error; the headers say when to come back, and with which token
 Respond = Callable[[AdmittedCall, TealError, Mapping[str, str]], Response]
+#: refuses a call by a `TealError`; it gets how many items a message may have, too
+Check = Callable[[AdmittedCall, int], None]
+
+
+def bounded(parts: str, models: Iterable[type[BaseModel]]) -> Check:
+    """A check of the number of `parts`, such as `message.parts`, and of the calls that there are models of.
+
+    What does not fit its model is refused here: a library may answer with all that is wrong in 50,000 parts.
+    """
+    by_method = {model.model_fields["method"].default: model for model in models}
+
+    def check(call: AdmittedCall, most: int) -> None:
+        found: Any = call.params
+        for name in parts.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        bodies.check_count(found, most, parts)
+        if call.is_rpc and (model := by_method.get(call.rpc_method)) is not None:
+            # what is wrong with the envelope is for the library to say
+            bodies.validated(model, {**(call.body or {}), "jsonrpc": "2.0", "id": 0})
+
+    return check
 
 
 class Gate:
@@ -109,13 +136,10 @@ class Gate:
         path: str,
         respond: Respond,
         *,
-        check: Callable[[AdmittedCall, int], None] = lambda *_: None,
+        check: Check,
         holds: bool = True,
     ) -> None:
-        """`check` refuses, by a `TealError`, what the library would read slowly or keep for long.
-
-        It gets the call and how many items a message may have.
-        """
+        """`check` refuses what the library would read slowly, or keep for long."""
         self._app = app
         self._check = check
         self._holds = holds

@@ -175,6 +175,31 @@ def test_what_the_library_cannot_convert_from_the_version_before_is_the_clients_
             assert client.post("/a2a", json=body).json()["error"]["code"] in (-32003, -32004)
 
 
+@pytest.mark.parametrize("method", ["message/send", "message/stream", "tasks/get"])
+def test_what_is_wrong_with_a_call_of_the_version_before_is_said_in_a_line(
+    service: ServiceThread, method: str
+) -> None:
+    """It was answered with all that is wrong, two hundred times as long, and with what was sent."""
+    wrong: list[Any] = [
+        legacy("", parts=[{"secret": 1}] * 100),
+        legacy("", parts=[{"kind": "secret"}] * 33_000),
+        legacy("hello", extensions=[["secret"]] * 30_000),
+        {"id": {"secret": 1}, "message": "secret"},
+        {str(n): "secret" for n in range(30_000)},
+        ["secret"],
+    ]
+    with service.client() as client:
+        for params in wrong:
+            body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+            answered = client.post("/a2a", json=body)
+            refused = json.loads(answered.text.removeprefix("data: "))
+            assert refused["id"] == "7"
+            assert refused["error"]["code"] in (-32602, -32600)
+            assert len(answered.content) < 1000
+            assert "secret" not in answered.text
+            assert "pydantic" not in answered.text
+
+
 def task_of(client: httpx.Client, task_id: str) -> Any:
     body = {"jsonrpc": "2.0", "id": "7", "method": "tasks/get", "params": {"id": task_id}}
     return client.post("/a2a", json=body).json()["result"]

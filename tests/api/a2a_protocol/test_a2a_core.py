@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
-from a2a_talk import BINDINGS, VERSION, Json, Wire, answer, message, state, streamed_text
+from a2a_talk import BINDINGS, RPC, VERSION, Json, Wire, answer, message, state, streamed_text
+from google.api.field_behavior_pb2 import FieldBehavior, field_behavior  # type: ignore[import-untyped]
 from google.protobuf.json_format import ParseDict
 from talk import working_service
 
@@ -594,6 +595,41 @@ def test_a_message_needs_its_required_fields(wire: Wire, field: str) -> None:
     assert wire.error("SendMessage", {"message": sent})[1] == "INVALID_PARAMS"
     assert wire.error("SendStreamingMessage", {"message": sent})[1] == "INVALID_PARAMS"
     assert wire.error("SendMessage", {"message": message(role="ROLE_AGENT")})[1] == "INVALID_PARAMS"
+
+
+def test_a_call_about_a_task_needs_its_id(service: ServiceThread) -> None:
+    """It is named; a list of tasks needs none."""
+    with Wire(service, RPC) as wire:
+        for method in ("GetTask", "CancelTask", "SubscribeToTask"):
+            for params in ({}, {"id": ""}):
+                refused = wire.call(method, params)
+                assert wire.refusal(refused)[1] == "INVALID_PARAMS"
+                assert refused.json()["error"]["message"] == "id: is required"
+        wire.result("ListTasks")
+
+
+def test_what_is_required_is_what_the_schema_marks() -> None:
+    """A field that a later version requires is noticed here; push notifications are refused anyway."""
+
+    def required(of: Any) -> set[str]:
+        found = set()
+        for field in of.fields:
+            if FieldBehavior.REQUIRED in field.GetOptions().Extensions[field_behavior]:
+                found.add(field.name)
+            inner = field.message_type
+            if (
+                inner
+                and inner.file.package != "google.protobuf"
+                and inner.name != "TaskPushNotificationConfig"
+            ):
+                found |= {f"{field.name}.{name}" for name in required(inner)}
+        return found
+
+    whole = {"message", "message.message_id", "message.role", "message.parts"}
+    assert required(pb.SendMessageRequest.DESCRIPTOR) == whole
+    for kind in (pb.GetTaskRequest, pb.CancelTaskRequest, pb.SubscribeToTaskRequest):
+        assert required(kind.DESCRIPTOR) == {"id"}
+    assert required(pb.ListTasksRequest.DESCRIPTOR) == set()
 
 
 def test_what_is_wrong_with_a_message_is_named_as_its_client_has_sent_it(wire: Wire) -> None:

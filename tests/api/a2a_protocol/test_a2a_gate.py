@@ -2,15 +2,25 @@
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from typing import Any, cast
 
 import httpx
 import pytest
+from a2a.server.context import ServerCallContext
+from a2a.types import a2a_pb2 as pb
 from a2a_talk import BINDINGS, REST, RPC, VERSION, Wire, message, state
+from google.protobuf.json_format import ParseDict
+from starlette.requests import Request
 from talk import connections, working_service
 
 from tealagents.api import sse
+from tealagents.api.a2a.handler import Handler
+from tealagents.api.exchange import Exchange
+from tealagents.api.gate import AdmittedCall, Replied
+from tealagents.domain.errors import InvalidRequest
 from tealagents.testing.authority import SCOPE, LocalAuthority
 from tealagents.testing.service import ServiceThread, agent_config
 from tealagents.testing.waits import until
@@ -122,6 +132,52 @@ def test_what_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                 many = {"message": message(parts=[{"text": "x"}] * 4)}
                 assert wire.error("SendMessage", many)[1] == "INVALID_PARAMS"
                 assert "message.parts: has 4 items" in wire.call("SendMessage", many).text
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_parts_are_counted_before_any_is_read(service: ServiceThread, binding: str) -> None:
+    """So many that are no parts at all are too many, in each version."""
+    with Wire(service, binding) as wire:
+        for parts in ([5] * 101, [{"data": {}, "raw": "?"}] * 101, {str(n): n for n in range(101)}):
+            many = {"message": message(parts=parts)}
+            answered = [wire.call("SendMessage", many), wire.call("SendStreamingMessage", many)]
+            if wire.rpc:
+                body = {"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": many}
+                answered.append(wire.client.post("/a2a", json=body))
+            for refused in answered:
+                assert wire.refusal(refused)[1] == "INVALID_PARAMS"
+                said = refused.json()["error"]["message"]
+                assert said == "message.parts: has 101 items; at most 100 are accepted"
+
+
+@pytest.mark.parametrize("method", ["SendMessage", "CancelTask"])
+async def test_what_is_required_is_not_looked_for_in_data(method: str) -> None:
+    """The protocol's library has a check that visits each value, which takes seconds."""
+    values = {"values": [1] * 5000}
+    sent = message(parts=[{"data": values}], metadata=values, role="ROLE_AGENT")
+    if method == "SendMessage":
+        given: Any = {"message": sent, "metadata": values, "configuration": {"acceptedOutputModes": ["x"]}}
+        params: Any = ParseDict(given, pb.SendMessageRequest())
+        work: Any = Handler.on_message_send
+    else:
+        given = {"id": "", "metadata": values}
+        params, work = ParseDict(given, pb.CancelTaskRequest()), Handler.on_cancel_task
+    request = Request({"type": "http", "path": "/a2a"})
+    admitted = AdmittedCall(request, "/a2a", body={"method": method, "params": given})
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(Replied):
+            await work(Handler(cast(Exchange, None)), params, ServerCallContext(state={"call": admitted}))
+    finally:
+        sys.setprofile(None)
+    assert isinstance(admitted.refused, InvalidRequest)
+    assert calls < 500
 
 
 def test_overload_says_when_to_come_back() -> None:

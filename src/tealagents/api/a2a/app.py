@@ -3,8 +3,9 @@
 import logging
 import re
 from functools import partial
-from typing import cast
+from typing import cast, get_args
 
+from a2a.compat.v0_3.types import A2ARequest
 from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.server.routes.common import ServerCallContextBuilder
@@ -60,7 +61,8 @@ def build(exchange: Exchange, path: str) -> Served:
     rest = create_rest_routes(handler, contexts, path_prefix=path)
     # JSON-RPC also with a slash, which clients add; no routes for tenants, which there are not
     routes = [*rpc(path), *rpc(path + "/"), *(each for each in rest if isinstance(each, Route))]
-    calls = gate.Gate(Router(routes, False, gate.nothing_here), exchange, path, respond)
+    check = gate.bounded("message.parts", get_args(A2ARequest.model_fields["root"].annotation))
+    calls = gate.Gate(Router(routes, False, gate.nothing_here), exchange, path, respond, check=check)
     app = with_cors(Router([Route(path + CARD, card)], False, calls), exchange.settings)
     at_root = [Route(CARD, card), resource.route()]
     return Served(app=app, path=path, discovery=at_root, urls={"url": path, "card": CARD})

@@ -8,7 +8,6 @@ from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
 from a2a.utils import errors
 from a2a.utils.constants import A2A_JSON_MEDIA_TYPE as A2A_JSON
-from a2a.utils.proto_utils import validate_proto_required_fields
 from a2a.utils.task import validate_history_length, validate_page_size
 from google.protobuf.json_format import ParseDict
 from starlette.responses import Response
@@ -28,11 +27,9 @@ def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
     async def operation(self: "Handler", params: Any, context: ServerCallContext) -> Any:
         call: AdmittedCall = context.state["call"]
-        # of a plain message the SDK's check would cost a twentieth of a turn
-        plain = isinstance(params, pb.SendMessageRequest) and not params.HasField("configuration")
         with call.refusing():
-            if not (plain and params.message.message_id and params.message.role and params.message.parts):
-                validate_proto_required_fields(params)
+            if "id" in params.DESCRIPTOR.fields_by_name and not params.id:  # the SDK would look into data
+                raise InvalidRequest("id", "is required")
             if (answer := await work(self, params, call)) is not None:
                 return answer
         raise Replied
@@ -60,15 +57,18 @@ class Handler(RequestHandler):
 
     @_answers
     async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
-        self._stream(await self._begin(params, call, streamed=True), call)
+        view = await self._begin(params, call, streamed=True)
+        call.response = self._exchange.stream(view, Updates(view.record, call))
 
     @bodies.fields_as(items="message.parts", body="message.parts", metadata="message.metadata")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)
-        message, body = params.message, call.body or {}
-        # as exactly as it was sent: to protobuf every number is a float
-        sent: Json = (body["params"] if call.is_rpc else body)["message"]
+        message = params.message
+        for field, value in (("messageId", message.message_id), ("parts", message.parts)):
+            if not value:
+                raise InvalidRequest(f"message.{field}", "is required")
+        sent: Json = call.params["message"]  # as exactly as it came: to protobuf every number is a float
         for part, given in zip(message.parts, sent["parts"], strict=True):
             if part.HasField("data") and given["data"] is None:  # which hides what stands beside it
                 ParseDict({name: value for name, value in given.items() if value is not None}, part)
@@ -101,10 +101,8 @@ class Handler(RequestHandler):
         view = await requests.own(self._exchange, call.user, params.id)
         if view.record.status in ENDED:
             raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
-        self._stream(view, call, events=requests.to_the_end(self._exchange, view))
-
-    def _stream(self, view: RequestView, call: AdmittedCall, **which: Any) -> None:
-        call.response = self._exchange.stream(view, Updates(view.record, call), **which)
+        events = requests.to_the_end(self._exchange, view)
+        call.response = self._exchange.stream(view, Updates(view.record, call), events=events)
 
     @_answers
     async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:

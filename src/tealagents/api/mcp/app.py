@@ -43,7 +43,7 @@ def build(exchange: Exchange, path: str) -> Served:
     """The agent at `path`. Hosts before 2026-07-28 have sessions: they are asked while their call waits."""
     agent, settings, calls = exchange.agent, exchange.settings, OpenCalls(exchange)
     about = settings.description
-    said = {"description": about, "instructions": f"{about} Call `ask` to talk to the agent."}
+    said: Json = {"description": about, "instructions": f"{about} Call `ask` to talk to the agent."}
     tools = partial(listed, agent.name, about)
     server = Server(agent.name, version=agent.version, **said, on_list_tools=tools)
     server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
