@@ -1,15 +1,18 @@
 """Runs on several processes over one store, at the same time, and runs that their pages leave."""
 
 import asyncio
+import gc
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
+from uuid import uuid4
 
 import httpx
 import pytest
+from ag_ui import core
 from agui_talk import (
     SPEC,
     WEATHER,
@@ -129,6 +132,27 @@ def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
         page = Page(client)
         begin(page, "dripping")
         assert streamed_text(Page(client, page.thread).run(begun=model.release)) == DRIPS
+
+
+def test_a_stream_keeps_nothing_of_the_history_that_came_with_it() -> None:
+    """Neither the first of a run, nor that of a page that joins it: in memory it is twenty times as large."""
+
+    def histories() -> int:
+        gc.collect()
+        return sum(type(each) in (core.AssistantMessage, inputs.Given) for each in gc.get_objects())
+
+    with serving(SCRIPT) as (service, model), service.client() as client:
+        before = histories()
+        old = [{"id": f"o{n}", "role": "assistant", "content": "said"} for n in range(50)]
+        body = run_input(str(uuid4()), *old, user("dripping"))
+        with client.stream("POST", "/ag-ui", json=body) as first:
+            assert "RUN_STARTED" in next(first.iter_text())
+            with client.stream("POST", "/ag-ui", json={**body, "runId": "another"}) as joined:
+                texts = joined.iter_text()
+                assert "RUN_STARTED" in next(texts)
+                until(lambda: histories() <= before)
+                model.release()
+                assert "RUN_FINISHED" in "".join(texts)
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])

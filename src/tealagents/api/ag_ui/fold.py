@@ -37,12 +37,12 @@ def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> byte
     return begun + (b"" if messages is None else frame("MESSAGES_SNAPSHOT", messages=documents))
 
 
-def outcome_of(given: Given, pause: Approval | None) -> Json:
+def outcome_of(pause: Approval | None, *, is_old: bool) -> Json:
     """How a run ends that has its answer, or waits: for decisions, or only for the page's own tools."""
     calls = pause.calls if pause else ()
     if pause and (asks := [_interrupt(pause, n) for n, call in enumerate(calls) if not call.by_client]):
         return {"type": "interrupt", "interrupts": asks}
-    if pause is None or given.is_old:  # which refuses the field, and finds the calls by itself
+    if pause is None or is_old:  # which refuses the field, and finds the calls by itself
         return {"type": "success"}
     return {"type": "success", "pendingToolCallIds": [made("call", pause.request_id, c.id) for c in calls]}
 
@@ -89,19 +89,19 @@ def _part(item: Item) -> Json:
 
 
 class RunFold(EventFold):
-    """The events of a stretch, one at a time."""
+    """The events of a stretch, one at a time. It keeps nothing of the input, which may be a long history."""
 
     def __init__(
         self, given: Given, ids: Json, before: Approval | None, messages: Sequence[Message] | None
     ) -> None:
         super().__init__(started(given, ids, messages))
-        self._given = given
-        self._request_id: str = ids["request_id"]
+        self._run, self._is_old, self._request_id = given.run, given.is_old, str(ids["request_id"])
         self._used = before.usage if before else TokenUsage()
-        #: names of the calls that the client has: from the runs before, or from this one
-        self._known = {c.id for m in given.body.messages for c in getattr(m, "tool_calls", None) or ()}
+        has = [c.id for m in given.body.messages for c in getattr(m, "tool_calls", None) or ()]
         if messages is not None:
-            self._known = {made("call", m.request_id, c.id) for m in messages for c in m.tool_calls}
+            has = [made("call", m.request_id, c.id) for m in messages for c in m.tool_calls]
+        #: names of the request's calls that the client has: from the runs before, or from this one
+        self._known = {name for name in has if name.startswith(made("call", self._request_id, ""))}
         #: the number of the assistant's message under way, and whether it is whole: results have come
         self._round, self._whole = before.rounds if before else 0, True
         #: names of the steps under way, by their calls
@@ -138,15 +138,15 @@ class RunFold(EventFold):
             self._whole = False
         for call in approval.calls:
             self._show(call)
-        self._finish(outcome_of(self._given, approval), approval.usage)
+        self._finish(outcome_of(approval, is_old=self._is_old), approval.usage)
 
     def completed(self, outcome: Outcome) -> None:
         result = {"result": outcome.extra_data} if outcome.extra_data else {}
-        self._finish(outcome_of(self._given, None), outcome.usage, **result)
+        self._finish(outcome_of(None, is_old=self._is_old), outcome.usage, **result)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         self.end_text()  # before an error, too: replays by CopilotKit hold back what follows an open text
-        if canceled and not self._given.is_old:
+        if canceled and not self._is_old:
             self._finish({"type": "cancelled"}, self._used)
         else:
             self._emit("RUN_ERROR", message=failure.detail, code=failure.code)
@@ -183,4 +183,4 @@ class RunFold(EventFold):
         if total := max(spent.total_tokens, spent.prompt_tokens + spent.completion_tokens):
             shown = {"inputTokens": spent.prompt_tokens, "outputTokens": total - spent.prompt_tokens}
             fields["usage"] = [{**shown, "totalTokens": total}]
-        self._emit("RUN_FINISHED", **self._given.run, outcome=outcome, **fields)
+        self._emit("RUN_FINISHED", **self._run, outcome=outcome, **fields)

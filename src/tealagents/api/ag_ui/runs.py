@@ -124,5 +124,5 @@ async def _join(thread: Named, given: Given) -> Response:
     pause = await thread.pause(head.pending.approval_id) if head and head.pending else None
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
     known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
-    ended = fold.frame("RUN_FINISHED", **given.run, outcome=fold.outcome_of(given, pause))
+    ended = fold.frame("RUN_FINISHED", **given.run, outcome=fold.outcome_of(pause, is_old=given.is_old))
     return sse.events_response(fold.started(given, known, messages) + ended)
