@@ -28,6 +28,8 @@ from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest, and what else belongs to the request of the oldest of them
 MOST_MESSAGES = 1000
+#: the letter of a message that has no items, which is in no message that is looked for
+_NOTHING = chr(0)
 
 
 class Kept(Struct, frozen=True):
@@ -169,7 +171,7 @@ def as_kept(
     the page has sent at once, and that are one here, are apart. A page leaves what it knows where it stands
     and puts the rest behind it: from the first message that it lacks, no name is one that it knows.
     """
-    places, said = {each.name: n for n, each in enumerate(kept)}, Counter[str]()
+    places, page, said = {each.name: n for n, each in enumerate(kept)}, _Said(kept), Counter[str]()
     start, missed = 0, False
     for message in messages:
         said[message.request_id] += message.role == "assistant"
@@ -179,7 +181,7 @@ def as_kept(
         elif (place := places.get(ours)) is not None:
             found = range(place, place + 1) if place >= start or message.role == "tool" else range(0)
         else:
-            found = _alike(message, kept, start)
+            found = page.alike(message, start)
         missed, start = not found, max(start, found.stop)
         for n in found:
             yield kept[n].name, message if len(found) == 1 else replace(message, items=kept[n].items)
@@ -189,15 +191,35 @@ def as_kept(
             yield ours, message
 
 
-def _alike(message: Message, kept: Sequence[Kept], start: int) -> range:
-    """The places of the next messages that say together what one says; none where there are no such."""
-    for n in range(start, len(kept)):
-        found = 0
-        for end in range(n, len(kept)):
-            more = kept[end].items
-            if not more or kept[end].role != message.role or message.items[found : found + len(more)] != more:
-                break
-            found += len(more)
-            if found == len(message.items):
-                return range(n, end + 1)
-    return range(0)
+class _Said:
+    """What a page has, searched as text: each item of a role is a letter, however often it is said.
+
+    To compare items at each place takes a message of many parts as often as the page has messages.
+    """
+
+    def __init__(self, kept: Sequence[Kept]) -> None:
+        self._letters: dict[tuple[Role, Item], str] = {}
+        #: where in the text each message begins, and the reverse; the last is the end
+        self._begins, self._messages, words, size = list[int](), dict[int, int](), list[str](), 0
+        for n, each in enumerate(kept):
+            self._begins.append(size)
+            self._messages[size] = n
+            words.append("".join(self._letter(each.role, item) for item in each.items) or _NOTHING)
+            size += len(words[-1])
+        self._begins.append(size)
+        self._messages[size] = len(kept)
+        self._text = "".join(words)
+
+    def _letter(self, role: Role, item: Item) -> str:
+        return self._letters.setdefault((role, item), chr(len(self._letters) + 1))
+
+    def alike(self, message: Message, start: int) -> range:
+        """The places of the next messages that say together what one says; none where there are no such."""
+        wanted = "".join(self._letters.get((message.role, item), _NOTHING) for item in message.items)
+        at = -1 if not wanted or _NOTHING in wanted else self._text.find(wanted, self._begins[start])
+        while at >= 0:
+            first, behind = self._messages.get(at), self._messages.get(at + len(wanted))
+            if first is not None and behind is not None:
+                return range(first, behind)
+            at = self._text.find(wanted, at + 1)
+        return range(0)
