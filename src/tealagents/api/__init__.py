@@ -25,6 +25,7 @@ What several protocols use:
 ===============  ==========================================================================
 `folding`        the fold they have in common: what each event means
 `requests`       a caller's requests, by id alone; `open_calls`: calls that stay open for one
+`questions`      what such a call asks its user, and the answer, wherever it arrives
 `stretches`      requests cut at their pauses, for protocols in which a pause ends what was asked for
 `sending`        a message, or answers to the calls of a pause; `resent`: histories sent again
 `decisions`      the document that decides a pause

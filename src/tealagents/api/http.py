@@ -127,6 +127,16 @@ def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:
     return changed
 
 
+def in_one_line(headers: Headers, name: bytes, *, without: bytes) -> Headers:
+    """Headers for a library that reads the first line of each name: those of this name are one, as a list.
+
+    Space around a value is no part of it (RFC 9110, sections 5.2 and 5.5). `without` is left out.
+    """
+    bare = [(each, value.strip(b" \t")) for each, value in headers]
+    lines = b", ".join(value for each, value in bare if each == name)
+    return [(name, lines), *(line for line in bare if line[0] not in (name, without))]
+
+
 async def left(receive: Receive) -> None:
     """Returns once the client has left. What it still sends is passed over."""
     while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
@@ -148,6 +158,11 @@ def rpc_response(
 ) -> Response:
     """A response of JSON-RPC: its `result`, or its `error`."""
     return json_response({"jsonrpc": "2.0", "id": rpc_id, **said}, status=status, headers=headers)
+
+
+def rpc_refused(status: int, why: str) -> Response:
+    """The response for a request that may not come in: JSON-RPC's invalid request."""
+    return rpc_response(None, status=status, error={"code": -32600, "message": why})
 
 
 def json_response(

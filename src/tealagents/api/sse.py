@@ -29,6 +29,8 @@ SEND_TIMEOUT = 60.0
 FLUSH_LOOK = 0.25
 #: marks the scope of a HEAD that is answered as GET: a stream would go on for no one
 HEAD = "tealagents.head"
+#: where a scope holds what sends an event in the stream that its call is answered with
+SAY = "tealagents.say"
 #: where a scope holds its connection
 _TRANSPORT = "tealagents.transport"
 #: where a scope takes the stream that its call is answered with, to be sent when the call has been unwound
@@ -284,11 +286,17 @@ async def patiently(
     """Serves a library's application; gives a client up that takes nothing of the response, or of its end.
 
     A stream of events has a comment after `keepalive_seconds` of silence, and an end: MCP's SDK leaves it out
-    when the process stops, which the server would log as an error.
+    when the process stops, which the server would log as an error. What the scope holds as `SAY` adds an
+    event to it.
     """
     sending = _Sending(send, scope.get(_TRANSPORT), math.inf, lambda: None)
     sending.watch()
-    is_stream = False
+    is_stream, begun = False, asyncio.Event()
+
+    async def say(document: object) -> None:
+        await begun.wait()
+        if not sending.ended:
+            await sending.body(frame(None, "message", document))
 
     async def write(message: Message) -> None:
         nonlocal is_stream
@@ -300,9 +308,12 @@ async def patiently(
         if message["type"] == "http.response.start" and _is_stream(message):
             is_stream = True
             sending.keep_alive(keepalive_seconds)
+            begun.set()
 
     try:
-        await app(scope, receive, write)
+        # a library may refuse a HEAD; a stream that is asked for so would never end
+        method = "HEAD" if HEAD in scope else scope["method"]
+        await app({**scope, "method": method, SAY: say}, receive, write)
         await (sending.end() if is_stream and not sending.ended else sending.taken())
     finally:
         sending.stop()

@@ -122,6 +122,11 @@ def approval(approval_id: str) -> str:
     return f"approval/{approval_id}"
 
 
+def answer(question: str) -> str:
+    """What a user has answered to a question of a call, until that call takes it."""
+    return f"answer/{question}"
+
+
 #: in the partition of the workers: what shows the store's key before there is anything else
 KEY_CHECK = "key-check"
 

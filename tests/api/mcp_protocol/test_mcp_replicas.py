@@ -1,6 +1,7 @@
 """The MCP server on several processes over one store, and after a process was killed."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ async def test_a_conversation_continues_and_is_decided_elsewhere(
 
 
 def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_path: Path) -> None:
-    """Calls in it are answered anywhere; what answers a question, or ends the session, needs its process."""
+    """Calls in it are answered anywhere; what answers no question of ours, or ends it, needs its process."""
     env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     with (
         replicas(nursery, tmp_path, env=env, **SPEC) as pair,
@@ -71,6 +72,106 @@ def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_pat
         for client, ended, afterwards in ((two, 405, 200), (one, 200, 404)):
             assert client.delete("/mcp", headers=headers).status_code == ended
             assert one.post("/mcp", json=listing, headers=headers).status_code == afterwards
+
+
+class _Older:
+    """A call of a host of 2025-11-25, in a session that any process may have opened."""
+
+    def __init__(self, session: str, client: httpx.Client, message: str) -> None:
+        self.headers = {"accept": ACCEPT, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
+        params = {"name": "ask", "arguments": {"message": message}}
+        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+        self._stream = client.stream("POST", "/mcp", json=body, headers=self.headers)
+
+    def __enter__(self) -> "_Older":
+        lines = self._stream.__enter__().iter_lines()
+        self._events = (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
+        return self
+
+    def __exit__(self, *left: Any) -> None:
+        self._stream.__exit__(*left)
+
+    def comes(self) -> Any:
+        """What comes next: a question, its withdrawal, or the result."""
+        return next(self._events)
+
+    def answer(self, client: httpx.Client, question: Any, answer: str, **content: Any) -> int:
+        """The status of what the user answers."""
+        result = {"action": answer, **({"content": content} if content else {})}
+        response = {"jsonrpc": "2.0", "id": question["id"], "result": result}
+        return client.post("/mcp", json=response, headers=self.headers).status_code
+
+
+def test_a_user_is_asked_whichever_processes_the_call_and_the_answer_come_to(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """An approval runs the call once; one that is dismissed leaves the pause; links come before the form."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
+    file, consent = tmp_path / "written", tmp_path / "consent"
+    write = call("Work-write", file=str(file), line="one")
+    with (
+        replicas(nursery, tmp_path, env=env, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+        pair.second.client("eve") as eve,
+    ):
+        session = opened(one, elicitation={"form": {}, "url": {}})
+        for n, (called, answered) in enumerate([(one, one), (one, two), (two, one), (two, two)], 1):
+            with _Older(session, called, write) as older:
+                asked = older.comes()
+                assert asked["method"] == "elicitation/create"
+                assert older.answer(eve, asked, "accept", action="reject") == 404
+                assert older.answer(answered, asked, "accept", action="approve") == 202
+                assert older.comes()["result"]["structuredContent"]["status"] == "Completed"
+                assert older.answer(answered, asked, "accept", action="reject") == 202, "it comes too late"
+            assert lines(file) == ["one"] * n
+        with _Older(session, one, write) as older:
+            assert older.answer(two, older.comes(), "cancel") == 202
+            paused = older.comes()["result"]["structuredContent"]
+            assert paused["status"] == "Paused"
+        with _Older(session, one, call("Work-enter", file=str(file), consent=str(consent))) as older:
+            assert older.answer(two, older.comes(), "accept", action="approve") == 202
+            assert (link := older.comes())["params"]["mode"] == "url"
+            consent.touch()
+            assert older.answer(two, link, "accept") == 202
+            assert (form := older.comes())["params"]["mode"] == "form"
+            assert older.answer(two, form, "accept", action="approve") == 202
+            assert older.comes()["result"]["structuredContent"]["status"] == "Completed"
+        assert lines(file) == [*["one"] * 4, "entered"]
+
+
+def test_a_question_is_withdrawn_where_another_process_decides(nursery: Nursery, tmp_path: Path) -> None:
+    """The call of another process's session returns what came of the decision."""
+    env, file = {"TA_PLUGIN_MODULE": str(PLUGINS)}, tmp_path / "written"
+    with (
+        replicas(nursery, tmp_path, env=env, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+    ):
+        session = opened(one, elicitation={})
+        with _Older(session, two, call("Work-write", file=str(file), line="one")) as older:
+            asked = older.comes()
+            (task,) = one.get("/tasks").json()["items"]
+            request = one.get(f"/tasks/{task['task_id']}/messages").json()["items"][0]["request_id"]
+            one.post(f"/requests/{request}/resume", json={"action": "approve"}).raise_for_status()
+            withdrawn = older.comes()
+            assert withdrawn["method"] == "notifications/cancelled"
+            assert withdrawn["params"]["requestId"] == asked["id"]
+            assert older.comes()["result"]["structuredContent"]["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+def test_a_host_that_cannot_ask_is_not_asked_by_another_process(nursery: Nursery, tmp_path: Path) -> None:
+    """Nor is one whose session says nothing of it."""
+    env, file = {"TA_PLUGIN_MODULE": str(PLUGINS)}, tmp_path / "written"
+    with (
+        replicas(nursery, tmp_path, env=env, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+    ):
+        for session in (opened(one), "another.f"):
+            with _Older(session, two, call("Work-write", file=str(file), line="one")) as older:
+                assert older.comes()["result"]["structuredContent"]["status"] == "Paused"
 
 
 def test_a_stop_while_a_host_is_connected_logs_no_error(nursery: Nursery, tmp_path: Path) -> None:

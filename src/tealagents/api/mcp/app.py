@@ -21,17 +21,17 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tealagents.api import bodies, gate, sse
+from tealagents.api import bodies, gate, questions, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import Headers, rpc_response, with_headers
+from tealagents.api.http import in_one_line, rpc_refused, rpc_response, with_headers
 from tealagents.api.mcp.calls import answer, named
-from tealagents.api.mcp.documents import refused, respond
+from tealagents.api.mcp.documents import how_of, respond
 from tealagents.api.mcp.tools import listed
 from tealagents.api.open_calls import OpenCalls
 from tealagents.api.origins import KnownOrigins, with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import NotFound, Overloaded
+from tealagents.domain.errors import Overloaded
 from tealagents.domain.models import Json
 
 _SESSION = b"mcp-session-id"
@@ -51,7 +51,7 @@ def build(exchange: Exchange, path: str) -> Served:
     sessions = _Sessions(server, settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
     gated = gate.Gate(routes, exchange, path, respond, check=_check, holds=False)
-    app = with_cors(KnownOrigins(gated, settings, refused), settings, "mcp-session-id")
+    app = with_cors(KnownOrigins(gated, settings, rpc_refused), settings, "mcp-session-id")
     known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 
@@ -75,10 +75,10 @@ class _Manager(StreamableHTTPSessionManager):
 
 
 class _Sessions:
-    """Hands a request to the SDK's manager that has its session; the session's id shows the process.
+    """Hands a request to the SDK's manager that has its session; its id shows the process, and `how_of`.
 
-    What comes for a session of another process, or of one that has ended, is served without: calls work on
-    every replica. Only what answers a question of a call, cancels it, or ends a session needs its process.
+    What comes for a session of another process, or of one that has ended, is served without: calls and
+    answers to their questions work on every replica. What cancels a call or ends a session needs its process.
     """
 
     def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
@@ -101,29 +101,23 @@ class _Sessions:
             return
         if call.rpc_method == "notifications/cancelled":
             self._calls.give_up(named(call, cancelled_request_id_from_params(call.rpc_params)))
-        # space around a header's value is no part of it (RFC 9110, section 5.5), nor is the mark of an id
-        headers = [(name, value.strip(b" \t").removeprefix(self._mark)) for name, value in scope["headers"]]
-        # no event has an id: there is none to send again, of which the SDK would make no response at all
-        headers = [each for each in headers if each[0] != b"last-event-id"]
-        accepts = b", ".join(value for name, value in headers if name == b"accept")  # the SDK reads one
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
-        if not mine and call.body is not None and "method" not in call.body:
-            call.refused = NotFound("The session in which this was asked has ended, or is another process's.")
+        if await questions.taken(self._calls.exchange, call, all_of_them=not mine):
             return
+        # no event has an id: there is none to send again, of which the SDK would make no response at all
+        headers = in_one_line(scope["headers"], b"accept", without=b"last-event-id")
+        headers = [(name, v.rpartition(b".")[2] if name == _SESSION else v) for name, v in headers]
         # a session is its user's, whatever token they have got by now
         user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
-        inner: Scope = {**scope, "headers": [(b"accept", accepts), *headers], "user": user}
-        if sse.HEAD in scope:
-            inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
+        inner: Scope = {**scope, "headers": headers, "user": user}
         handle = (self._own if mine else self._others).handle_request
+        mark = b"%b%b." % (self._mark, how_of(call).encode())
+        marked = with_headers(send, lambda said: [(n, mark + v if n == _SESSION else v) for n, v in said])
         with call.refusing():
-            await sse.patiently(handle, inner, receive, with_headers(send, self._marked), self._keepalive)
+            await sse.patiently(handle, inner, receive, marked, self._keepalive)
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
-        """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
-
-        None for anything else, and for what is no such call: a manager says what is wrong with it.
-        """
+        """Answers a call of 2026-07-28 by the SDK's kernel alone, at half the cost; None for all else."""
         request, body = call.request, call.body or {}
         route = inbound.classify_inbound_request(body, headers=request.headers)
         if (
@@ -152,6 +146,3 @@ class _Sessions:
             wrong = modern_error_data(error)
             status = inbound.ERROR_CODE_HTTP_STATUS.get(wrong.code, 200)
             return rpc_response(context.request_id, status=status, error=wrong.model_dump(exclude_none=True))
-
-    def _marked(self, headers: Headers) -> Headers:
-        return [(name, self._mark + value if name == _SESSION else value) for name, value in headers]

@@ -8,13 +8,12 @@ from typing import Any
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from tealagents.api import gate, requests
+from tealagents.api import gate, questions, requests, sse
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
 from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
@@ -51,6 +50,9 @@ class _Call:
         self._calls, self._exchange, self._context, self._params = calls, calls.exchange, context, params
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._say: Any = context.request.scope.get(sse.SAY)  # none is needed in 2026-07-28
+        able = context.session.client_capabilities
+        self._elicits = documents.elicits(able) if self._modern else documents.how_of(self._call)
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
         report = partial(context.session.report_progress, total=None) if self._streamed else None
         self._settled = partial(awaited, calls.exchange, receive=self._call.request.receive, report=report)
@@ -97,7 +99,7 @@ class _Call:
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
         pause = view.record.pause
-        asked = documents.questions(pause, self._context.session.client_capabilities) if pause else {}
+        asked = documents.questions(pause, self._elicits) if pause else {}
         if pause is None or not asked:
             return documents.of_request(view.record)
         if self._modern:
@@ -108,14 +110,13 @@ class _Call:
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
-        host, answers = self._context.session, dict[str, types.ElicitResult]()
-        about = ServerMessageMetadata(related_request_id=self._context.request_id)
+        answers = dict[str, types.ElicitResult]()
         try:
             for name, request in asked.items():
-                answers[name] = await host.send_request(request, types.ElicitResult, metadata=about)
+                response = await questions.ask(self._exchange, pause, request, self._say)
+                answers[name] = types.ElicitResult.model_validate(response.get("result"), by_name=False)
                 if answers[name].action != "accept":
                     break
             return documents.command(pause, answers)
-        # the host could not ask, or its answer decides nothing
-        except (MCPError, InvalidRequest, ValidationError):
+        except (InvalidRequest, ValidationError):  # the host could not ask, or its answer decides nothing
             return None

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import mcp_types as types
+from mcp.server.connection import Connection
 from msgspec.structs import asdict
 from starlette.responses import Response
 
@@ -69,15 +70,28 @@ def _ids(known: Mapping[str, str]) -> Json:
     return {_IDS[name]: value for name, value in known.items() if name in _IDS}
 
 
-def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[str, types.ElicitRequest]:
+def elicits(client: types.ClientCapabilities | None) -> str:
+    """How a host can ask its user: `f` with forms, `u` with links."""
+    if (able := client.elicitation if client is not None else None) is None:
+        return ""
+    return "f" * (able.form is not None or able.url is None) + "u" * (able.url is not None)
+
+
+def how_of(call: AdmittedCall) -> str:
+    """What `elicits` says of an older host: first its `initialize`, then the middle of its session's id."""
+    if call.rpc_method != "initialize":
+        return "".join(call.request.headers.get("mcp-session-id", "").split(".")[1:-1])
+    host = Connection.from_envelope("", None, call.rpc_params.get("capabilities"))
+    return elicits(host.client_capabilities)
+
+
+def questions(pause: Approval, how: str) -> dict[str, types.ElicitRequest]:
     """What the user is asked, by name; nothing where the host cannot ask it, and `decide` is the way."""
-    able = client.elicitation if client is not None else None
-    if able is None or any(call.by_client for call in pause.calls):
+    if any(call.by_client for call in pause.calls):
         return {}
-    forms, links = able.form is not None or able.url is None, able.url is not None
-    if forms and (links or not pause.authorizations):
+    if "f" in how and ("u" in how or not pause.authorizations):
         return {**_links(pause), _FORM: _form(pause)}
-    return _links(pause) if links and pause.consent_only else {}
+    return _links(pause) if "u" in how and pause.consent_only else {}
 
 
 def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
@@ -109,9 +123,8 @@ def _form(pause: Approval) -> types.ElicitRequest:
     """The decision as a form; forms are flat."""
     servers = ", ".join(each["server"] for each in pause.authorizations)
     text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
-    return types.ElicitRequest(
-        params=types.ElicitRequestFormParams(message=text, requested_schema=fields(pause))
-    )
+    params = types.ElicitRequestFormParams(message=text, requested_schema=fields(pause))
+    return types.ElicitRequest(params=params)
 
 
 def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
@@ -124,10 +137,4 @@ def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) ->
             return rpc_response(rpc_id, result=of_error(wrong))
         status = 415 if error.field == "Content-Type" else 400
         code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
-    said = {"code": code, "message": error.detail}
-    return rpc_response(rpc_id, status=status, headers=headers, error=said)
-
-
-def refused(status: int, why: str) -> Response:
-    """The response for a request that may not come in."""
-    return rpc_response(None, status=status, error={"code": types.INVALID_REQUEST, "message": why})
+    return rpc_response(rpc_id, status=status, headers=headers, error={"code": code, "message": error.detail})

@@ -1,0 +1,100 @@
+"""What a call asks its user while it waits, and the answer, whichever process it arrives at.
+
+A question has a name, which shows its pause. The process that gets the answer leaves it in the user's
+partition; the process that asked takes it there.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from msgspec import Struct
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from tealagents.api.exchange import Exchange
+from tealagents.api.gate import AdmittedCall
+from tealagents.api.names import made, parsed
+from tealagents.api.requests import find_pause
+from tealagents.domain import ids
+from tealagents.domain.errors import InvalidRequest, NotFound, PersistenceUnavailable
+from tealagents.domain.models import Approval, Json
+from tealagents.engine.following import CHECK_SECONDS
+from tealagents.state import keys
+from tealagents.state.codec import encode_json
+
+#: seconds for which an answer waits for the call that asked: it is there, or it has ended
+KEPT_SECONDS = 60.0
+#: bytes of an answer
+LARGEST_ANSWER = 64 * 1024
+
+_KIND = "question"
+_PLACE = re.compile(r"[0-9a-f]{24}", re.ASCII)
+
+
+class GivenAnswer(Struct, frozen=True):
+    """`answer/{name}`: what a client has answered."""
+
+    document: Json
+
+
+async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) -> bool:
+    """Whether a call is the answer to a question, or any if `all_of_them`: it has its response then.
+
+    The answer is left for the call that asked; one that comes too late is passed over.
+    """
+    if call.body is None or "method" in call.body:
+        return False
+    approval_id, place = parsed(str(call.rpc_id), _KIND)
+    if approval_id is None and not all_of_them:
+        return False
+    with call.refusing():
+        await _leave(exchange, call, approval_id if _PLACE.fullmatch(place) else None)
+        call.response = Response(status_code=202)
+    return True
+
+
+async def _leave(exchange: Exchange, call: AdmittedCall, approval_id: str | None) -> None:
+    """`NotFound` where no pause of the caller's is asked about; `InvalidRequest` for a large answer."""
+    partition = exchange.partition(call.user)
+    pause = await find_pause(exchange, partition, approval_id) if approval_id is not None else None
+    if pause is None:
+        raise NotFound("Nothing waits for this answer. Its question may have been withdrawn.")
+    if len(encode_json(call.body)) > LARGEST_ANSWER:
+        raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
+    if pause.status == "pending":
+        key = keys.answer(str(call.rpc_id))
+        put, ttl = {key: GivenAnswer(call.body or {})}, {key: KEPT_SECONDS}
+        await exchange.records.commit(partition, marker=key, put=put, ttl=ttl, notify=(key,))
+
+
+async def ask(
+    exchange: Exchange, pause: Approval, question: BaseModel, say: Callable[[Json], Awaitable[None]]
+) -> Json:
+    """The response to a request of JSON-RPC that asks about a pause; one that is given up is withdrawn.
+
+    `say` sends the request, and MCP's notification that it is withdrawn.
+    """
+    name = made(_KIND, pause.approval_id, ids.operation_id())
+    try:
+        asked = question.model_dump(mode="json", by_alias=True, exclude_none=True)
+        await say({"jsonrpc": "2.0", "id": name, **asked})
+        return await _answered(exchange, exchange.records.partition(pause.owner), name)
+    except asyncio.CancelledError:
+        await say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": name}})
+        raise
+
+
+async def _answered(exchange: Exchange, partition: str, name: str) -> Json:
+    records, key = exchange.records, keys.answer(name)
+    found = None
+    async with records.store.watch(partition, key) as watch:
+        while found is None:
+            with suppress(PersistenceUnavailable):  # the user has time, and so has the store
+                if (found := await records.get(partition, key, GivenAnswer)) is not None:
+                    break
+            await watch.wait(CHECK_SECONDS, found=False)
+    with suppress(PersistenceUnavailable):
+        await records.delete(partition, (key,))
+    return found.value.document
