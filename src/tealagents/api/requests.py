@@ -35,6 +35,7 @@ from tealagents.domain.models import (
     RequestEnd,
     RequestRecord,
 )
+from tealagents.domain.paths import holds
 from tealagents.state import keys, latest
 from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
@@ -155,9 +156,9 @@ class Named(Struct, frozen=True):
         # as far back as what the client has, which nothing says of a single message under a name of its own
         far = len(marks) > 1 or any([await self._holds(each) for each in {seen, *issued}])
         most = sys.maxsize if far else MOST_REQUESTS
-        # the last request with each of the marks, and of each request that was repeated, the last that
-        # repeats it
-        known, latest, newest = dict[str, str](), dict[str, str](), None
+        # the last request with each of the marks, None where a rollback has taken its answer away; and of
+        # each request that was repeated, the last that repeats it
+        known, latest, newest = dict[str, str | None](), dict[str, str](), None
         async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
             async for record in newest_first:
                 newest = newest or record
@@ -166,19 +167,25 @@ class Named(Struct, frozen=True):
                 last = latest.get(record.request_id, record.request_id)
                 if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
-                theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
-                mark = issued.get(record.request_id)
-                if mark is not None:
-                    said = await asked(self.exchange, self.partition, record)
-                    if said is not None and said.items == sent[mark]:
-                        theirs.append(mark)
-                known = {**{mark: last for mark in theirs if mark in sent}, **known}
-        fresh = [mark for mark in marks if mark not in known]
+                theirs = await self._begun_by(record, sent, issued.get(record.request_id))
+                left = record.status == "Completed" and not holds(head.path, record.first_seq)
+                known = {**dict.fromkeys(theirs, None if left else last), **known}
+        fresh = [mark for mark in marks if known.get(mark) is None]
         if fresh or not marks:
             return fresh, None
-        last = known[marks[-1]]
-        again = newest and newest.request_id == last and newest.status in ("Failed", "Canceled")
-        return marks[-1:] if again else (), last
+        again = newest and newest.request_id == known[marks[-1]] and newest.status in ("Failed", "Canceled")
+        return marks[-1:] if again else (), known[marks[-1]]
+
+    async def _begun_by(
+        self, record: RequestRecord, sent: Mapping[str, tuple[Item, ...]], issued: str | None
+    ) -> list[str]:
+        """The marks of those of the messages that a request began with; one is `issued` for its message."""
+        theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
+        if issued is not None:
+            said = await asked(self.exchange, self.partition, record)
+            if said is not None and said.items == sent[issued]:
+                theirs.append(issued)
+        return [mark for mark in theirs if mark in sent]
 
     async def _holds(self, request_id: str | None) -> bool:
         """Whether a request is one of this task's."""

@@ -349,6 +349,32 @@ def test_a_message_that_a_rollback_has_taken_away_is_not_shown_any_more() -> Non
         assert page.said("user") == ["one", "four"]
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["answered", "answered when it was repeated"])
+def test_a_message_whose_answer_a_rollback_has_taken_away_is_new_again(failed: bool) -> None:
+    """Whether or not others have said more since: the page still shows it, and it is not lost."""
+    with serving() as (service, model), service.client() as client:
+        for later in ("What is my name?", None):
+            page = Page(client)
+            page.say("hello")
+            task = f"/tasks/{page.thread}"
+            answered = client.get(task).json()["checkpoint_id"]
+            page.messages.append(user("My name is Ada."))
+            if failed:
+                model.script({"rules": [{"when": {"text": "Ada"}, "reply": {"error": {"status": 400}}}]})
+                page.run()
+                model.script({})
+            page.run()
+            client.post(f"{task}/rollback", json={"checkpoint_id": answered}).raise_for_status()
+            del page.messages[3:]
+            if later is None:
+                Page(client, page.thread).say("Good morning.")
+            else:
+                page.messages.append(user(later))
+            assert page.run()[-1]["outcome"] == {"type": "success"}
+            assert "My name is Ada." in page.said("user")
+            assert "Ada" in page.said()[-1]
+
+
 def test_a_change_of_the_tasks_metadata_brings_no_snapshot(page: Page, ada: httpx.Client) -> None:
     """Nothing was said; neither when the run is asked for again."""
     page.say("one")
