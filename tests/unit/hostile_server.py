@@ -106,6 +106,7 @@ class HostileServer:
                 "authorization_endpoint": f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
                 "registration_endpoint": f"{self.url}/register",
+                "code_challenge_methods_supported": ["S256"],
             },
             "/keys/.well-known/openid-configuration": {
                 "issuer": self.url,

@@ -255,6 +255,7 @@ class Pretender:
             "issuer": self.url,
             "authorization_endpoint": f"{self.url}/authorize",
             "token_endpoint": f"{self.url}/token",
+            "code_challenge_methods_supported": ["S256"],
             **metadata,
         }
 

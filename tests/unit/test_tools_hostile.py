@@ -20,13 +20,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from tools_setup import Context, by_name, served
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.ports import Checking, Tool
 from tealagents.llm.failures import complaint_of_body, explained, page
 from tealagents.outbound import addresses
 from tealagents.tools import Sources, tools_at_hand
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import (
     Challenge,
@@ -292,6 +293,39 @@ def test_a_service_that_may_not_register_itself_needs_its_client_id() -> None:
     ):
         MCPServerOptions.model_validate(given)
     MCPServerOptions.model_validate({**given, "oauth_client_id": "me"})
+
+
+@pytest.mark.parametrize("assumed", [False, True])
+@pytest.mark.parametrize("methods", [None, [], ["plain"], "S256", {"S256": True}])
+async def test_no_user_is_sent_to_a_server_that_does_not_say_it_supports_pkce(
+    pretender: Pretender, methods: object, assumed: bool
+) -> None:
+    """MCP: without S256 in the metadata, clients must refuse. They do not register there either.
+
+    The config can say what the metadata leaves out; it does not overrule what the metadata says.
+    """
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    published = pretender.documents["/.well-known/oauth-authorization-server"]
+    del published["code_challenge_methods_supported"]
+    if methods is not None:
+        published["code_challenge_methods_supported"] = methods
+    given = {"url": f"{pretender.url}/mcp", "auth_server": pretender.url, "assume_pkce": assumed}
+    server = MCPServer(MCPServerOptions.model_validate({"name": "x", **given}), Consents(CALLBACK))
+    connect = server.find("x-connect")
+    assert connect is not None
+    refused = methods is not None or not assumed
+    with pytest.raises(ToolFailed if refused else NeedsAuthorization) as raised:
+        await connect.call(Context(), {})
+    assert ("code_challenge_methods_supported" in str(raised.value)) == refused
+    assert len(pretender.clients) == (not refused)
+
+
+def test_a_server_that_is_assumed_to_support_pkce_is_named_in_the_config() -> None:
+    """Otherwise the tool server would choose which one that is: the config is refused."""
+    given = {"name": "a", "url": "https://a.example/mcp", "assume_pkce": True}
+    with pytest.raises(ValidationError, match="assume_pkce needs auth_server"):
+        MCPServerOptions.model_validate(given)
+    MCPServerOptions.model_validate({**given, "auth_server": "https://login.example"})
 
 
 async def test_a_secret_goes_to_no_server_that_was_discovered(pretender: Pretender) -> None:

@@ -1226,6 +1226,20 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
     assert await tool.call(Context(), {}) == "granted token-of-alice-for-other"
 
 
+async def test_catalogue_asks_at_a_server_that_does_not_mention_pkce(pretender: Pretender) -> None:
+    """As Entra's metadata does not. Without S256 among what it does mention, there is nothing to ask for."""
+    auth = {"auth_type": "oauth2", "auth_server": pretender.url, "oauth_client_id": "me"}
+    entry = {"tool_id": "A-b", "governance": {}, "auth": auth}
+    catalogue = Catalogue.model_validate({"plugins": [{"plugin_id": "A", "tools": [entry]}]})
+    tool: Tool = govern([Asking()], catalogue, Consents(CALLBACK))[0]
+    pretender.publish(code_challenge_methods_supported=None)
+    with pytest.raises(NeedsAuthorization):
+        await tool.call(Context(), {})
+    pretender.publish(code_challenge_methods_supported=["plain"])
+    with pytest.raises(ToolFailed, match="does not name S256"):
+        await tool.call(Context("bob"), {})
+
+
 async def test_catalogue_can_name_the_client_of_a_server_that_registers_none(
     pretender: Pretender, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ class MCPServer:
             client_id=options.oauth_client_id,
             client_secret=options.oauth_client_secret,
             register=options.enable_dynamic_registration,
+            assume_pkce=options.assume_pkce,
         )
 
     def tools(self) -> Sequence[Tool]:

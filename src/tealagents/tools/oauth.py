@@ -41,6 +41,7 @@ from tealagents.tools.oauth_servers import (
     Issuer,
     ProtectedServer,
     issuer_of,
+    require_pkce,
     resource_metadata,
     same_issuer,
     scopes_to_ask,
@@ -367,6 +368,7 @@ class Consents:
         resource = await resource_metadata(server, challenge)
         issuer = issuer_of(server, resource)
         metadata = await server_metadata(server, issuer)
+        require_pkce(server, metadata)
         scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
         client = await self._registrations.client(server, issuer, metadata, scopes)
         at = Endpoints(

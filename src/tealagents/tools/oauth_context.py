@@ -60,6 +60,8 @@ async def authorized(
         scopes=tuple(auth.get("scopes", ())),
         client_id=auth.get("oauth_client_id"),
         client_secret=client_secret,
+        # the demand for a statement is MCP's: the config names this server, and Entra's metadata has none
+        assume_pkce=True,
     )
     token = await consents.token(context, server)
     if token is None:

@@ -48,6 +48,8 @@ class ProtectedServer:
     client_secret: str | None = None
     #: without a `client_id`: whether to register as a client
     register: bool = True
+    #: an authorization server whose metadata does not speak of PKCE supports it
+    assume_pkce: bool = False
 
     @property
     def key(self) -> str:
@@ -214,6 +216,22 @@ async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
                 issuer.check(str(document.get(endpoint, "")))
         return document
     raise ToolFailed(f"{server.name}: the authorization server {issuer.url} publishes no metadata.")
+
+
+def require_pkce(server: ProtectedServer, metadata: Json) -> None:
+    """`ToolFailed` unless the authorization server says that it checks what protects a code (PKCE, S256).
+
+    MCP 2025-11-25 and 2026-07-28 demand this, in OpenID Connect's document as well ("Authorization Code
+    Protection"): a server that ignores PKCE takes a stolen code.
+    """
+    methods = metadata.get("code_challenge_methods_supported")
+    if methods is None and server.assume_pkce:
+        return
+    if not isinstance(methods, list) or "S256" not in methods:
+        raise ToolFailed(
+            f"{server.name}: the metadata of the authorization server {metadata['issuer']} does not name "
+            "S256 in code_challenge_methods_supported, so no user is sent there."
+        )
 
 
 def _metadata_places(issuer: str) -> list[str]:

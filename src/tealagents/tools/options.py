@@ -85,6 +85,8 @@ class MCPServerOptions(Options):
     """The client secret. Written here only as `${NAME}`."""
     enable_dynamic_registration: Flag = True
     """Whether the service may register itself at the authorization server (RFC 7591)."""
+    assume_pkce: Flag = False
+    """Whether PKCE (S256) is taken as supported where the metadata of `auth_server` does not mention it."""
     canonical_uri: HttpUrl | None = None
     """The resource that access is requested for, if it is not `url` (RFC 8707)."""
     protocol_version: Text | None = None
@@ -123,6 +125,8 @@ class MCPServerOptions(Options):
             raise ValueError(
                 "oauth_client_secret needs auth_server, or the server would choose who is sent it"
             )
+        if self.assume_pkce and not self.auth_server:
+            raise ValueError("assume_pkce needs auth_server, or the server would choose what it is said of")
         if self.auth_server and not self.oauth_client_id and not self.enable_dynamic_registration:
             raise ValueError("auth_server needs oauth_client_id where enable_dynamic_registration is false")
         if self.transport == "stdio" and self.on_behalf_of_scopes:
