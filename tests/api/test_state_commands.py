@@ -23,7 +23,7 @@ from wire import Json, problem, text
 
 from tealagents.cli.main import command_line
 from tealagents.domain import ids
-from tealagents.domain.models import Head, User
+from tealagents.domain.models import Caller, Head, User
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, keys
@@ -37,6 +37,25 @@ from tealagents.testing.waits import until
 PLUGINS = Path(__file__).parent / "custom_plugins.py"
 #: what a message says that is stored out of line, and the answer that quotes it, too
 LARGE = "word " * 60_000
+
+
+class Domains:
+    """An auth provider of one's own, whose tokens are `OID|TID`."""
+
+    def __init__(self, options: object, clock: object) -> None: ...
+
+    async def authenticate(self, token: str) -> Caller:
+        oid, _, tid = token.partition("|")
+        return Caller(User(tid, oid), token=token)
+
+    def resource_metadata(self, resource: str) -> None:
+        return None
+
+    async def __aenter__(self) -> "Domains":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
 
 
 class Agent:
@@ -356,8 +375,9 @@ def test_memories_that_mem0_keeps_are_not_promised_to_be_erased(agent: Agent) ->
     agent.configure(thread={"context_providers": [{"name": "mem0"}]})
     for user, name in (("mock.ada", "'mock.ada'"), ("mock.a lovelace", "'%mock.a%20lovelace'")):
         for option in ("--dry-run", "--yes", "--yes"):  # of a user who is erased here they may be there yet
+            there = agent.stats()["users"] == 1
             result = agent.run("state", "delete-user", user, option)
-            assert result.exit_code == 0
+            assert result.exit_code == (0 if there and user == "mock.ada" else 1)
             said = " ".join(result.output.split())
             assert warning in said
             assert name in said
@@ -424,11 +444,90 @@ def test_a_user_of_whom_nothing_is_stored_is_not_reported_as_erased(agent: Agent
         say(ada, "hello")
     for option in ("--dry-run", "--yes"):
         result = agent.run("state", "delete-user", user, option)
-        assert result.exit_code == 0
+        assert result.exit_code == 1
         assert f"nothing is stored for {user}" in result.output
         assert "erased" not in result.output
-    assert "mock.ada is erased" in agent.run("state", "delete-user", "mock.ada", "--yes").output
-    assert "nothing is stored for mock.ada" in agent.run("state", "delete-user", "mock.ada", "--yes").output
+    erased = agent.run("state", "delete-user", "mock.ada", "--yes")
+    assert erased.exit_code == 0
+    assert "mock.ada (tenant 'mock', object id 'ada') is erased" in erased.output
+    again = agent.run("state", "delete-user", "mock.ada", "--yes")
+    assert again.exit_code == 1
+    assert "nothing is stored for mock.ada" in again.output
+
+
+@pytest.mark.parametrize(
+    ("tid", "oid", "printed"),
+    [
+        ("", "alice", ".alice"),
+        ("", "alice@corp.example", ".alice@corp.example"),
+        ("corp.example", "alice", "corp~1example.alice"),
+        ("corp~example", ".alice.", "corp~0example..alice."),
+    ],
+)
+@pytest.mark.parametrize("plainly", [False, True])
+def test_a_user_of_any_tenant_is_deleted(
+    agent: Agent, tid: str, oid: str, printed: str, plainly: bool
+) -> None:
+    """One of none, too: by what `state owner` prints, or by both ids as they are. Exports have such users.
+
+    covers: STATE-2
+    """
+    with agent.served(TA_AUTH=f"{__name__}:Domains") as service, service.client(f"{oid}|{tid}") as client:
+        said = say(client, "the planted secret", session_id=str(uuid.uuid4()))
+        with service.client("eve|elsewhere") as eve:
+            say(eve, "hello")
+    assert agent.run("state", "owner", said["session_id"]).stdout == f"{printed}\n"
+    exported = agent.exported()
+    there = {"TA_PERSISTENCE": f"file://{agent.folder / 'files'}"}
+    assert agent.run("state", "import", str(agent.folder / "export"), **there).exit_code == 0
+    assert agent.exported("again", **there) == exported
+    named = [f"--tid={tid}", f"--oid={oid}"] if plainly else [printed]
+    for place in ({}, there):
+        assert agent.stats(**place)["users"] == 2
+        dry = agent.run("state", "delete-user", *named, "--dry-run", **place)
+        assert dry.exit_code == 0
+        assert f"of {printed} (tenant {tid!r}, object id {oid!r}) would be erased" in dry.output
+        assert agent.run("state", "delete-user", *named, "--yes", **place).exit_code == 0
+        assert agent.stats(**place)["users"] == 1
+        assert agent.run("state", "owner", said["session_id"], **place).exit_code == 2
+        assert b"the planted secret" not in agent.exported(**place)
+        assert agent.run("state", "delete-user", *named, "--yes", **place).exit_code == 1
+
+
+def test_no_user_is_erased_for_another_whose_tenant_has_dots(agent: Agent) -> None:
+    """What can be read as either of two users is refused, whether or not both are there."""
+    with agent.served(TA_AUTH=f"{__name__}:Domains") as service:
+        for token in ("example.alice|corp", "alice|corp.example", "alice|other.example"):
+            with service.client(token) as client:
+                say(client, "hello")
+    for typed, other in (("corp.example.alice", "corp~1example"), ("other.example.alice", "other~1example")):
+        result = agent.run("state", "delete-user", typed, "--yes")
+        assert result.exit_code == 2
+        assert f"may also mean {other}.alice" in " ".join(result.output.split())
+    assert agent.stats()["users"] == 3
+    for tid, oid in (("corp.example", "alice"), ("corp", "example.alice"), ("other.example", "alice")):
+        assert agent.run("state", "delete-user", "--tid", tid, "--oid", oid, "--yes").exit_code == 0
+    assert agent.stats()["users"] == 0
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        [],
+        ["--oid=ada"],
+        ["--tid=mock"],
+        ["--tid=mock", "--oid="],
+        ["mock.ada", "--oid=ada"],
+        ["mock."],
+        ["."],
+    ],
+)
+def test_a_user_who_is_half_named_is_asked_for(agent: Agent, named: list[str]) -> None:
+    """Nothing is added to what was typed."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    assert agent.run("state", "delete-user", *named, "--yes").exit_code == 2
+    assert agent.stats()["users"] == 1
 
 
 # --- verifying, counting, migrating -----------------------------------------------------------------

@@ -885,11 +885,17 @@ def test_users_of_different_tenants_never_share_a_partition() -> None:
         ("a.b", "~c"),
         ("a~.b", "c"),
         ("a~0.b", "c"),
+        ("", "c"),
+        ("", "b.c"),
+        (".", "c"),
     ]
     users = [User(tid, oid) for tid, oid in pairs]
     assert len({user.key for user in users}) == len(users)
     assert len({keys.user("Tester", user.key) for user in users}) == len(users)
     assert [User.of(user.key) for user in users] == users
+    for none in ("", ".", "a", "a.", "a~.b", "a~2b.c"):
+        with pytest.raises(ValueError, match="is not a tenant and an object id"):
+            User.of(none)
     assert Caller(User("mock", "ada")).user.key == "mock.ada"
 
 

@@ -373,9 +373,25 @@ def _ago(duration: str) -> datetime:
 # --- one user ---------------------------------------------------------------------------------------
 
 
+Named = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TID.OID",
+        help="Tenant and object id, as `state owner` prints them. Without a tenant: `.OID`.",
+        show_default=False,
+    ),
+]
+Tid = Annotated[
+    str | None, typer.Option(metavar="TID", help="In place of TID.OID: the tenant as it is, perhaps empty.")
+]
+Oid = Annotated[str | None, typer.Option(metavar="OID", help="In place of TID.OID: the object id as it is.")]
+
+
 @state.command("delete-user", cls=CommandWithHelp)
 def delete_user_command(
-    user: Annotated[str, typer.Argument(metavar="TID.OID", help="Tenant and object id, joined by a dot.")],
+    user: Named = None,
+    tid: Tid = None,
+    oid: Oid = None,
     config: Config = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -383,34 +399,63 @@ def delete_user_command(
     """Erase everything of one user: sessions, tasks, memories, secrets, and the user's own record.
 
     What Mem0 keeps is not erased: if Mem0 is a context provider, the command warns about that. Revoke the
-    user's access first: a message sent in the meantime creates the user again. Can be repeated.
+    user's access first: a message sent in the meantime creates the user again. Can be repeated. Exit status 1
+    if nothing is stored for the user.
     """
-    try:
-        whom = User.of(user)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-    async def count(opened: OpenedState) -> tuple[int, bool]:
-        return await UserErasure(opened.eraser, whom).count(), opened.has_mem0
-
-    async def erase(opened: OpenedState) -> int:
-        with _progress("records") as report:
-            return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
-
-    records, has_mem0 = _run(config, count)
+    whom, others = _meant(user, tid, oid)
+    records, has_mem0 = _run(config, partial(_stored_of, whom=whom, others=others))
     if has_mem0:
         _warn_of_mem0(whom)
     if records:
-        print(f"{_counted(records, 'record')} of {whom.key}" + (" would be erased" if dry_run else ""))
-    else:
-        print(f"nothing is stored for {whom.key}: ids are compared exactly, and Entra's are in lower case")
-    if dry_run:
-        return
-    if records and not yes:
+        print(
+            f"{_counted(records, 'record')} of {_described(whom)}" + (" would be erased" if dry_run else "")
+        )
+    if records and not dry_run and not yes:
         typer.confirm("Erase them? This cannot be undone.", abort=True)
-    _run(config, erase)  # in any case: what has expired is not counted
-    if records:
-        print(f"{whom.key} is erased")
+    # in any case: what has expired is not counted
+    erased = 0 if dry_run else _run(config, partial(_erased, whom=whom))
+    if not records and not erased:
+        print(
+            f"nothing is stored for {_described(whom)}: ids are compared exactly, Entra's are in lower case"
+        )
+        raise typer.Exit(1)
+    if not dry_run:
+        print(f"{_described(whom)} is erased")
+
+
+def _meant(user: str | None, tid: str | None, oid: str | None) -> tuple[User, list[User]]:
+    """The user who is named, and those for whom the same text may stand in the operator's mind.
+
+    A key writes `~1` for each dot of the tenant; a dot is easily typed for it. `a.b.c` is `b.c` of the tenant
+    `a`, and may be meant for `c` of `a.b`. What is erased cannot be had back, so that is not guessed.
+    """
+    if user is None and tid is not None and oid:
+        return User(tid, oid), []
+    if user is None or tid is not None or oid is not None:
+        raise typer.BadParameter("give either TID.OID, or --tid and --oid")
+    try:
+        whom = User.of(user)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; without a tenant, it is .OID") from None
+    splits = [User(user[:at], user[at + 1 :]) for at, each in enumerate(user) if each == "."]
+    return whom, [other for other in splits if other.oid and other != whom]
+
+
+async def _stored_of(opened: OpenedState, whom: User, others: list[User]) -> tuple[int, bool]:
+    """How many records are the user's, and whether Mem0 may have more."""
+    for other in others:
+        if await UserErasure(opened.eraser, other).count():
+            raise fail(f"this may also mean {_described(other)}: give --tid and --oid")
+    return await UserErasure(opened.eraser, whom).count(), opened.has_mem0
+
+
+async def _erased(opened: OpenedState, whom: User) -> int:
+    with _progress("records") as report:
+        return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
+
+
+def _described(user: User) -> str:
+    return f"{user.key} (tenant {user.tid!r}, object id {user.oid!r})"
 
 
 def _warn_of_mem0(user: User) -> None:

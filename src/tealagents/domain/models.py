@@ -48,9 +48,10 @@ class User(Struct, frozen=True):
     def of(cls, key: str) -> "User":
         """The user of a `key`. `ValueError` where it is none."""
         tenant, _, oid = key.partition(".")
-        if not tenant or not oid:
+        user = cls(tenant.replace("~1", ".").replace("~0", "~"), oid)
+        if not oid or user.key != key:
             raise ValueError(f"{key!r} is not a tenant and an object id joined by a dot")
-        return cls(tenant.replace("~1", ".").replace("~0", "~"), oid)
+        return user
 
 
 class Caller(Struct, frozen=True):

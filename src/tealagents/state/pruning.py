@@ -129,7 +129,7 @@ class UserErasure:
         return sum([1 async for _ in self._records.every(self._partition, "")])
 
     async def erase(self, report: Callable[[int], None] = lambda records: None) -> int:
-        """Erases all, and returns how many records there were besides the tasks' own."""
+        """Erases all, and returns how many records there were besides the tasks' own, expired ones too."""
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
@@ -145,9 +145,10 @@ class UserErasure:
         consents = keys.user(self._records.agent, PENDING_CONSENTS)
         workers = keys.workers(self._records.agent)  # signals of the user's that no one took
         for partition in (inbox, consents, workers, keys.erasing(self._records.agent)):
-            await self._wipe_mentions(partition)
-        for partition in (self._partition, inbox, consents, workers):
-            await self._wipe_expired(partition)
+            wiped += await self._wipe_mentions(partition)
+        wiped += await self._wipe_expired(self._partition)
+        for partition in (inbox, consents, workers):
+            await self._wipe_expired(partition)  # of others, too
         await self._eraser.tasks.directory.forget(self._user)
         return wiped
 
@@ -161,16 +162,22 @@ class UserErasure:
         except CorruptState:
             return
 
-    async def _wipe_mentions(self, partition: str) -> None:
-        """Deletes what names the user in a partition that is not theirs."""
+    async def _wipe_mentions(self, partition: str) -> int:
+        """Deletes what names the user in a partition that is not theirs, and returns how many records."""
+        wiped = 0
         async for key, record in self._records.every(partition, ""):
             if self._names_user(partition, key, record.value):
                 await self._records.delete(partition, [key])
+                wiped += 1
+        return wiped
 
-    async def _wipe_expired(self, partition: str) -> None:
+    async def _wipe_expired(self, partition: str) -> int:
         """What no scan shows any more, and the store would erase later, or with a later commit only."""
+        wiped = 0
         while expired := await self._records.store.expired(partition):
             await self._records.delete(partition, expired)
+            wiped += len(expired)
+        return wiped
 
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
         try:
