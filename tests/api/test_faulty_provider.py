@@ -3,16 +3,21 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+import httpx
 import pytest
+from a2a_talk import VERSION
+from mcp_talk import ACCEPT, modern, post
 from talk import in_service
-from wire import problem, text
+from wire import Json, problem, text
 
 from tealagents.domain.models import Caller, User
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread, offline_service
 
 
@@ -60,29 +65,95 @@ class Faulty:
         return None
 
 
+class Holding(MemoryStore):
+    """State in memory, that does not answer while it `holds`."""
+
+    holds: ClassVar[bool] = False
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        await self._held(partition)
+        return await super().read(partition, keys)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await self._held(partition)
+        await super().commit(partition, commit)
+
+    async def _held(self, partition: str) -> None:
+        while type(self).holds and "/user/" in partition:
+            Faulty.HELD.set()
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceThread]:
     with offline_service(env={"TA_AUTH": f"{__name__}:Faulty"}) as (running, _):
         yield running
 
 
-@pytest.mark.parametrize(("path", "code"), [("", "code"), ("/openai/v1/responses", "error")])
-def test_what_the_server_cuts_off_is_answered_in_the_words_of_its_protocol(path: str, code: str) -> None:
+def sent_to(client: httpx.Client, protocol: str) -> httpx.Response:
+    """A first message, in a protocol's words."""
+    asking = {"name": "ask", "arguments": {"message": "hi"}}
+    legacy = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": asking}
+    send = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}}
+    rpc = {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": send}
+    match protocol:
+        case "v1alpha1":
+            return client.post("", json=text("hi"))
+        case "OpenAI":
+            return client.post("/openai/v1/responses", json={"input": "hi"})
+        case "A2A":
+            return client.post("/a2a", json=rpc, headers=VERSION)
+        case "A2A over REST":
+            return client.post("/a2a/message:send", json=send, headers=VERSION)
+        case "MCP":
+            return post(client, {**modern("tools/call", asking), "id": 7})
+        case _:
+            return client.post("/mcp", json=legacy, headers={"accept": ACCEPT, "mcp-session-id": "x"})
+
+
+#: where a response says which error it is, and by what
+CUT_OFF: dict[str, tuple[tuple[str, ...], object]] = {
+    "v1alpha1": (("code",), "persistence_unavailable"),
+    "OpenAI": (("error", "code"), "persistence_unavailable"),
+    "A2A": (("error", "code"), -32000),
+    "A2A over REST": (("error", "status"), "UNAVAILABLE"),
+    "MCP": (("error", "code"), -32603),
+    "MCP before 2026-07-28": (("error", "code"), -32603),
+}
+
+
+#: a stream of an earlier MCP has begun before the store is asked: it ends
+HELD_BY = [*((each, "the provider") for each in CUT_OFF), *((each, "the store") for each in [*CUT_OFF][:-1])]
+
+
+@pytest.mark.parametrize(("protocol", "holder"), HELD_BY)
+def test_what_the_server_cuts_off_is_answered_in_the_words_of_its_protocol(
+    protocol: str, holder: str
+) -> None:
     """A process that has drained waits only so long for a call that something holds up, such as a store."""
+    place, error = CUT_OFF[protocol]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         running = stack.enter_context(ExitStack())
         env = {"TA_AUTH": f"{__name__}:Faulty"}
-        service, _ = running.enter_context(offline_service(env=env, protocols=["openai"]))
-        client = stack.enter_context(service.client("held"))
+        spec: Json = {"protocols": ["openai", "a2a", "mcp"], "persistence": f"{__name__}:Holding"}
+        service, _ = running.enter_context(offline_service(env=env, **spec))
+        client = stack.enter_context(service.client("held" if holder == "the provider" else "ada"))
         Faulty.HELD.clear()
-        answer = pool.submit(client.post, path, json=text("hi"))
+        Holding.holds = holder == "the store"
+        answer = pool.submit(sent_to, client, protocol)
+        answer.add_done_callback(lambda _: setattr(Holding, "holds", False))
         assert Faulty.HELD.wait(60)
         in_service(service, service.app.exchange.service.drain(0))
         running.close()
         held = answer.result(60)
     assert held.status_code == 503, held.text
-    said = held.json() if code == "code" else held.json()["error"]
-    assert said["code"] == "persistence_unavailable"
+    found = said = held.json()
+    for name in place:
+        found = found[name]
+    assert found == error, held.text
+    assert "unavailable" in held.text
+    if "jsonrpc" in said:
+        assert said["id"] == (7 if holder == "the store" else None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Such libraries know neither users nor limits, and some fail on bytes that are no
 can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -148,9 +149,9 @@ class Gate:
         self._resource = exchange.resource(path)
         self._respond = respond
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        scope[SCOPE] = call = AdmittedCall(request, self._path)
+    async def _admit(self, call: AdmittedCall, receive: Receive, send: Send) -> None:
+        """Hands the call on, or leaves why it is refused."""
+        request, scope = call.request, call.request.scope
         try:
             call.caller = await self._exchange.identify(request)
             body = await self._body(call)
@@ -162,9 +163,27 @@ class Gate:
             replies = _Replies(call, send) if self._holds else send
             with suppress(Replied):
                 await self._app(scope, _read_before(body, receive), replies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE] = call = AdmittedCall(Request(scope, receive), self._path)
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._admit(call, receive, noting)
+        except asyncio.CancelledError as canceled:
+            cut_off = self._exchange.cut_off(canceled)
+            if begun or not isinstance(cut_off, TealError):
+                raise
+            call.refused = cut_off
+            self._name_route(scope)
         if call.refused is not None:
             self._exchange.refused(call.refused)
-            headers = refusal_headers(call.refused, self._resource.challenge(request))
+            headers = refusal_headers(call.refused, self._resource.challenge(call.request))
             call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
