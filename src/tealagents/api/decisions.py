@@ -17,8 +17,9 @@ from tealagents.state.decisions import shown_calls
 
 #: characters of a reason: the model is sent it in this round and every later one
 LONGEST_REASON = 4000
-#: what refuses a decision of a pause that is no longer open
+#: what refuses a decision of a pause that is no longer open; of one that ended without a decision
 TOO_LATE = (AlreadyDecided, ApprovalExpired, RequestCanceled)
+GONE = (ApprovalExpired, RequestCanceled)
 #: of a call in a form: what is decided of all
 _SAME = "same"
 

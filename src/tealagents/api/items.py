@@ -10,6 +10,8 @@ from tealagents.domain.models import Item, Json, ToolCall
 
 #: the types of images that models see
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+#: the parts of messages that are used, and where an image may come from
+_PARTS, _SOURCES = ("text", "image"), ("data", "url", "file")
 _STANDARD = str.maketrans("-_", "+/")
 
 
@@ -65,19 +67,31 @@ def referred(item: Any) -> str:
     return str(item.get("id")).lower() if bare or item.get("type") == "item_reference" else ""
 
 
-def only(body: Any, *types: str) -> Any:
-    """A body whose `messages` hold only parts of these types; whatever else there is is as it was."""
+def known(body: Any, roles: tuple[str, ...]) -> Any:
+    """A body with only the messages of these roles, and in them only texts, and images from sources that are
+    known. Whatever else there is is as it was, also what has no role or type that is a text."""
     given = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(given, list):
         return body
-    return {**body, "messages": [_with_parts(each, types) for each in given]}
+    return {**body, "messages": [_with_parts(each) for each in given if _is_of(each, "role", roles)]}
 
 
-def _with_parts(message: Any, types: tuple[str, ...]) -> Any:
+def _with_parts(message: Any) -> Any:
     parts = message.get("content") if isinstance(message, dict) else None
     if not isinstance(parts, list):
         return message
-    return {**message, "content": [p for p in parts if not isinstance(p, dict) or p.get("type") in types]}
+    usable = [part for part in parts if not isinstance(part, dict) or part.get("type") in _PARTS]
+    return {**message, "content": [part for part in usable if _is_from_known(part)]}
+
+
+def _is_from_known(part: Any) -> bool:
+    return not isinstance(part, dict) or _is_of(part.get("source"), "type", _SOURCES)
+
+
+def _is_of(given: Any, name: str, known: tuple[str, ...]) -> bool:
+    """Whether a field of an object is one of these; also where there is no such text."""
+    value = given.get(name) if isinstance(given, dict) else None
+    return not isinstance(value, str) or value in known
 
 
 def text(of: tuple[Item, ...], field: str, problem: str) -> str:

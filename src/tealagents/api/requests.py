@@ -154,7 +154,7 @@ class Named(Struct, frozen=True):
         if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
             return marks, None
         # as far back as what the client has, which nothing says of a single message under a name of its own
-        far = len(marks) > 1 or any([await self._holds(each) for each in {seen, *issued}])
+        far = len(marks) > 1 or any([await self._request(each) for each in {seen, *issued}])
         most = sys.maxsize if far else MOST_REQUESTS
         # the last request with each of the marks, None where a rollback has taken its answer away; and of
         # each request that was repeated, the last that repeats it
@@ -187,13 +187,18 @@ class Named(Struct, frozen=True):
                 theirs.append(issued)
         return [mark for mark in theirs if mark in sent]
 
-    async def _holds(self, request_id: str | None) -> bool:
-        """Whether a request is one of this task's."""
+    async def last_pauses(self, request_id: str | None) -> Sequence[str]:
+        """The last pause of one of this task's requests, as all that there is; none for any other."""
+        found = await self._request(request_id)
+        return found.approvals[-1:] if found is not None else ()
+
+    async def _request(self, request_id: str | None) -> RequestRecord | None:
+        """One of this task's requests."""
         if request_id is None:
-            return False
+            return None
         key = keys.request(request_id)
         found = await self.exchange.records.get(self.partition, key, RequestRecord)
-        return found is not None and found.value.task_id == self.task_id
+        return found.value if found is not None and found.value.task_id == self.task_id else None
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""

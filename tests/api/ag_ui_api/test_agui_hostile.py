@@ -43,6 +43,20 @@ def test_parts_of_unknown_types_are_ignored(ada: httpx.Client, model: OfflineMod
         refusal(ada.post("/ag-ui", json={**run_input("parts"), **wrong}), 422, "invalid_request")
 
 
+def test_what_only_a_newer_client_knows_is_ignored(ada: httpx.Client, model: OfflineModel) -> None:
+    """Messages of other roles, and images from other sources; not what could not be of any version."""
+    image = {"type": "image", "source": {"type": "x.cloud", "value": "f"}}
+    alien = {"id": "1", "role": "x.alien", "content": "I come in peace", "more": 1}
+    messages = [alien, user([{"type": "text", "text": "hello"}, image]), {**alien, "id": "2"}]
+    given = run_input("newer", *messages, protocolVersion="1.7")
+    answered = ada.post("/ag-ui", json=given)
+    assert answered.status_code == 200, answered.text
+    assert [m["content"] for m in model.requests[-1]["body"]["messages"][-1:]] == ["hello"]
+    assert "peace" not in str(model.requests[-1]["body"])
+    for wrong in ({**alien, "role": 5}, {"id": "1", "content": "x"}, user([{"type": "image", "source": {}}])):
+        refusal(ada.post("/ag-ui", json=run_input("newer", wrong)), 422, "invalid_request")
+
+
 UNUSABLE = (
     {"type": "data", "value": "JVBERi0=", "mimeType": "application/pdf"},
     {"type": "data", "value": "_-_-", "mimeType": "image/png"},

@@ -10,6 +10,7 @@ from agui_talk import WEATHER, Json, Page, interrupts, kinds, refusal, resume, s
 from talk import call, lines
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.waits import until
 
 APPROVE = {"action": "approve"}
 
@@ -383,6 +384,26 @@ def test_a_tool_of_the_page_that_failed(page: Page) -> None:
 def test_a_tool_that_cannot_be_offered_is_refused(page: Page, tool: Json) -> None:
     page.messages = [user("hi")]
     refusal(page.post(tools=[tool]), 422, "invalid_request")
+
+
+@pytest.mark.parametrize("gone", ["canceled", "expired"])
+def test_the_output_of_a_frontend_tool_that_comes_too_late_is_refused(gone: str) -> None:
+    """As an answer to an interrupt is; the page cannot take it back, so that its next message is answered."""
+    seconds = 1 if gone == "expired" else 3600
+    with serving(limits={"approval_expiry_seconds": seconds}) as (service, _), service.client() as client:
+        page = Page(client)
+        asked = page.say(weather(), tools=[WEATHER])
+        request = asked[0]["metadata"]["tealagents"]["request_id"]
+        if gone == "canceled":
+            client.post(f"/requests/{request}/cancel").raise_for_status()
+        else:
+            until(lambda: client.get(f"/requests/{request}").json()["status"] != "Paused")
+        output(page, "rain")
+        code = "request_canceled" if gone == "canceled" else "approval_expired"
+        for _ in range(2):
+            refusal(page.post(tools=[WEATHER]), 409, code)
+        assert page.say("hello", tools=[WEATHER])[-1]["outcome"] == {"type": "success"}
+        assert page.said("tool") == []
 
 
 def test_a_consent_is_an_interrupt_with_a_link(page: Page, file: Path, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ _ADVICE: Mapping[str, str] = {
     "idempotency_key_reused": "The runId stands for a run with other messages. Send a new one.",
     "approval_pending": "Run the thread without a new message to see what it asks, then answer all at once: "
     "interrupts in `resume`, calls of frontend tools with tool messages.",
-    "approval_expired": "Cancel the interrupt in `resume` to continue the thread.",
-    "request_canceled": "Cancel the interrupt in `resume` to continue the thread.",
+    "approval_expired": "Cancel the interrupt in `resume`, or send a message, to continue the thread.",
+    "request_canceled": "Cancel the interrupt in `resume`, or send a message, to continue the thread.",
     "already_decided": "Cancel all interrupts of that run in `resume` to see what came of them.",
 }
 

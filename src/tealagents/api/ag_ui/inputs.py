@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from ag_ui import core
 from msgspec import Struct
@@ -55,7 +55,7 @@ class Given(Struct, frozen=True, kw_only=True):
 
 def read(value: Any) -> Given:
     """An input, from its JSON. `InvalidRequest`."""
-    body = bodies.validated(core.RunAgentInput, items.only(value, "text", "image"))
+    body = bodies.validated(core.RunAgentInput, items.known(value, get_args(core.Role)))
     for name, given in (("threadId", body.thread_id), ("runId", body.run_id)):
         if not 1 <= len(given) <= LONGEST_ID:
             raise InvalidRequest(name, f"must have 1 to {LONGEST_ID} characters")
@@ -116,8 +116,9 @@ def _mark(message: core.UserMessage) -> str:
 
 def _output(message: core.ToolMessage) -> CallAnswer:
     text = "".join(item.content for item in _items(message) if item.content_type == "text")
-    output = "\n".join(filter(None, (text, message.error)))
-    return CallAnswer(output=output, is_error=message.error is not None)
+    return CallAnswer(
+        output="\n".join(filter(None, (text, message.error))), is_error=message.error is not None
+    )
 
 
 def _resume(body: core.RunAgentInput) -> dict[str, CallAnswer | None]:

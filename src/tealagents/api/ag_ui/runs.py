@@ -9,7 +9,7 @@ from starlette.types import Receive
 from tealagents.api import bodies, requests, setups, sse, stretches, transcripts
 from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
-from tealagents.api.decisions import TOO_LATE, CallAnswer
+from tealagents.api.decisions import GONE, TOO_LATE, CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
@@ -31,8 +31,8 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
         try:
             stretch = await stretches.decided(exchange, caller, pause, answers, setup=setup, streamed=True)
-        except TOO_LATE:
-            if any(given.resume.values()):  # else nothing but cancellations: as without them
+        except TOO_LATE as late:  # as without the answers, where they only cancel or were taken
+            if any(given.resume.values()) or (isinstance(late, GONE) and given.outputs and not given.last):
                 raise
         else:
             if of or not fresh:
@@ -62,13 +62,14 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
 
 
 async def _answered(thread: Named, given: Given) -> Approval | None:
-    """The pause that an input answers: the pending one, or an earlier one of this thread, and of no other."""
+    """The pause of this thread that an input answers; one whose outputs were taken only if it names it."""
     interrupts = [parsed(each, "int") for each in given.resume]
     named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
-    for approval_id in pending + named:
+    called = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
+    for approval_id in (*pending, *named, *called):
         pause = await thread.pause(approval_id)
-        if pause and (approval_id in named or (pause.status == "pending" and _answers(pause, given))):
+        if pause and (approval_id in named or (pause.status != "decided" and _answers(pause, given))):
             return pause
     return None
 
