@@ -116,9 +116,8 @@ def _mark(message: core.UserMessage) -> str:
 
 def _output(message: core.ToolMessage) -> CallAnswer:
     text = "".join(item.content for item in _items(message) if item.content_type == "text")
-    return CallAnswer(
-        output="\n".join(filter(None, (text, message.error))), is_error=message.error is not None
-    )
+    output = "\n".join(filter(None, (text, message.error)))
+    return CallAnswer(output=output, is_error=message.error is not None)
 
 
 def _resume(body: core.RunAgentInput) -> dict[str, CallAnswer | None]:

@@ -85,9 +85,7 @@ def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
     return found
 
 
-async def _send(
-    thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key
-) -> RequestView:
+async def _send(thread: Named, given: Given, fresh: Sequence[str], of: str | None, key: Key) -> RequestView:
     """Continues the thread with what is new, or begins it with all that is there."""
     items = tuple(item for mark in fresh for item in given.last[mark])
     if not items:
@@ -95,7 +93,7 @@ async def _send(
     message = thread.at_tip(given.message)
     all_new = len(fresh) == len(given.last)  # else not all was answered
     behind = await thread.answered_to(given.answer) if all_new else None
-    client = {**message.client, "seeded": bool(message.earlier), "repeats": repeats, "behind": behind}
+    client = {**message.client, "seeded": bool(message.earlier), "repeats": of, "behind": behind}
     message = replace(message, items=items, client=client)
     return await requests.submitted(thread.exchange, thread.caller, message, key, streamed=True)
 
