@@ -115,6 +115,7 @@ export class Watch {
         abort = () => reject(signal.reason);
         signal.addEventListener("abort", abort);
       });
+      aborted.catch(() => {}); // `io` itself may abort, and throw before any one waits for it
       return /** @type {T} */ (await Promise.race([io(), aborted]));
     } finally {
       signal.removeEventListener("abort", abort);

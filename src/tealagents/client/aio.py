@@ -1,5 +1,6 @@
 """The asynchronous driver: carries out what `rules` decide, on `httpx.AsyncClient`."""
 
+from time import monotonic
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
 import httpx
@@ -34,7 +35,6 @@ from tealagents.client.waits import (
     async_bearer,
     async_release,
     async_sleep,
-    async_within,
     usable,
 )
 from tealagents.client.wire import (
@@ -391,23 +391,28 @@ class _AsyncWire:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, await async_bearer(self._token), self._timeouts)
         try:
-            return await async_within(call.most, lambda: self._sent(http, request, leave_open))
+            response = await http.send(request, stream=True, follow_redirects=False)
+            if leave_open and response.status_code == 200 and is_event_stream(response.headers):
+                self._response = response
+                self._chunks = cast(AsyncChunks, response.aiter_bytes())
+                return Reply(status=response.status_code, headers=response.headers)
+            body = await self._body(response, call.most)
         except httpx.RequestError as error:
             return lost(error)
-        except TimeoutError:
-            return Lost(httpx.ReadTimeout(f"no whole answer within {call.most:.1f} seconds", request=request))
+        return Reply(status=response.status_code, headers=response.headers, body=body)
 
-    async def _sent(self, http: httpx.AsyncClient, request: httpx.Request, leave_open: bool) -> Reply:
-        response = await http.send(request, stream=True, follow_redirects=False)
-        if leave_open and response.status_code == 200 and is_event_stream(response.headers):
-            self._response = response
-            self._chunks = cast(AsyncChunks, response.aiter_bytes())
-            return Reply(status=response.status_code, headers=response.headers)
+    async def _body(self, response: httpx.Response, seconds: float) -> bytes:
+        """A whole body. httpx bounds each wait for bytes, but not all together (nor those of a head)."""
+        due, chunks = monotonic() + seconds, list[bytes]()
         try:
-            body = await response.aread()
+            async for chunk in response.aiter_bytes():
+                chunks.append(chunk)
+                if monotonic() > due:
+                    late = f"no whole answer within {seconds:.1f} seconds"
+                    raise httpx.ReadTimeout(late, request=response.request)
         finally:
             await response.aclose()
-        return Reply(status=response.status_code, headers=response.headers, body=body)
+        return b"".join(chunks)
 
     async def _receive(self) -> bytes | Lost:
         if self._chunks is None:

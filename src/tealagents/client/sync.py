@@ -2,6 +2,7 @@
 
 """The synchronous driver: carries out what `rules` decide, on `httpx.Client`."""
 
+from time import monotonic
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
 import httpx
@@ -37,7 +38,6 @@ from tealagents.client.waits import (
     release,
     sleep,
     usable,
-    within,
 )
 from tealagents.client.wire import (
     Call,
@@ -389,23 +389,28 @@ class _Wire:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, bearer(self._token), self._timeouts)
         try:
-            return within(call.most, lambda: self._sent(http, request, leave_open))
+            response = http.send(request, stream=True, follow_redirects=False)
+            if leave_open and response.status_code == 200 and is_event_stream(response.headers):
+                self._response = response
+                self._chunks = cast(Chunks, response.iter_bytes())
+                return Reply(status=response.status_code, headers=response.headers)
+            body = self._body(response, call.most)
         except httpx.RequestError as error:
             return lost(error)
-        except TimeoutError:
-            return Lost(httpx.ReadTimeout(f"no whole answer within {call.most:.1f} seconds", request=request))
+        return Reply(status=response.status_code, headers=response.headers, body=body)
 
-    def _sent(self, http: httpx.Client, request: httpx.Request, leave_open: bool) -> Reply:
-        response = http.send(request, stream=True, follow_redirects=False)
-        if leave_open and response.status_code == 200 and is_event_stream(response.headers):
-            self._response = response
-            self._chunks = cast(Chunks, response.iter_bytes())
-            return Reply(status=response.status_code, headers=response.headers)
+    def _body(self, response: httpx.Response, seconds: float) -> bytes:
+        """A whole body. httpx bounds each wait for bytes, but not all together (nor those of a head)."""
+        due, chunks = monotonic() + seconds, list[bytes]()
         try:
-            body = response.read()
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                if monotonic() > due:
+                    late = f"no whole answer within {seconds:.1f} seconds"
+                    raise httpx.ReadTimeout(late, request=response.request)
         finally:
             response.close()
-        return Reply(status=response.status_code, headers=response.headers, body=body)
+        return b"".join(chunks)
 
     def _receive(self) -> bytes | Lost:
         if self._chunks is None:

@@ -6,13 +6,9 @@
 
 import asyncio
 import inspect
-import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
-from threading import Thread
 from typing import TypeVar
 
 import anyio
@@ -31,32 +27,6 @@ Chunks = Generator[bytes, None, None]
 
 sleep = time.sleep
 async_sleep = anyio.sleep
-
-
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns; `TimeoutError` where it takes longer than so many seconds.
-
-    A thread of its own does the work where there is a limit, and is left to it when time is up: httpx bounds
-    each wait for bytes, but not all of them together.
-    """
-    if seconds == math.inf:
-        return work()
-    result: Future[T] = Future()
-
-    def carry_out() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 — raised where the result is awaited
-            result.set_exception(error)
-
-    Thread(target=copy_context().run, args=[carry_out], daemon=True).start()
-    return result.result(seconds)
-
-
-async def async_within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-    """What `work` returns; `TimeoutError` where it takes longer than so many seconds."""
-    with anyio.fail_after(seconds):
-        return await work()
 
 
 class Connections:
