@@ -355,6 +355,9 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
     record, tail = view.record, 0
     if most == 0:
         return []
+    if record.status == "Queued":
+        waits = await asked(exchange, view.partition, record)
+        return [waits] if waits is not None else []
     if record.status not in ENDED:
         head = await exchange.tasks.head(view.partition, record.task_id, reading=True)
         tail = head.value.tail_seq

@@ -20,6 +20,7 @@ from google.protobuf.json_format import ParseDict
 from talk import working_service
 
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 JSON = {**VERSION, "content-type": "application/json"}
 ENQUEUES = """
@@ -206,6 +207,32 @@ def test_a_task_that_waited_its_turn_is_seen_to_work() -> None:
     assert again[1:] == followed
 
 
+def test_a_task_that_waits_its_turn_shows_what_it_was_asked() -> None:
+    """In all answers, with the id that the message keeps; once it is canceled, the message is gone."""
+    serving = working_service(ENQUEUES, protocols=["a2a"], concurrency="enqueue")
+    with serving as (service, offline), Wire(service, BINDINGS[0]) as wire:
+        context = wire.result("SendMessage", _at_once("until released"))["task"]["contextId"]
+        sent = [_at_once(words, contextId=context) for words in ("one", "two")]
+        for each in sent:
+            each["configuration"]["historyLength"] = 5
+        first, second = (wire.result("SendMessage", each)["task"] for each in sent)
+        for task, words in ((first, "one"), (second, "two")):
+            (said,) = task["history"]
+            assert (said["role"], said["parts"]) == ("ROLE_USER", [{"text": words}])
+            assert wire.result("GetTask", {"id": task["id"]})["history"] == [said]
+            assert "history" not in wire.result("GetTask", {"id": task["id"], "historyLength": 0})
+        listed = wire.result("ListTasks", {"contextId": context, "historyLength": 1})["tasks"]
+        shown = [
+            said["messageId"] for each in listed for said in each["history"] if each["id"] == first["id"]
+        ]
+        assert shown == [first["history"][0]["messageId"]]
+        wire.result("CancelTask", {"id": second["id"]})
+        assert "history" not in wire.result("GetTask", {"id": second["id"]})
+        offline.release()
+        (began,) = until(lambda: wire.result("GetTask", {"id": first["id"]})["history"][:1])
+        assert began == first["history"][0]
+
+
 def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model: Any) -> None:
     """Whether it has ended or still runs, alone or as a stream; with other words its id is refused."""
     sent = {"message": message("dripping")}
@@ -381,8 +408,8 @@ def test_subscribing_over_http_needs_no_body_and_no_content_type(
             assert "COMPLETED" in stream.read().decode()
 
 
-def _at_once(words: str) -> dict[str, Any]:
-    return {"message": message(words), "configuration": {"returnImmediately": True}}
+def _at_once(words: str, **fields: Any) -> dict[str, Any]:
+    return {"message": message(words, **fields), "configuration": {"returnImmediately": True}}
 
 
 # --- reading -----------------------------------------------------------------------------------------
