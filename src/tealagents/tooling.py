@@ -46,6 +46,16 @@ def _trace_headers(telemetry: TelemetryOptions) -> Callable[[], Mapping[str, str
     return trace_headers
 
 
+def _without_url(config: ServiceConfig) -> str:
+    """What the operator can do where users cannot be sent back to the service."""
+    if config.stateless:
+        return (
+            f"An agent of {config.api_version} has none: the operator has to migrate it with `tealagents "
+            "upgrade`."
+        )
+    return "The operator has to set TA_PUBLIC_URL."
+
+
 class Tooling:
     """Opens every toolset of a config, and what acts for users downstream."""
 
@@ -62,7 +72,7 @@ class Tooling:
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
         secrets = SecretStore(records) if records is not None and config.encryption_key is not None else None
         #: asks users to authorize tool servers, and takes what the browser brings back
-        self.consents = Consents(callback, secrets=secrets)
+        self.consents = Consents(callback, without_url=_without_url(config), secrets=secrets)
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
         """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""

@@ -1,6 +1,7 @@
 """A user's own authorization: the SDK's authorization server, a browser that agrees, servers that lie."""
 
 import asyncio
+import dataclasses
 import json
 import logging
 from base64 import b64encode
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import config_files
 import httpx2
 import pytest
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
@@ -25,6 +27,7 @@ from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolS
 from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
+from tealagents.tooling import Tooling
 from tealagents.tools import oauth
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
@@ -145,6 +148,31 @@ async def test_without_anyone_to_ask_it_is_reported() -> None:
         async with opened(url, Consents(None)) as server:
             with pytest.raises(ToolFailed, match="this service has no public URL"):
                 await call(server, Context())
+
+
+@pytest.mark.parametrize(
+    ("api_version", "remedy", "other"),
+    [
+        ("tealagents/v1alpha1", "The operator has to set TA_PUBLIC_URL", "migrate"),
+        ("skagents/v1", "An agent of skagents/v1 has none: the operator has to migrate it", "TA_PUBLIC_URL"),
+    ],
+)
+async def test_without_a_public_url_the_operator_learns_what_helps_this_agent(
+    tmp_path: Path, api_version: str, remedy: str, other: str
+) -> None:
+    """A URL, or migrating an agent of the earlier platform; no one reads of what is not theirs."""
+    with protected(Provider()) as url:
+        servers = f"mcp_servers: [{{name: secure, url: '{url}', trust_level: trusted}}]"
+        config = config_files.read(tmp_path, config_files.with_agent(servers))
+        tooling = Tooling(dataclasses.replace(config, api_version=api_version), None, SystemClock())
+        try:
+            [server] = await tooling.open(lambda: None)
+            with pytest.raises(ToolFailed, match="this service has no public URL") as raised:
+                await by_name(server)["secure-connect"].call(Context(), {})
+        finally:
+            await tooling.close()
+    assert remedy in str(raised.value)
+    assert other not in str(raised.value)
 
 
 @contextmanager

@@ -101,18 +101,20 @@ class _Access:
 class Consents:
     """What users have consented to, and are being asked to consent to.
 
-    `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it.
+    `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it. Where it is None, a
+    call that has to ask fails, and says `without_url`: what the operator can do about it.
     """
 
     def __init__(
         self,
         callback_url: str | None,
         *,
+        without_url: str = "",
         secrets: Secrets | None = None,
         now: Callable[[], float] = time.time,
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
-        self._callback_url = callback_url
+        self._without_url = without_url
         #: whether a user's request may still need what it asked for; None: all do
         self.still_asks: Callable[[str, str], Awaitable[bool]] | None = None
         self._secrets = secrets
@@ -340,11 +342,10 @@ class Consents:
         context.require_owner()
         challenge = challenge or Challenge()
         asked = (owner_key(context), server.key, context.request_id)
-        if self._callback_url is None:
+        if self._registrations.callback_url is None:
             raise ToolFailed(
                 f"{server.name} needs the user's authorization, and this service has no public URL that "
-                "the user could be sent back to. Its operator has to set one; an agent of the earlier "
-                "platform has none, whatever is set, and has to be migrated."
+                f"the user could be sent back to. {self._without_url}".rstrip()
             )
         access = self._access.get(asked[:2])
         if access is not None and challenge.scopes:
@@ -402,7 +403,7 @@ class Consents:
             return True
         if self._registrations.may_be_forgotten(at.client):
             form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
-            form["redirect_uri"] = self._callback_url or ""
+            form["redirect_uri"] = self._registrations.callback_url or ""
             self._registrations.seen(at.client)  # without an answer, too, it is not asked again at once
             with suppress(ToolFailed, TimeoutError):  # it may be back when the user visits the link
                 async with asyncio.timeout(PROBE_SECONDS):
@@ -414,7 +415,7 @@ class Consents:
         query = {
             "response_type": "code",
             "client_id": pending.at.client.id,
-            "redirect_uri": self._callback_url,
+            "redirect_uri": self._registrations.callback_url,
             "state": state,
             "code_challenge": challenge.decode(),
             "code_challenge_method": "S256",
@@ -447,7 +448,7 @@ class Consents:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": self._callback_url or "",
+            "redirect_uri": self._registrations.callback_url or "",
             "code_verifier": pending.verifier,
         }
         try:

@@ -21,7 +21,8 @@ class Registrations:
     """The clients that this service is, one for each authorization server and set of scopes."""
 
     def __init__(self, callback_url: str | None, now: Callable[[], float]) -> None:
-        self._callback_url = callback_url
+        #: where browsers come back to
+        self.callback_url = callback_url
         self._now = now
         #: the clients we registered as, oldest first
         self._registered: dict[_Asking, OAuthClient] = {}
@@ -82,7 +83,7 @@ class Registrations:
     async def _register(self, issuer: Issuer, endpoint: str, scopes: Iterable[str]) -> OAuthClient:
         body: Json = {
             "client_name": "tealagents",
-            "redirect_uris": [self._callback_url],
+            "redirect_uris": [self.callback_url],
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
             "token_endpoint_auth_method": "none",
