@@ -4,7 +4,9 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,6 +241,25 @@ async def test_of_two_keys_at_once_an_empty_store_takes_one(
         starts = [processes(key, agent=agent).claim(keyed=key is not None) for key in (one, other)]
         results = await asyncio.gather(*starts, return_exceptions=True)
         assert set(map(type, results)) == {CorruptState, type(None)}
+
+
+@TWO_KEYS
+async def test_a_key_that_is_taken_while_another_process_looks_is_seen_by_it(
+    processes: Callable[..., Inventory], one: str | None, other: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them has one. covers: STATE-1"""
+    for agent, slow, quick in (("Tester-1", one, other), ("Tester-2", other, one)):
+        starts, quicker = processes(slow, agent=agent), processes(quick, agent=agent)
+        check, claims = starts.check_key, [partial(quicker.claim, keyed=quick is not None)]
+
+        async def check_slowly(*, keyed: bool, check: Any = check, claims: Any = claims) -> None:
+            await check(keyed=keyed)
+            if claims:
+                await claims.pop()()
+
+        monkeypatch.setattr(starts, "check_key", check_slowly)
+        with pytest.raises(CorruptState):
+            await starts.claim(keyed=slow is not None)
 
 
 async def test_the_key_of_an_empty_store_is_rotated(processes: Callable[..., Inventory]) -> None:

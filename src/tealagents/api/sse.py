@@ -312,8 +312,8 @@ async def patiently(
 
     try:
         # a library may refuse a HEAD; a stream that is asked for so would never end
-        method = "HEAD" if HEAD in scope else scope["method"]
-        await app({**scope, "method": method, SAY: say}, receive, write)
+        asked = {"method": "HEAD"} if HEAD in scope else {}
+        await app({**scope, **asked, SAY: say}, receive, write)
         await (sending.end() if is_stream and not sending.ended else sending.taken())
     finally:
         sending.stop()

@@ -97,9 +97,9 @@ class Inventory:
 
         Of several that start at once on an empty store one writes the record, and all see whether it opens.
         """
-        await self.check_key(keyed=keyed)
         partition, name = keys.workers(self._records.agent), keys.KEY_CHECK
         written = [record for _, record in await self._records.store.scan(partition, name, limit=1)]
+        await self.check_key(keyed=keyed)  # behind the read: what is written by then is looked at, too
         if written and not written[0].value.startswith(SEALED):
             return
         # one that does not open is of an earlier key of what is stored
