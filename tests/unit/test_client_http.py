@@ -791,9 +791,9 @@ def _in_turn(*steps: tuple[Callable[[], object], Callable[[], object]]) -> None:
 
 
 @contextmanager
-def trickling(head: bytes, body: bytes) -> Iterator[str]:
-    """The URL of an agent whose answers have a body that comes byte by byte, over two minutes."""
-    over = threading.Event()
+def trickling(head: bytes, body: bytes) -> Iterator[tuple[str, threading.Event]]:
+    """The URL of an agent whose bodies come byte by byte, over two minutes; and whether a caller left."""
+    over, left = threading.Event(), threading.Event()
 
     def serve(listener: socket.socket) -> None:
         with suppress(OSError):
@@ -802,29 +802,60 @@ def trickling(head: bytes, body: bytes) -> Iterator[str]:
                 threading.Thread(target=trickle, args=[connection], daemon=True).start()
 
     def trickle(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
+        with connection:
             connection.recv(65536)
-            connection.sendall(head)
-            for byte in body:
-                connection.sendall(bytes([byte]))
-                if over.wait(120 / len(body)):
-                    return
+            try:
+                connection.sendall(head)
+                for byte in body:
+                    connection.sendall(bytes([byte]))
+                    if over.wait(120 / len(body)):
+                        return
+            except OSError:
+                left.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=[listener], daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/A/1"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/A/1", left
         finally:
             over.set()
 
 
 def test_the_end_of_a_wait_bounds_a_body_that_trickles(connect: Connect) -> None:
-    """Each of its bytes comes in time, and all of them much too late."""
-    with trickling(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n", b" " * 600) as url:
+    """Each of its bytes comes in time, and all of them much too late: the client closes the connection."""
+    with trickling(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n", b" " * 600) as (url, left):
         began = time.monotonic()
         with pytest.raises(ConnectionLost, match="seconds"):
             connect(url).wait("r", timeout=1)
         assert time.monotonic() - began < 60
+        assert left.wait(60)
+
+
+def test_what_waits_runs_in_the_thread_of_its_caller(service: ContractServer) -> None:
+    """A given HTTP client may be bound to it, as one whose hooks write to SQLite is."""
+    threads = []
+    hooks = {"request": [lambda _: threads.append(threading.current_thread())]}
+    with httpx.Client(event_hooks=hooks) as http, Client(service.url, "ada", http=http) as client:
+        answer = client.send("hello")
+        assert client.wait(answer.request_id, timeout=60) == answer
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_a_timeout_error_of_the_caller_s_own_transport_reaches_the_caller() -> None:
+    """It says nothing of the service's answer, and no call is repeated after it."""
+    calls = []
+
+    def failing(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        raise TimeoutError("the application's own")
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(failing)) as http,
+        Client("http://host/A/1", "ada", http=http, retry=QUICK) as client,
+        pytest.raises(TimeoutError, match="the application's own"),
+    ):
+        client.wait("r", timeout=60)
+    assert len(calls) == 1
 
 
 def test_dead_connections_are_noticed(service: ContractServer, connect: Connect) -> None:

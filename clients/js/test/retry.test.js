@@ -372,6 +372,20 @@ test("what a token function throws is thrown unchanged", async () => {
   await assert.rejects(agent.me({signal: new AbortController().signal}), {name: "RangeError", message: "signed out"});
 });
 
+test("what aborts the call and throws at once leaves no rejection that is unhandled, which would end Node.js", async (t) => {
+  const unhandled = t.mock.fn();
+  process.on("unhandledRejection", unhandled);
+  t.after(() => process.off("unhandledRejection", unhandled));
+  for (const name of ["token", "fetch"]) {
+    const leave = new AbortController();
+    const thrower = () => (leave.abort(new Error("left")), assert.fail(new RangeError("signed out")));
+    const agent = new Client(URL_OF_AN_AGENT, {fetch: unsent, [name]: thrower});
+    await assert.rejects(agent.me({signal: leave.signal}), name === "token" ? /signed out/ : /left/);
+  }
+  await pass(0); // until Node.js has looked for such rejections
+  assert.equal(unhandled.mock.callCount(), 0);
+});
+
 test("a page in answer to a deletion has deleted nothing", async () => {
   const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response("<html>sign in</html>")});
   await assert.rejects(agent.deleteTask("t"), UnexpectedAnswer);

@@ -140,6 +140,9 @@ class AsyncClient:
     async def wait(self, request_id: str, *, timeout: float | None = None) -> Answer:
         """Wait until the request has ended or paused. A failure is raised.
 
+        `timeout` bounds neither the time of a token function nor that of headers that trickle in, of which
+        only the wait for each next byte is bounded.
+
         Raises:
             StillRunning: after `timeout` seconds. The request continues.
             ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows;
