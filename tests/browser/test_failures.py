@@ -693,6 +693,26 @@ def test_an_example_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
 
 
+def test_a_rollback_or_a_fork_whose_answer_was_lost_is_shown(ada: Tab, service: ServiceThread) -> None:
+    """It is not tried again, may have been done, and what it made is there to be seen."""
+    *_, last = talk(service, "hello", "My name is Ada.")
+    ada.may_be_cut = True
+    ada.open("tasks", last["task_id"], "travel")
+    first = ada.page.locator(".node", has_text="hello")
+    in_doubt = ada.page.locator(".notice", has_text="It may have been done. Look before you try again.")
+    ada.page.route("**/rollback", _lost)
+    first.get_by_role("button", name="Roll back").click()
+    expect(in_doubt).to_have_attribute("data-shown", "true")
+    expect(first).to_contain_text("Current")
+    in_doubt.click()
+    conversations = ada.page.locator(f".session:has(a[href*='{last['task_id']}']) a")
+    expect(conversations).to_have_count(0)
+    ada.page.route("**/fork", _lost)
+    first.get_by_role("button", name="Fork").click()
+    expect(in_doubt).to_have_attribute("data-shown", "true")
+    expect(conversations).to_have_count(2)
+
+
 @pytest.mark.parametrize("reloaded", [False, True])
 def test_an_edited_message_whose_answer_was_lost_is_sent_once(
     tabs: Tabs, service: ServiceThread, reloaded: bool

@@ -635,6 +635,30 @@ def test_what_others_did_in_between_is_not_undone(what: str) -> None:
         call(Network(sending(UNSENT, problem(404, "not_found"))))
 
 
+@pytest.mark.parametrize(
+    ("call", "in_doubt"),
+    [
+        (lambda ask: ask.fork("t", None, None), True),
+        (lambda ask: ask.import_task({}), True),
+        (lambda ask: ask.rollback("t", "c"), True),
+        (lambda ask: ask.delete_session("s"), True),
+        (lambda ask: ask.delete_task("t"), False),
+        (lambda ask: ask.task("t"), False),
+        (lambda ask: ask.health(), False),
+    ],
+)
+def test_a_call_that_may_have_been_carried_out_is_in_doubt(
+    call: Callable[[Operations], Any], in_doubt: bool
+) -> None:
+    """Its error says to look first; of one that was repeated, or that never left, it says nothing of this."""
+    for answer, doubtful in ((LOST, in_doubt), (UNSENT, False)):
+        network = Network(sending(*[answer] * 11))
+        with pytest.raises(ConnectionLost) as lost:
+            network.run(call(network.operations()))
+        assert lost.value.in_doubt is doubtful
+        assert str(lost.value).endswith("look before you repeat the call") is doubtful
+
+
 def test_deleted_already() -> None:
     """A delete whose answer was lost, and which finds nothing the second time, has worked."""
     network = Network(sending(LOST, problem(404, "not_found")))
@@ -671,7 +695,8 @@ def test_a_pause_that_is_not_shown_still_ends_a_stream() -> None:
     hidden = event(5, "approval-required", {**IDS, "status": "Paused", "content": None})
     *_, end = Network(sending([event(4, "request", IDS), hidden])).stream()
     assert isinstance(end, ApprovalRequired)
-    assert (end.approval.approval_id, end.approval.request_id) == ("", REQUEST)
+    shown_of_it = (end.approval.approval_id, end.approval.request_id, end.approval.status)
+    assert shown_of_it == ("", REQUEST, "pending")
 
 
 def test_a_list_shows_records_that_are_damaged() -> None:

@@ -186,9 +186,9 @@ export class Calls {
    */
   async health(signal) {
     /** @type {Call} */
-    const call = {method: "GET", path: "/health", anonymous: true};
+    const call = {method: "GET", path: "/health", anonymous: true, repeatable: true};
     const reply = await this.wire.reply(call, signal).catch((error) => {
-      throw error instanceof Lost ? givenUp(error) : error;
+      throw error instanceof Lost ? givenUp(error, call) : error;
     });
     if (reply.ok) return /** @type {any} */ (reply.document());
     const problem = reply.problem();
@@ -209,7 +209,7 @@ export class Calls {
       if (!(trouble instanceof Lost)) {
         if (trouble.ok || !mayRepeat(call, trouble.problem())) return trouble;
       } else if (!mayRepeat(call, trouble)) {
-        throw givenUp(trouble);
+        throw givenUp(trouble, call);
       }
       await this.holdOn(trouble instanceof Lost ? trouble : trouble.problem(), budget, call, {signal});
     }
@@ -225,7 +225,7 @@ export class Calls {
    *   onReconnect?: ((reconnection: Reconnection) => void) | undefined}} around
    */
   async holdOn(trouble, budget, call, {signal, onReconnect, ...known}) {
-    const error = keyed(trouble instanceof Lost ? givenUp(trouble, known) : trouble, call);
+    const error = keyed(trouble instanceof Lost ? givenUp(trouble, call, known) : trouble, call);
     const delayMs = budget.delayMs(trouble instanceof Lost ? null : trouble.retryAfter);
     if (delayMs === null) throw error;
     onReconnect?.({attempt: budget.failures, delayMs, error});
@@ -329,10 +329,13 @@ export function answerOf(request) {
 
 /**
  * @param {Lost} lost
+ * @param {Call} call
  * @param {{requestId?: string | null, lastEventId?: number}} [known]
  */
-function givenUp({message, cause}, known) {
-  return new ConnectionLost(`no answer from the service: ${message}`, {cause, ...known});
+function givenUp({message, cause, sent}, {repeatable = false}, known) {
+  const inDoubt = sent && !repeatable;
+  const look = inDoubt ? "; what was asked may have been done: look before you repeat the call" : "";
+  return new ConnectionLost(`no answer from the service: ${message}${look}`, {cause, inDoubt, ...known});
 }
 
 /** @param {Accepted} document */

@@ -14,10 +14,11 @@ export class ClientError extends Error {
 export class ConnectionLost extends ClientError {
   /**
    * @param {string} [message]
-   * @param {{cause?: unknown, requestId?: string | null, lastEventId?: number}} [known]
+   * @param {{cause?: unknown, inDoubt?: boolean, requestId?: string | null, lastEventId?: number}} [known]
    */
-  constructor(message, {cause, requestId = null, lastEventId = 0} = {}) {
+  constructor(message, {cause, inDoubt = false, requestId = null, lastEventId = 0} = {}) {
     super(message, {cause});
+    this.inDoubt = inDoubt;
     this.requestId = requestId;
     this.lastEventId = lastEventId;
   }

@@ -287,10 +287,13 @@ export class ConnectionLost extends ClientError {
     message?: string,
     known?: {
       cause?: unknown;
+      inDoubt?: boolean;
       requestId?: string | null;
       lastEventId?: number;
     },
   );
+  /** of a fork, an import, a rollback or the deletion of a session: it may have been done, and is not repeated */
+  readonly inDoubt: boolean;
   readonly requestId: string | null;
   readonly lastEventId: number;
 }

@@ -109,7 +109,13 @@ test("when the attempts are used up, what is known is reported", async () => {
 test("a fork whose answer was lost is not made again", async () => {
   const {task_id} = await ada.send("hello");
   const proxy = await faultyProxy(service.url, () => 0);
-  await assert.rejects(agentOf("ada", proxy.url).fork(task_id), ConnectionLost);
-  proxy.close();
+  const agent = agentOf("ada", proxy.url);
+  const lost = await agent.fork(task_id).catch((error) => error);
+  assert(lost instanceof ConnectionLost);
+  assert.equal(lost.inDoubt, true);
+  assert.match(lost.message, /may have been done: look before you repeat the call$/);
   assert.equal(proxy.connections(), 1);
+  const unsure = await agent.health().catch((error) => error);
+  assert.deepEqual([unsure.name, unsure.inDoubt], ["ConnectionLost", false]);
+  proxy.close();
 });

@@ -44,6 +44,9 @@ class ClientError(Exception):
 class ConnectionLost(ClientError):
     """No answer after as many attempts as the `Retry` allows.
 
+    `in_doubt` is of a fork, an import, a rollback or the deletion of a session that was sent: the service may
+    have carried it out, so it is not repeated.
+
     To continue later: `request_id` and `last_event_id` are for `follow`; `idempotency_key` is for sending the
     same message again.
     """
@@ -52,11 +55,13 @@ class ConnectionLost(ClientError):
         self,
         detail: str,
         *,
+        in_doubt: bool = False,
         request_id: str | None = None,
         last_event_id: int = 0,
         idempotency_key: str | None = None,
     ) -> None:
         super().__init__(detail)
+        self.in_doubt = in_doubt
         self.request_id = request_id
         self.last_event_id = last_event_id
         self.idempotency_key = idempotency_key

@@ -6,7 +6,7 @@ where the end was not read from the stream but from the request itself, after th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tealagents.client.documents import Answer, Approval, Json, json_text, text, three_ids
@@ -68,7 +68,7 @@ class ApprovalRequired(Event):
 
     @property
     def approval(self) -> Approval:
-        return self.answer.approval or Approval.parse(self.answer.raw, "pending")
+        return self.answer.approval or replace(Approval.parse(self.answer.raw), status="pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

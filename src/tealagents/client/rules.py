@@ -407,9 +407,12 @@ class Rules:
 
     def _given_up(self, lost: Lost, call: Call, cursor: Cursor | None = None) -> ConnectionLost:
         reason = str(lost.error) or type(lost.error).__name__
+        in_doubt = lost.sent and not call.repeatable
+        look = "; what was asked may have been done: look before you repeat the call" if in_doubt else ""
         cursor = cursor or Cursor()
         return ConnectionLost(
-            f"no answer from the service: {reason}",
+            f"no answer from the service: {reason}{look}",
+            in_doubt=in_doubt,
             request_id=cursor.request_id,
             last_event_id=cursor.last_event_id,
             idempotency_key=call.headers.get(calls.IDEMPOTENCY_KEY),

@@ -53,8 +53,7 @@ export function useShow() {
   const {notify} = useApp();
   return async (made, what) => {
     const from = location.hash;
-    const {task_id} = await made;
-    dispatchEvent(new Event("tasks-changed"));
+    const {task_id} = await made.finally(() => dispatchEvent(new Event("tasks-changed"))); // made, perhaps, without an answer
     if (location.hash !== from)
       return notify(html`The new conversation is in the list. <a href=${href("tasks", task_id)}>Open it</a>`);
     if (what) notify(what);

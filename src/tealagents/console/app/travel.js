@@ -96,8 +96,7 @@ function Tree({nodes, marked, onMark, onLook, task, foreign, reload}) {
 function Node({node, marked, task, foreign, onMark, onLook, reload}) {
   const {client, notify} = useApp();
   const rollback = useAttempt()(async () => {
-    await client.rollback(task.task_id, node.id);
-    await reload();
+    await client.rollback(task.task_id, node.id).finally(reload);
     notify("This is now the current point. Nothing is erased: you can return to later points.");
   });
   const fork = useFork(task.task_id);

@@ -114,6 +114,8 @@ export const isAway = (error) => error.name === "ConnectionLost" || error instan
 export function inWords(error) {
   const {code, detail, words = DETAILS[code]} = error;
   if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
+  if (error.inDoubt)
+    return {title: "The connection broke before the answer came", detail: "It may have been done. Look before you try again."};
   if (isAway(error))
     return {
       title: "The service cannot be reached",
