@@ -50,8 +50,9 @@ from tealagents.state.memories import Memory
 from tealagents.state.new_message import NewMessage
 from tealagents.state.pruning import Pruning, UserErasure
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
-from tealagents.state.removal import MAKING_SECONDS
+from tealagents.state.removal import MAKING_SECONDS, bury_unchanged
 from tealagents.state.secret_store import SecretStore
+from tealagents.state.session_deletion import SessionDeletion
 from tealagents.state.submission import Submission
 from tealagents.state.workers import Signal
 from tealagents.stores.files import FileOptions, FileStore
@@ -145,8 +146,8 @@ async def test_a_task_that_begins_to_run_meanwhile_goes_with_its_session() -> No
         stored = await here.catalog.session(here.partition(), session)
         head = await here.tasks.head(here.partition(), first.task_id)
         await here.send("again", first.task_id)
-        assert not await here.eraser._bury(here.partition(), head)
-        await here.eraser.erase_session(here.partition(), stored)
+        assert await bury_unchanged(here.records, here.partition(), head) is None
+        await SessionDeletion(here.tasks, here.partition(), stored).erase()
         assert await remains(here) == []
         gate.set()
 
@@ -244,7 +245,7 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
     async with process(None, model, noting([], governed=True)) as here:
         paused = await here.ask()
         head = await here.tasks.head(here.partition(), paused.task_id)
-        buried = await here.eraser._bury(here.partition(), head)
+        buried = await bury_unchanged(here.records, here.partition(), head)
         assert buried is not None
         damaged = {
             "request": keys.request(paused.request_id),
@@ -297,7 +298,8 @@ async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> 
     """Deletions that can resume do so, beside one whose note is damaged. covers: STATE-4"""
     async with process() as here:
         request = await here.ask()
-        await here.eraser._bury(here.partition(), await here.tasks.head(here.partition(), request.task_id))
+        head = await here.tasks.head(here.partition(), request.task_id)
+        await bury_unchanged(here.records, here.partition(), head)
         await damage(here.store, keys.erasing("Tester"), keys.task(random_id()))
         assert await here.eraser.resume_all(older_than_seconds=-1) == 1
 

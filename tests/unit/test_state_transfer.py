@@ -58,6 +58,7 @@ from tealagents.state.forking import fork
 from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import RecordStore, Stored, SystemClock
+from tealagents.state.session_deletion import SessionDeletion
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.waits import eventually
@@ -367,8 +368,9 @@ async def test_a_fork_is_made_though_its_session_was_about_to_be_deleted(
     async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
         assert session is not None
         monkeypatch.undo()
-        marked = await here.eraser._mark_deleted(here.partition(), session)
-        assert await here.eraser._restore(here.partition(), marked)
+        deletion = SessionDeletion(here.tasks, here.partition(), session)
+        await deletion.mark(if_empty=True)
+        assert not await deletion.erase_if_empty()
         return await finish(copy, head, session)
 
     async with process() as here:

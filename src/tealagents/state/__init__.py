@@ -31,6 +31,7 @@ Nothing that has been written to a log is ever rewritten.
 `task_document`    the document, and what is checked of one that comes in
 `document_paths`   the paths in it, each without its parent's
 `erasing`          deletion that survives a crash
+`session_deletion` the stages in which a session goes, with all its tasks
 `removal`          tombstones, and what a task under one held, page by page
 `inventory`        what there is, of all users: for the operator's commands, as are the next three
 `dump`             all state as lines of JSON, and back into another store

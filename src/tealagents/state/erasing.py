@@ -1,17 +1,12 @@
 """Deletion that survives a crash.
 
-Erasing begins with a tombstone on the head: from then on the task is gone for every reader. What it
-held is removed page by page, the head last; the process that finds an old tombstone continues. What is
-damaged is erased like everything else.
+Erasing begins with a tombstone on the head (`removal`), or with a mark on the session (`session_deletion`):
+from then on the task, or all tasks of the session, are gone for every reader. A note says that it has begun,
+and a process that finds an old note continues. What is damaged is erased like everything else.
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from tealagents.domain.errors import (
     Conflict,
@@ -20,11 +15,12 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
     TaskBusy,
 )
-from tealagents.domain.models import Deleting, Head, Running, Session, User
+from tealagents.domain.models import Head, Session
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import Stored
-from tealagents.state.removal import PendingDeletion, bury, deletion_key, erase, give_up
+from tealagents.state.removal import PendingDeletion, bury_unchanged, deletion_key, erase, give_up
+from tealagents.state.session_deletion import PendingSessionDeletion, SessionDeletion, session_note
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -32,14 +28,6 @@ log = logging.getLogger(__name__)
 #: seconds between two looks for deletions that were cut short, how old those are at least, and for how long a
 #: deletion is remembered that never came to its mark
 SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
-
-
-class PendingSessionDeletion(Struct, frozen=True):
-    """`sessions/{created}/{id}` in the same partition: the id alone may be taken again."""
-
-    owner: User
-    session_id: str
-    begun_at: float
 
 
 class Eraser:
@@ -71,7 +59,7 @@ class Eraser:
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task as it was read, whatever it does; False where it has changed since."""
-        buried = await self._bury(partition, stored)
+        buried = await bury_unchanged(self._records, partition, stored)
         if buried is None:
             return False
         await self.erase(partition, buried)
@@ -79,180 +67,26 @@ class Eraser:
 
     async def delete_session(self, partition: str, session_id: str) -> None:
         """Erases a session with its tasks, or continues to. `TaskBusy` while one of them runs."""
-        key = keys.session(session_id)
-        session = await self._records.get(partition, key, Session)
+        session = await self._records.get(partition, keys.session(session_id), Session)
         if session is None:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
-        if not _is_deleted(session.value):
-            await self._refuse_busy(partition, session_id)
-            session = await self._mark_deleted(partition, session)
-        await self._close(partition, session)
-        if not await self.erase_session(partition, session) and await self._is_back(partition, session):
+        deletion = SessionDeletion(self.tasks, partition, session)
+        if not deletion.marked:
+            await deletion.mark()
+        await deletion.close()
+        if not await deletion.erase() and await deletion.is_back():
             await self.delete_session(partition, session_id)  # another deletion of it had met a task that ran
 
     async def delete_empty_session(self, partition: str, session_id: str) -> bool:
         """Erases a session in which there is no task; False where there is one, or no such session."""
         session = await self._records.get(partition, keys.session(session_id), Session)
-        if session is None or session.value.erased or await self._tasks_of(partition, session_id):
+        if session is None or session.value.erased:
             return False
-        marked = await self._mark_deleted(partition, session, if_empty=True)
-        return await self._erase_if_empty(partition, marked)
-
-    async def _erase_if_empty(self, partition: str, session: Stored[Session]) -> bool:
-        """Erases a session that is marked so, in which no task begins any more; False where one had begun."""
-        tasks = await self._tasks_of(partition, session.value.session_id)
-        if tasks and await self._restore(partition, session):
+        deletion = SessionDeletion(self.tasks, partition, session)
+        if await deletion.tasks():
             return False
-        return await self.erase_session(partition, session)
-
-    async def _mark_deleted(
-        self, partition: str, session: Stored[Session], *, if_empty: bool = False
-    ) -> Stored[Session]:
-        """From its last commit on the session and all its tasks are gone for every reader."""
-        gone = replace(session.value, erased=True, if_empty=if_empty)
-        noted = _session_note(gone)
-        note = PendingSessionDeletion(gone.owner, gone.session_id, await self._records.store.now())
-        await self._records.commit(keys.erasing(self._records.agent), marker=noted, put={noted: note})
-        key = keys.session(gone.session_id)
-        while True:
-            deleting = await self._records.get(partition, keys.DELETING, Deleting)
-            names = (*(deleting.value.sessions if deleting else ()), gone.session_id)
-            try:
-                version = await self._records.commit(
-                    partition,
-                    marker=key,
-                    expect={key: session.version, keys.DELETING: deleting.version if deleting else None},
-                    put={key: gone, keys.DELETING: Deleting(tuple(dict.fromkeys(names)))},
-                )
-            except Conflict:
-                again = await self._records.get(partition, key, Session)
-                if again is None or _is_deleted(again.value) or _session_note(again.value) != noted:
-                    raise NotFound(
-                        f"There is no session {gone.session_id}.", session_id=gone.session_id
-                    ) from None
-                session = again
-            else:
-                return Stored(gone, version)
-
-    async def _close(self, partition: str, session: Stored[Session]) -> None:
-        """From here on no request begins in the session's tasks. `TaskBusy` where one had: the mark goes.
-
-        A message that was read before the mark may yet be committed, on the head as it was: so each head is
-        written again. Before all are, none is buried.
-        """
-        session_id = session.value.session_id
-        for task_id in await self._tasks_of(partition, session_id):
-            key = keys.task(task_id)
-            while (found := await self._records.get(partition, key, Head)) and not found.value.erased:
-                running = await self._running(found.value)
-                if running is not None and await self._restore(partition, session):
-                    raise _busy(session_id, task_id, running.request_id)
-                expect = {key: found.version, keys.session(session_id): session.version}
-                try:
-                    await self._records.commit(partition, marker=key, expect=expect, put={key: found.value})
-                    break
-                except Conflict:
-                    if await self._finished(partition, session):
-                        return
-
-    async def _restore(self, partition: str, session: Stored[Session]) -> bool:
-        """A session that was marked is there again; False where it is gone for good."""
-        kept = replace(session.value, erased=False, if_empty=False)
-        if await self._unmark(partition, session, {keys.session(kept.session_id): kept}):
-            await self._records.delete(keys.erasing(self._records.agent), [_session_note(kept)])
-            return True
-        return await self._is_back(partition, session)  # by another deletion of it
-
-    async def _is_back(self, partition: str, session: Stored[Session]) -> bool:
-        """Whether a session that was marked is there again, and not another one that took its id."""
-        found = await self._records.get(partition, keys.session(session.value.session_id), Session)
-        if found is None or found.value.erased:
-            return False
-        return _session_note(found.value) == _session_note(session.value)
-
-    async def _unmark(self, partition: str, session: Stored[Session], put: Mapping[str, object]) -> bool:
-        """From here on the tasks of a session are not hidden; what is `put` is written in the same commit.
-
-        False where they were not, or the session has changed since it was marked.
-        """
-        name = session.value.session_id
-        while deleting := await self._records.get(partition, keys.DELETING, Deleting):
-            if name not in deleting.value.sessions or await self._finished(partition, session):
-                return False
-            left = tuple(other for other in deleting.value.sessions if other != name)
-            with suppress(Conflict):
-                await self._records.commit(
-                    partition,
-                    # a mark that goes alone puts nothing: sent again it conflicts, and is seen to be gone
-                    marker=next(iter(put), keys.DELETING),
-                    expect={keys.DELETING: deleting.version, keys.session(name): session.version},
-                    put={**put, **({keys.DELETING: Deleting(left)} if left else {})},
-                    delete=() if left else (keys.DELETING,),
-                )
-                return True
-        return False
-
-    async def _refuse_busy(self, partition: str, session_id: str) -> None:
-        for task_id in await self._tasks_of(partition, session_id):
-            found = await self._records.get(partition, keys.task(task_id), Head)
-            running = await self._running(found.value) if found else None
-            if running is not None:
-                raise _busy(session_id, task_id, running.request_id)
-
-    async def _running(self, head: Head) -> Running | None:
-        """What a process works on. A request whose process died goes with its task.
-
-        It may be there yet: a task past its `expires_at` is found by no reader who would end it.
-        """
-        running = head.running
-        return None if running is None or await self.tasks.abandoned(running) else running
-
-    async def erase_session(self, partition: str, session: Stored[Session]) -> bool:
-        """Removes the tasks of a session that is marked as erased, then the session.
-
-        False where another process has finished it meanwhile, and the id may be taken again, or has restored
-        it: whatever could meet that session expects the mark of this one.
-        """
-        session_id, key = session.value.session_id, keys.session(session.value.session_id)
-        marked = {key: session.version}
-        for task_id in await self._tasks_of(partition, session_id):
-            while found := await self._records.get(partition, keys.task(task_id), Head):
-                buried = found if found.value.erased else await self._bury(partition, found, marked)
-                if buried is not None:
-                    await self.erase(partition, buried)
-                    break
-                if await self._finished(partition, session):
-                    return False
-        await self._unmark(partition, session, {})
-        # before the session's record goes: from then on another session may have the id
-        finished = partial(self._finished, partition, session)
-        await self.tasks.directory.release(keys.session, session_id, session.value.owner, unless=finished)
-        note = _session_note(session.value)
-        try:
-            await self._records.delete(partition, [note, key], expect=marked)
-        except Conflict:
-            return False
-        await self._records.delete(keys.erasing(self._records.agent), [note])
-        return True
-
-    async def _finished(self, partition: str, session: Stored[Session]) -> bool:
-        """Whether a session that was marked as erased is gone."""
-        found = await self._records.get(partition, keys.session(session.value.session_id), Session)
-        return found is None or found.version != session.version
-
-    async def _tasks_of(self, partition: str, session_id: str) -> list[str]:
-        listed = self._records.every(partition, keys.tasks_of_session(session_id))
-        return [keys.last_segment(key) async for key, _ in listed]
-
-    async def _bury(
-        self, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
-    ) -> Stored[Head] | None:
-        """Puts the tombstone. None if the head has changed, or what is expected besides."""
-        known = {keys.task(stored.value.task_id): stored.version, **(expect or {})}
-        try:
-            return await bury(self._records, partition, stored.value, known)
-        except Conflict:
-            return None
+        await deletion.mark(if_empty=True)
+        return await deletion.erase_if_empty()
 
     async def erase(self, partition: str, buried: Stored[Head]) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
@@ -315,14 +149,15 @@ class Eraser:
             return False
         partition = self._records.partition(note.owner)
         session = await self._records.get(partition, keys.session(note.session_id), Session)
-        if session is None or not session.value.erased or _session_note(session.value) != key:
+        if session is None or not session.value.erased or session_note(session.value) != key:
             return await self._drop(erasing, key, note.begun_at, before, gone=session is None)
-        if session.value.if_empty:
-            await self._erase_if_empty(partition, session)
+        deletion = SessionDeletion(self.tasks, partition, session)
+        if not deletion.marked:
+            await deletion.erase_if_empty()
             return True
         with suppress(TaskBusy):  # it is there again
-            await self._close(partition, session)
-            await self.erase_session(partition, session)
+            await deletion.close()
+            await deletion.erase()
         return True
 
     async def _drop(self, erasing: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
@@ -330,23 +165,3 @@ class Eraser:
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
             await self._records.delete(erasing, [key])
         return False
-
-
-def _session_note(session: Session) -> str:
-    """The key under which the session is listed, and the note is found that its deletion has begun."""
-    return keys.session_by_creation(session.created_at, session.session_id)
-
-
-def _is_deleted(session: Session) -> bool:
-    """Whether the session is being erased, whatever is in it."""
-    return session.erased and not session.if_empty
-
-
-def _busy(session_id: str, task_id: str, request_id: str) -> TaskBusy:
-    return TaskBusy(
-        "A task of the session is running. The session can be deleted once the request of that task has "
-        "ended.",
-        task_id=task_id,
-        session_id=session_id,
-        request_id=request_id,
-    )

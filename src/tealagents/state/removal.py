@@ -63,6 +63,17 @@ async def bury(
     return Stored(buried, version)
 
 
+async def bury_unchanged(
+    records: RecordStore, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
+) -> Stored[Head] | None:
+    """Puts the tombstone on a task as it was read. None if it has changed, or what is expected besides."""
+    known = {keys.task(stored.value.task_id): stored.version, **(expect or {})}
+    try:
+        return await bury(records, partition, stored.value, known)
+    except Conflict:
+        return None
+
+
 async def erase(records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]) -> None:
     """Removes what a buried task held, and then its head. May be repeated after a crash."""
     try:

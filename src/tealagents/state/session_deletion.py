@@ -1,0 +1,249 @@
+"""Deleting a session with all its tasks, in stages: no commit of a store could erase them all.
+
+1. **Marked.** A note says that the deletion has begun. Then one commit marks the session and names it among
+   those that are being deleted (`Deleting`): from here on the session and its tasks are gone for every
+   reader, and no task begins in it.
+2. **Closed.** Each task's head is written again as it is, so that no message that was read before the mark
+   can be committed on it. Where one was, and its request runs, the mark is taken back: the session is
+   restored, and the deletion refused.
+3. **Erased.** The tasks are buried and removed, one after the other. The session is last, when its name is
+   no longer among those that are being deleted; then the note goes.
+
+Any number of processes may carry out one deletion at once, and any of them may die: each commit expects the
+session as it was marked, so whoever is late changes nothing.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain.errors import Conflict, NotFound, TaskBusy
+from tealagents.domain.models import Deleting, Head, Running, Session, User
+from tealagents.state import keys
+from tealagents.state.records import Stored
+from tealagents.state.removal import bury_unchanged, erase
+from tealagents.state.tasks import Tasks
+
+
+class PendingSessionDeletion(Struct, frozen=True):
+    """`sessions/{created}/{id}` in the partition of deletions that have begun: an id may be taken again."""
+
+    owner: User
+    session_id: str
+    #: seconds since the epoch, by the store's clock
+    begun_at: float
+
+
+class SessionDeletion:
+    """One deletion of one session, from whatever stage it is found in."""
+
+    def __init__(self, tasks: Tasks, partition: str, session: Stored[Session]) -> None:
+        self._tasks = tasks
+        self._records = tasks.records
+        self._partition = partition
+        #: as it was read, and from `mark` on as it was marked
+        self._session = session
+
+    @property
+    def marked(self) -> bool:
+        """Whether it has begun, and not only in case that the session is empty."""
+        return _is_deleted(self._session.value)
+
+    async def tasks(self) -> list[str]:
+        """The ids of the session's tasks, deleted ones too."""
+        listed = self._records.every(self._partition, keys.tasks_of_session(self._id))
+        return [keys.last_segment(key) async for key, _ in listed]
+
+    # --- stages ----------------------------------------------------------------------------------
+
+    async def mark(self, *, if_empty: bool = False) -> None:
+        """From its last commit on the session and all its tasks are gone for every reader.
+
+        `TaskBusy` while one of them runs. With `if_empty` the session is marked as one without tasks.
+        """
+        if not if_empty:
+            await self._refuse_busy()
+        session, key = self._session, keys.session(self._id)
+        gone = replace(session.value, erased=True, if_empty=if_empty)
+        note = PendingSessionDeletion(gone.owner, gone.session_id, await self._records.store.now())
+        await self._records.commit(
+            keys.erasing(self._records.agent), marker=self._note, put={self._note: note}
+        )
+        while True:
+            deleting = await self._records.get(self._partition, keys.DELETING, Deleting)
+            names = (*(deleting.value.sessions if deleting else ()), gone.session_id)
+            try:
+                version = await self._records.commit(
+                    self._partition,
+                    marker=key,
+                    expect={key: session.version, keys.DELETING: deleting.version if deleting else None},
+                    put={key: gone, keys.DELETING: Deleting(tuple(dict.fromkeys(names)))},
+                )
+            except Conflict:
+                again = await self._read()
+                if again is None or _is_deleted(again.value) or session_note(again.value) != self._note:
+                    raise NotFound(
+                        f"There is no session {gone.session_id}.", session_id=gone.session_id
+                    ) from None
+                session = again
+            else:
+                self._session = Stored(gone, version)
+                return
+
+    async def close(self) -> None:
+        """From here on no request begins in the session's tasks.
+
+        `TaskBusy` where one had: the mark goes. Before all heads are written again, none is buried.
+        """
+        for task_id in await self.tasks():
+            key = keys.task(task_id)
+            while (found := await self._head(task_id)) and not found.value.erased:
+                running = await self._running(found.value)
+                if running is not None and await self._restore():
+                    raise self._busy(task_id, running)
+                expect = {key: found.version, **self._mark}
+                try:
+                    await self._records.commit(
+                        self._partition, marker=key, expect=expect, put={key: found.value}
+                    )
+                    break
+                except Conflict:
+                    if await self._finished():
+                        return
+
+    async def erase(self) -> bool:
+        """Removes the tasks of the marked session, then the session.
+
+        False where another process has finished it meanwhile, and the id may be taken again, or has restored
+        it: whatever could meet that session expects the mark of this one.
+        """
+        for task_id in await self.tasks():
+            while found := await self._head(task_id):
+                buried = found if found.value.erased else await self._bury(found)
+                if buried is not None:
+                    await erase(self._records, self._tasks.directory, self._partition, buried)
+                    break
+                if await self._finished():
+                    return False
+        await self._unmark({})
+        owner = self._session.value.owner
+        # before the session's record goes: from then on another session may have the id
+        await self._tasks.directory.release(keys.session, self._id, owner, unless=self._finished)
+        try:
+            await self._records.delete(
+                self._partition, [self._note, keys.session(self._id)], expect=self._mark
+            )
+        except Conflict:
+            return False
+        await self._forget()
+        return True
+
+    async def erase_if_empty(self) -> bool:
+        """Removes the session marked so, in which no task begins any more; False where one had begun."""
+        if await self.tasks() and await self._restore():
+            return False
+        return await self.erase()
+
+    # --- back ------------------------------------------------------------------------------------
+
+    async def is_back(self) -> bool:
+        """Whether the session that was marked is there again, and not another one that took its id."""
+        found = await self._read()
+        return found is not None and not found.value.erased and session_note(found.value) == self._note
+
+    async def _restore(self) -> bool:
+        """The session that was marked is there again; False where it is gone for good."""
+        kept = replace(self._session.value, erased=False, if_empty=False)
+        if await self._unmark({keys.session(self._id): kept}):
+            await self._forget()
+            return True
+        return await self.is_back()  # by another deletion of it
+
+    async def _unmark(self, put: Mapping[str, object]) -> bool:
+        """From here on the session's tasks are not hidden; what is `put` is written in the same commit.
+
+        False where they were not, or the session has changed since it was marked.
+        """
+        while deleting := await self._records.get(self._partition, keys.DELETING, Deleting):
+            if self._id not in deleting.value.sessions or await self._finished():
+                return False
+            left = tuple(other for other in deleting.value.sessions if other != self._id)
+            with suppress(Conflict):
+                await self._records.commit(
+                    self._partition,
+                    # a mark that goes alone puts nothing: sent again it conflicts, and is seen to be gone
+                    marker=next(iter(put), keys.DELETING),
+                    expect={keys.DELETING: deleting.version, **self._mark},
+                    put={**put, **({keys.DELETING: Deleting(left)} if left else {})},
+                    delete=() if left else (keys.DELETING,),
+                )
+                return True
+        return False
+
+    # --- what is there ---------------------------------------------------------------------------
+
+    async def _refuse_busy(self) -> None:
+        for task_id in await self.tasks():
+            found = await self._head(task_id)
+            running = await self._running(found.value) if found else None
+            if running is not None:
+                raise self._busy(task_id, running)
+
+    async def _running(self, head: Head) -> Running | None:
+        """What a process works on. A request whose process died goes with its task.
+
+        It may be there yet: a task past its `expires_at` is found by no reader who would end it.
+        """
+        running = head.running
+        return None if running is None or await self._tasks.abandoned(running) else running
+
+    async def _finished(self) -> bool:
+        """Whether the session that was marked is gone."""
+        found = await self._read()
+        return found is None or found.version != self._session.version
+
+    async def _read(self) -> Stored[Session] | None:
+        return await self._records.get(self._partition, keys.session(self._id), Session)
+
+    async def _head(self, task_id: str) -> Stored[Head] | None:
+        return await self._records.get(self._partition, keys.task(task_id), Head)
+
+    async def _bury(self, task: Stored[Head]) -> Stored[Head] | None:
+        return await bury_unchanged(self._records, self._partition, task, self._mark)
+
+    async def _forget(self) -> None:
+        await self._records.delete(keys.erasing(self._records.agent), [self._note])
+
+    @property
+    def _id(self) -> str:
+        return self._session.value.session_id
+
+    @property
+    def _note(self) -> str:
+        return session_note(self._session.value)
+
+    @property
+    def _mark(self) -> Mapping[str, str]:
+        """What each commit expects."""
+        return {keys.session(self._id): self._session.version}
+
+    def _busy(self, task_id: str, running: Running) -> TaskBusy:
+        return TaskBusy(
+            "A task of the session is running. The session can be deleted once the request of that task has "
+            "ended.",
+            task_id=task_id,
+            session_id=self._id,
+            request_id=running.request_id,
+        )
+
+
+def session_note(session: Session) -> str:
+    """The key under which the session is listed, and the note is found that its deletion has begun."""
+    return keys.session_by_creation(session.created_at, session.session_id)
+
+
+def _is_deleted(session: Session) -> bool:
+    """Whether the session is deleted, whatever is in it."""
+    return session.erased and not session.if_empty
