@@ -27,6 +27,7 @@ What several protocols use:
 `requests`       a caller's requests, by id alone; `open_calls`: calls that stay open for one
 `questions`      what such a call asks its user, and the answer, wherever it arrives
 `stretches`      requests cut at their pauses, for protocols in which a pause ends what was asked for
+`replay`         the events of a stretch: recorded ones, or made of the history
 `sending`        a message, or answers to the calls of a pause; `resent`: histories sent again
 `decisions`      the document that decides a pause
 `setups`         what a client sets for its own request: tools, format, what has to be called

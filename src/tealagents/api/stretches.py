@@ -1,24 +1,20 @@
 """A request, cut at its pauses: a stretch runs from the message, or a decision, to the next pause or the end.
 
-For protocols in which a pause ends what was asked for. What is sent live, and replayed for a day, are the
-recorded events; what is read later is made of the history as events of the same kinds, and never expires.
+For protocols in which a pause ends what was asked for. Its events are in `replay`.
 """
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import datetime
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
-from starlette.responses import Response
 from starlette.types import Receive
 
 from tealagents.api import bodies, requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.api.folding import EventFold
 from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
@@ -26,35 +22,18 @@ from tealagents.domain.errors import (
     NotFound,
     TaskBusy,
 )
-from tealagents.domain.events import (
-    Event,
-    Paused,
-    Recorded,
-    Started,
-    TextDelta,
-    ToolCalled,
-    ToolReturned,
-    ending,
-)
 from tealagents.domain.models import (
     ENDED,
     Approval,
-    Body,
     Caller,
     Failure,
-    MessageBody,
     RequestRecord,
     RequestSetup,
     Status,
-    StepBody,
     TokenUsage,
-    ToolIntent,
 )
 from tealagents.state import keys
-from tealagents.state.decisions import is_decision
 from tealagents.state.new_message import Key, NewMessage
-
-F = TypeVar("F", bound=EventFold)
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
@@ -112,6 +91,13 @@ async def _pause(exchange: Exchange, view: RequestView, approval_id: str) -> App
     """A pause of a request. `CorruptState` where the request names one that is gone."""
     records, key = exchange.records, keys.approval(approval_id)
     return (await records.named(view.partition, view.record.task_id, key, Approval)).value
+
+
+async def decided_pause(exchange: Exchange, stretch: Stretch) -> Approval:
+    """The pause of a stretch that was decided while its events were followed."""
+    view = stretch.view
+    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
+    return await _pause(exchange, view, record.approvals[stretch.number - 1])
 
 
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
@@ -234,132 +220,3 @@ async def continued(
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
     return await exchange.branch(caller, record, message, key, streamed=streamed)
-
-
-# --- what was recorded ---------------------------------------------------------------------------
-
-
-async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncGenerator[Sequence[Recorded]]:
-    """The recorded events of a stretch, to the one that ends it.
-
-    A pause that was decided is not among them any more; it is put where it was. Of what was imported or
-    copied nothing was recorded here: its events are made of the history.
-    """
-    if stretch.record.imported or stretch.record.copied:
-        yield [Recorded(n, event) for n, event in enumerate(await _events(exchange, stretch), 1)]
-        return
-    last, end = stretch.after, stretch.pause
-    async with aclosing(exchange.follow(replace(stretch.view, after=last))) as events:
-        async for batch in events:
-            kept: list[Recorded] = []
-            for each in batch:
-                beyond = end is not None and each.id >= end.event_id
-                # a request that waited its turn starts twice, too, but without an event between
-                if beyond or (isinstance(each.event, Started) and each.id > last + 1):
-                    end = end or await _decided(exchange, stretch)
-                    yield [*kept, Recorded(end.event_id, Paused(end))]
-                    return
-                kept.append(each)
-                last = each.id
-                if end is not None and each.id == end.event_id - 1:
-                    yield [*kept, Recorded(end.event_id, Paused(end))]
-                    return
-            yield kept
-
-
-def check_kept(exchange: Exchange, stretch: Stretch, field: str) -> None:
-    """`InvalidRequest`, naming `field`, where the recorded events of a stretch are no longer there."""
-    try:
-        exchange.replay(stretch.view, after=0)
-    except NotFound:
-        kept = "is possible for 24 hours after the end; the outcome can still be read"
-        raise InvalidRequest(field, kept) from None
-
-
-def stream(
-    exchange: Exchange,
-    stretch: Stretch,
-    fold: EventFold,
-    headers: Mapping[str, str] | None = None,
-    *,
-    forgets: bool = False,
-) -> Response:
-    """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
-    view, events = stretch.view, recorded(exchange, stretch)
-    forgets = forgets and requests.is_unstored(stretch.record)
-    # not by the events themselves: a generator that its client did not wait for never starts, nor ends
-    on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
-    return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)
-
-
-async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
-    """The pause of a stretch that was decided while its events were followed."""
-    view = stretch.view
-    record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
-    return await _pause(exchange, view, record.approvals[stretch.number - 1])
-
-
-async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:
-    """The fold of a stretch as far as the history holds it: text comes in one delta."""
-    for event in await _events(exchange, stretch):
-        fold.take(event)
-    return fold
-
-
-async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
-    record = stretch.record
-    if record.status == "Queued":
-        return [Started("Queued")]
-    events: list[Event] = [Started()]
-    # without an event between the first and the last there was no tool call, and the record says it all,
-    # unless nothing was recorded
-    unrecorded = record.copied or record.resent
-    if record.status != "Completed" or record.approvals or record.last_event > 2 or unrecorded:
-        events += [event async for event in _logged(exchange, stretch)]
-    if stretch.pause is not None:
-        return [*events, Paused(stretch.pause)]
-    if record.status not in ENDED:
-        return events
-    if record.output and record.status != "Completed" and not isinstance(events[-1], TextDelta):
-        events.append(TextDelta(record.output))
-    return [*events, ending(record)]
-
-
-async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
-    record, partition = stretch.record, stretch.view.partition
-    tail = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
-    number, made = 1, set[str]()
-    repeats = record.retries is not None  # what a request does again, it does not say again
-    async for logged in exchange.history.forwards(partition, record.task_id, record.entries(tail)):
-        body = logged.body
-        repeats = repeats and not _is_new(body)
-        if is_decision(body):
-            number += bool(record.approvals)  # none: it was imported, and is one stretch
-        elif number != stretch.number or repeats:
-            continue
-        elif isinstance(body, ToolIntent):
-            for call in body.calls:
-                made.add(call.id)
-                yield ToolCalled(call)
-        elif isinstance(body, MessageBody) and body.message.request_id == record.request_id:
-            for event in _said(body, made, record):
-                yield event
-
-
-def _is_new(body: Body) -> bool:
-    """Whether a request repeats nothing from here on: it called the model or, in a fork's copy, tools."""
-    if isinstance(body, MessageBody):
-        return bool(body.made)
-    return isinstance(body, StepBody) and body.step.kind == "model"
-
-
-def _said(body: MessageBody, made: set[str], record: RequestRecord) -> Iterator[Event]:
-    message = body.message
-    if message.role == "assistant" and message.text:
-        yield TextDelta(message.text, record.finish_reason == "refusal" and not message.tool_calls)
-    for call in body.made:
-        made.add(call.id)
-        yield ToolCalled(call)
-    if message.role == "tool" and message.tool_call_id in made:
-        call_id, tool = message.tool_call_id or "", message.tool or ""
-        yield ToolReturned(call_id, tool, message.text, message.is_error, 0)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import bodies, requests, setups, sse, stretches, transcripts
+from tealagents.api import bodies, replay, requests, setups, sse, stretches, transcripts
 from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import GONE, TOO_LATE, CallAnswer
@@ -109,7 +109,7 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
     behind = joins or partly or unseen or not transcripts.continues(stretch, given.seen)
     messages = await transcripts.before(exchange, stretch, needed=joins or partly) if behind else None
-    return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
+    return replay.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
 
 async def _join(thread: Named, given: Given) -> Response:

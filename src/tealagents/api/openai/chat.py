@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, items, resent, sse, stretches
+from tealagents.api import bodies, items, replay, resent, sse, stretches
 from tealagents.api.decisions import asked
 from tealagents.api.exchange import Exchange
 from tealagents.api.folding import EventFold
@@ -36,11 +36,11 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:
         chunks.with_usage = bodies.flat({"": value.get("stream_options")}, "").get("include_usage") is True
-        return stretches.stream(exchange, stretch, chunks, headers, forgets=True)
+        return replay.stream(exchange, stretch, chunks, headers, forgets=True)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
         if stretch.failure is not None:
             return errors.respond_failure(stretch.failure, headers)
-        return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
+        return json_response((await replay.folded(exchange, stretch, chunks)).completion, headers=headers)
 
 
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, items, names, query, requests, sending, setups, stretches
+from tealagents.api import bodies, items, names, query, replay, requests, sending, setups, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -36,7 +36,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     headers = headers_of(stretch)
     if body.stream:
         fold = ResponseFold(stretch, exchange.agent.name)
-        return stretches.stream(exchange, stretch, fold, headers, forgets=True)
+        return replay.stream(exchange, stretch, fold, headers, forgets=True)
     if body.background:
         return json_response(await document(exchange, stretch), headers=headers)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
@@ -106,9 +106,9 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
     if not query.flag(request, "stream"):
         return json_response(await document(exchange, stretch), headers=headers_of(stretch))
     after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
-    stretches.check_kept(exchange, stretch, "stream")
+    replay.check_kept(exchange, stretch, "stream")
     fold = ResponseFold(stretch, exchange.agent.name, after=after)
-    return stretches.stream(exchange, stretch, fold, headers_of(stretch))
+    return replay.stream(exchange, stretch, fold, headers_of(stretch))
 
 
 async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
@@ -140,7 +140,7 @@ def headers_of(stretch: Stretch) -> dict[str, str]:
 async def document(exchange: Exchange, stretch: Stretch) -> Json:
     """The response as it stands, made from the history."""
     fold = ResponseFold(stretch, exchange.agent.name, after=UNSEEN)
-    return (await stretches.folded(exchange, stretch, fold)).response
+    return (await replay.folded(exchange, stretch, fold)).response
 
 
 async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
