@@ -55,11 +55,11 @@ from tealagents.state import document_paths, forking, keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
+from tealagents.state.importing import Import
 from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import RecordStore, Stored, SystemClock
 from tealagents.state.session_deletion import SessionDeletion
-from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.waits import eventually
 
@@ -489,14 +489,14 @@ async def test_an_import_of_requests_that_another_has_imported_leaves_those_alon
             renamed: Json = json.loads(text.replace(request.request_id, request_id))
             return renamed
 
-        guarded = here.importer._guarded
+        take_guard = Import._take_guard
 
-        async def late(partition: str, exported: ExportedTask) -> dict[str, str | None]:
+        async def late(second: Import) -> None:
             monkeypatch.undo()
             await here.importer.import_(ADA, moved(one))
-            return await guarded(partition, exported)
+            await take_guard(second)
 
-        monkeypatch.setattr(here.importer, "_guarded", late)
+        monkeypatch.setattr(Import, "_take_guard", late)
         with pytest.raises(AlreadyExists):
             await here.importer.import_(ADA, moved(two))
         assert (await here.request(request_id)).task_id == one
@@ -567,12 +567,12 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
         request, document, _ = await exported_and_deleted(other)
         taken, go_on = asyncio.Event(), asyncio.Event()
         imports: list[asyncio.Task[Head]] = []
-        written = other.importer._write
+        write = Import._write
 
-        async def late(*what: Any) -> Head:
+        async def late(begun: Import) -> Head:
             taken.set()
             await go_on.wait()
-            return await written(*what)
+            return await write(begun)
 
         async def start(point: int) -> None:
             if point == at:
@@ -580,12 +580,13 @@ async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPat
                 imports[0].add_done_callback(lambda _: taken.set())
                 await taken.wait()
 
-        monkeypatch.setattr(other.importer, "_write", late)
+        monkeypatch.setattr(Import, "_write", late)
         store.points, store.there = 0, start
         message = await asyncio.gather(here.ask(new_task_id=request.task_id), return_exceptions=True)
         store.there = nothing
         go_on.set()
         outcomes = [*message, *await asyncio.gather(*imports, return_exceptions=True)]
+        monkeypatch.undo()
         refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         assert [type(refusal) for refusal in refused] == [AlreadyExists] * len(imports)
         return bool(imports)
@@ -598,13 +599,14 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         request = await here.ask("one")
         document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
-        guarded = here.importer._guarded
+        take_guard = Import._take_guard
 
-        async def late(partition: str, exported: ExportedTask) -> dict[str, str | None]:
+        async def late(second: Import) -> None:
+            monkeypatch.undo()
             await other.importer.import_(ADA, document)
-            return await guarded(partition, exported)
+            await take_guard(second)
 
-        monkeypatch.setattr(here.importer, "_guarded", late)
+        monkeypatch.setattr(Import, "_take_guard", late)
         with pytest.raises(AlreadyExists):
             await here.importer.import_(ADA, document)
         assert await store.scan(here.partition(), "importing/") == []

@@ -58,7 +58,6 @@ class TaskImporter:
     """Imports tasks."""
 
     def __init__(self, tasks: Tasks) -> None:
-        self._records = tasks.records
         self._tasks = tasks
         #: the tasks that are being imported in this process
         self._importing: set[str] = set()
@@ -74,143 +73,103 @@ class TaskImporter:
             raise _exists(task_id)
         self._importing.add(task_id)
         try:
-            return await self._import(caller, document, digest)
+            return await Import(self._tasks, caller, document, digest).run()
         except Conflict:
             raise _exists(task_id) from None
         finally:
             self._importing.discard(task_id)
 
-    async def _import(self, caller: Caller, document: ExportedTask, digest: str) -> Head:
-        partition = self._records.partition(caller.user)
-        await self._tasks.directory.introduce(caller.user)
-        await self._check_new(caller, partition, document)
+
+class Import:
+    """One import of one task."""
+
+    def __init__(self, tasks: Tasks, caller: Caller, document: ExportedTask, digest: str) -> None:
+        self._tasks = tasks
+        self._records = tasks.records
+        self._caller = caller
+        self._document = document
+        self._digest = digest
+        self._partition = tasks.records.partition(caller.user)
+        #: what each commit expects from `_take_guard` on: the right to write the task
+        self._guard: dict[str, str | None] = {}
+
+    async def run(self) -> Head:
+        """`Conflict` where another process has taken the right to write the task."""
+        task = self._document.task
+        await self._tasks.directory.introduce(self._caller.user)
+        await self._check_new()
         # no one could reach it, and its id would be taken
-        if is_expired(document.task, self._records.clock.now()):
+        if is_expired(task, self._records.clock.now()):
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
-        guard = await self._guarded(partition, document)
+        await self._take_guard()
         try:
-            await self._clear(partition, document.task.task_id)
-            if await self._is_there(partition, keys.task(document.task.task_id)):
-                raise _exists(document.task.task_id)
-            for kind, identifier in _made_elsewhere(caller, document):
-                await self._tasks.directory.claim(kind, identifier, caller.user)
-            return await self._write(caller, document, digest, partition, guard)
+            await self._clear()
+            if await self._is_there(keys.task(task.task_id)):
+                raise _exists(task.task_id)
+            for kind, identifier in self._made_elsewhere():
+                await self._tasks.directory.claim(kind, identifier, self._caller.user)
+            return await self._write()
         except Exception:
-            await self._give_up(caller, partition, document, guard)
+            await self._give_up()
             raise
 
-    async def _is_there(self, partition: str, key: str) -> bool:
-        """Whether there is a record: another import may have ended before this one could begin."""
-        (record,) = await self._records.store.read(partition, [key])
-        return record is not None
+    # --- the right to write it -------------------------------------------------------------------
 
-    async def _give_up(
-        self, caller: Caller, partition: str, document: ExportedTask, guard: Mapping[str, str | None]
-    ) -> None:
-        """Removes what a failed import has written, so that it can be tried anew, by any replica.
-
-        The guard is taken anew first: then the end of the import, should it still be on its way, fails.
-        """
-        (key,) = guard
-        try:
-            version = await self._records.commit(
-                partition,
-                marker=key,
-                expect=guard,
-                put={key: Importing(self._tasks.lease.worker_id)},
-                ttl={key: MAKING_SECONDS},
-            )
-            await self._clear(partition, document.task.task_id)
-            if not await self._is_there(partition, keys.task(document.task.task_id)):
-                for kind, identifier in _made_elsewhere(caller, document):
-                    there = partial(self._is_there, partition, kind(identifier))
-                    await self._tasks.directory.release(kind, identifier, caller.user, unless=there)
-            await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
-        except (Conflict, PersistenceUnavailable) as error:
-            # another process has continued it, or will, once this worker is gone
-            log.info(
-                "the interrupted import of task %s could not be removed: %s", document.task.task_id, error
-            )
-
-    async def _clear(self, partition: str, task_id: str) -> None:
-        """Removes what is there of a task that no one can see; `Conflict` where another does."""
-        left = await self._records.get(partition, keys.task(task_id), Head)
-        if left is not None and left.value.making:
-            await give_up(self._records, self._tasks.directory, partition, left)
-
-    async def _write(
-        self,
-        caller: Caller,
-        document: ExportedTask,
-        digest: str,
-        partition: str,
-        guard: dict[str, str | None],
-    ) -> Head:
-        task = document.task
-        session = await self._session(caller, partition, task.session_id)
-        copy = Copy(self._tasks, partition, _blank(task), guard)
-        await copy.begin()
-        note = Note("imported", {"document_sha256": digest})
-        await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
-        for entry in document.entries:
-            body = _marked(entry.body)
-            await copy.add(
-                draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
-            )
-        await copy.flush()
-        await self._add_requests(copy, document)
-        head = replace(
-            copy.head,
-            status=task.status,
-            checkpoint_id=task.checkpoint_id,
-            path=_shifted(task.path),
-            effects=_effects(document),
-        )
-        while True:
-            try:
-                return await copy.finish(head, session)
-            except Conflict:
-                known, session = session, await self._session(caller, partition, task.session_id)
-                if session == known:
-                    raise
-                if session is None:
-                    gone = f"The session {task.session_id} was deleted."
-                    raise NotFound(gone, session_id=task.session_id) from None
-
-    async def _add_requests(self, copy: Copy, document: ExportedTask) -> None:
-        requests = [_imported(request) for request in document.requests]
-        paths = WholePaths(requests)
-        for n, request in enumerate(requests):
-            path = paths.whole(request)
-            check_size(path, f"requests.{n}.path")
-            await copy.add_request(replace(request, path=path))
-
-    async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
-        """Takes the right to write the task."""
-        task_id = document.task.task_id
+    async def _take_guard(self) -> None:
+        task_id, lease = self._document.task.task_id, self._tasks.lease
         key = keys.importing(task_id)
-        found = await self._records.get(partition, key, Importing)
-        lease = self._tasks.lease
+        found = await self._records.get(self._partition, key, Importing)
         await lease.ensure()
         writer = found.value.worker_id if found else lease.worker_id
         if writer != lease.worker_id and not await self._tasks.peers.dead(writer):
             raise _exists(task_id)
+        await self._guard_again({key: found.version if found else None})
+
+    async def _guard_again(self, expect: Mapping[str, str | None]) -> None:
+        (key,) = expect
         version = await self._records.commit(
-            partition,
+            self._partition,
             marker=key,
-            expect={key: found.version if found else None},
-            put={key: Importing(lease.worker_id)},
+            expect=expect,
+            put={key: Importing(self._tasks.lease.worker_id)},
             ttl={key: MAKING_SECONDS},  # an import that takes longer is given up in any case
         )
-        return {key: version}
+        self._guard = {key: version}
 
-    async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:
-        task_id = document.task.task_id
-        for kind, identifier in _ids_of(document):
-            if await self._taken(partition, kind(identifier), task_id):
+    async def _give_up(self) -> None:
+        """Removes what a failed import has written, so that it can be tried anew, by any replica.
+
+        The guard is taken anew first: then the end of the import, should it still be on its way, fails.
+        """
+        task_id = self._document.task.task_id
+        try:
+            await self._guard_again(self._guard)
+            await self._clear()
+            if not await self._is_there(keys.task(task_id)):
+                for kind, identifier in self._made_elsewhere():
+                    there = partial(self._is_there, kind(identifier))
+                    await self._tasks.directory.release(kind, identifier, self._caller.user, unless=there)
+            (key,) = self._guard
+            await self._records.commit(self._partition, marker=key, expect=self._guard, delete=[key])
+        except (Conflict, PersistenceUnavailable) as error:
+            # another process has continued it, or will, once this worker is gone
+            log.info("the interrupted import of task %s could not be removed: %s", task_id, error)
+
+    async def _clear(self) -> None:
+        """Removes what is there of a task that no one can see; `Conflict` where another does."""
+        left = await self._records.get(self._partition, keys.task(self._document.task.task_id), Head)
+        if left is not None and left.value.making:
+            await give_up(self._records, self._tasks.directory, self._partition, left)
+
+    # --- what is there already -------------------------------------------------------------------
+
+    async def _check_new(self) -> None:
+        task_id = self._document.task.task_id
+        for kind, identifier in _ids_of(self._document):
+            if await self._taken(kind(identifier)):
                 which = "it" if kind is keys.task else "the task that it belongs to"
                 advice = f"Delete {which}, and import it again."
-                found = await self._records.get(partition, keys.task(task_id), Head)
+                found = await self._records.get(self._partition, keys.task(task_id), Head)
                 if found is not None and found.value.erased:
                     advice = "It is being erased: import it again in a minute."
                 elif found is not None and is_expired(found.value, self._records.clock.now()):
@@ -220,27 +179,80 @@ class TaskImporter:
                 raise AlreadyExists(
                     f"The {_word(kind(identifier))} exists already. {advice}", task_id=task_id
                 )
-        for kind, identifier in _made_elsewhere(caller, document):
-            await self._tasks.directory.check_new(kind, identifier, caller.user)
+        for kind, identifier in self._made_elsewhere():
+            await self._tasks.directory.check_new(kind, identifier, self._caller.user)
 
-    async def _taken(self, partition: str, key: str, task_id: str) -> bool:
+    async def _taken(self, key: str) -> bool:
         """Whether a record exists; one that a broken import of the same task has left does not count."""
-        (record,) = await self._records.store.read(partition, [key])
+        task_id = self._document.task.task_id
+        (record,) = await self._records.store.read(self._partition, [key])
         if record is None:
             return False
         if key == keys.task(task_id):
-            task = self._records.open(partition, key, record, Head)
+            task = self._records.open(self._partition, key, record, Head)
             return task is None or not task.value.making
-        (begun,) = await self._records.store.read(partition, [keys.importing(task_id)])
-        if begun is None:
+        if not await self._is_there(keys.importing(task_id)):
             return True
-        left = await self._records.get(partition, key, RequestRecord)
+        left = await self._records.get(self._partition, key, RequestRecord)
         return left is not None and left.value.task_id != task_id
 
-    async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
-        found = await self._records.get(partition, keys.session(session_id), Session)
+    async def _is_there(self, key: str) -> bool:
+        """Whether there is a record: another import may have ended before this one could begin."""
+        (record,) = await self._records.store.read(self._partition, [key])
+        return record is not None
+
+    def _made_elsewhere(self) -> list[tuple[Kind, str]]:
+        """The ids that were not made here for the caller, and have to be claimed."""
+        owner = self._caller.user.key
+        return [(kind, name) for kind, name in _ids_of(self._document) if not ids.is_made_for(owner, name)]
+
+    # --- writing it ------------------------------------------------------------------------------
+
+    async def _write(self) -> Head:
+        task, session = self._document.task, await self._session()
+        copy = Copy(self._tasks, self._partition, _blank(task), self._guard)
+        await copy.begin()
+        note = Note("imported", {"document_sha256": self._digest})
+        actor = self._caller.user.key
+        await copy.add(draft("task.imported", actor, None, note, document_sha256=self._digest))
+        for entry in self._document.entries:
+            body = _marked(entry.body)
+            await copy.add(
+                draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
+            )
+        await copy.flush()
+        await self._add_requests(copy)
+        head = replace(
+            copy.head,
+            status=task.status,
+            checkpoint_id=task.checkpoint_id,
+            path=_shifted(task.path),
+            effects=_effects(self._document),
+        )
+        while True:
+            try:
+                return await copy.finish(head, session)
+            except Conflict:
+                known, session = session, await self._session()
+                if session == known:
+                    raise
+                if session is None:
+                    gone = f"The session {task.session_id} was deleted."
+                    raise NotFound(gone, session_id=task.session_id) from None
+
+    async def _add_requests(self, copy: Copy) -> None:
+        requests = [_imported(request) for request in self._document.requests]
+        paths = WholePaths(requests)
+        for n, request in enumerate(requests):
+            path = paths.whole(request)
+            check_size(path, f"requests.{n}.path")
+            await copy.add_request(replace(request, path=path))
+
+    async def _session(self) -> Stored[Session] | None:
+        session_id = self._document.task.session_id
+        found = await self._records.get(self._partition, keys.session(session_id), Session)
         if found is None:
-            await self._tasks.directory.claim_new(keys.session, session_id, caller.user)
+            await self._tasks.directory.claim_new(keys.session, session_id, self._caller.user)
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return found
@@ -250,12 +262,6 @@ def _ids_of(document: ExportedTask) -> list[tuple[Kind, str]]:
     """The task and its requests."""
     requests = [(keys.request, request.request_id) for request in document.requests]
     return [(keys.task, document.task.task_id), *requests]
-
-
-def _made_elsewhere(caller: Caller, document: ExportedTask) -> list[tuple[Kind, str]]:
-    """Those that were not made here for the caller, and have to be claimed."""
-    owner = caller.user.key
-    return [(kind, name) for kind, name in _ids_of(document) if not ids.is_made_for(owner, name)]
 
 
 def _exists(task_id: str) -> AlreadyExists:
