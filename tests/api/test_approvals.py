@@ -632,6 +632,9 @@ def test_a_request_that_never_paused_is_no_affair_of_an_approver(
         refused = boss.post(f"/requests/{answer['request_id']}/resume{suffix}", json={"action": "approve"})
         problem(refused, 401, "not_owner")
         assert answer["task_id"] not in refused.text
+    refused = boss.get(f"/requests/{answer['request_id']}/approvals/{uuid.uuid4()}")
+    problem(refused, 401, "not_owner")
+    assert answer["task_id"] not in refused.text
 
 
 def test_an_approver_learns_of_a_second_pause_and_of_a_failure_only_that_it_is(

@@ -50,7 +50,7 @@ from tealagents.state.forking import fork
 from tealagents.state.history import History
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
-from tealagents.state.owner_directory import Kind
+from tealagents.state.owner_directory import Kind, anothers
 from tealagents.state.records import RecordStore
 from tealagents.state.tasks import Tasks
 
@@ -307,6 +307,10 @@ class Exchange:
     async def approval(self, caller: Caller, request_id: str, approval_id: str) -> ShownApproval:
         """A pause that the caller may read or decide, with the tools of its calls. `NotFound`, `NotOwner`."""
         partition = await self.locate(caller, keys.request, request_id, reading=True, deciding=True)
+        if partition != self.partition(caller) and not caller.auditor:
+            record = (await self.tasks.request(partition, request_id)).value
+            if not record.approvals:  # an approver may see what asks for approval, and nothing else
+                raise anothers(keys.request, request_id)
         approval = await self.catalog.approval(partition, request_id, approval_id)
         toolbox = self.agent.toolbox.of(approval.owner).with_brought(approval.brought)
         return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
