@@ -7,12 +7,13 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Store
-from tealagents.stores import StoreConfigError, plain_store
+from tealagents.stores import StoreConfigError, file_folder, plain_store
 from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.faults import full_disk
 from tealagents.testing.store_steps import OpenStore, commit, erase_expired, put, values
@@ -359,6 +360,34 @@ async def test_a_folder_of_something_else(tmp_path: Path) -> None:
         async with plain_store(f"file://{tmp_path}"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(Path, "iterdir"), (Path, "exists"), (file_folder, "sync")],
+    ids=["before it looks for files", "before it looks for the store", "while it makes the store"],
+)
+async def test_two_processes_that_make_the_store_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
+) -> None:
+    """Both open it, wherever one is when the other makes it and writes: it is no foreign folder to either."""
+    url, stepped = f"file://{tmp_path}/state", getattr(owner, step)
+
+    async def another_process() -> None:
+        async with plain_store(url) as store:
+            await put(store, PARTITION, {"a": b"1"})
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(owner, step, stepped)
+        asyncio.run(another_process())
+        return stepped(*args)
+
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(owner, step, overtaken)
+    async with plain_store(url) as store:
+        assert getattr(owner, step) is stepped, "the other process came between"
+        assert await values(store, PARTITION, ["a"]) == [b"1"]
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {".format", "+agent"}
 
 
 @pytest.mark.parametrize("url", ["file://", "file:///", "file://host/dir", "file:///dir?colour=red"])

@@ -275,8 +275,9 @@ def _write_beside(file: str, content: bytes) -> None:
         new.write(content)
 
 
-def replace_file(file: str, content: bytes) -> None:
-    """Puts a file in its place, whole."""
-    _write_beside(file, content)
-    sync(file + _BESIDE)
-    os.rename(file + _BESIDE, file)
+def replace_file(file: str, content: bytes, *, written_as: str | None = None) -> None:
+    """Puts a file in its place, whole. Those who may do so at once each need a name to write it under."""
+    written_as = written_as or file
+    _write_beside(written_as, content)
+    sync(written_as + _BESIDE)
+    os.rename(written_as + _BESIDE, file)

@@ -35,6 +35,7 @@ from weakref import WeakValueDictionary
 from pydantic import Field
 
 from tealagents.disk import make_folders, sync
+from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
@@ -207,10 +208,12 @@ class FileStore(BaseStore):
 
 def _make_store(root: Path) -> None:
     make_folders(str(root))
+    # looked for before the marker: another process that makes the store now writes the marker first
+    holds_others = any(not entry.name.startswith(".format") for entry in root.iterdir())
     marker = root / ".format"
     if not marker.exists():
-        if any(not entry.name.startswith(".format") for entry in root.iterdir()):
+        if holds_others:
             raise FileExistsError(errno.EEXIST, "it holds other files; name an empty folder", str(root))
-        replace_file(str(marker), FORMAT)
+        replace_file(str(marker), FORMAT, written_as=f"{marker}.{operation_id()}")
         sync(str(root))
     check_store(root)
