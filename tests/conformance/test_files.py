@@ -1,11 +1,13 @@
 """The contract suite on the store of JSON files, and what is particular about it."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import re
 from collections.abc import AsyncGenerator, Callable
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +322,45 @@ async def test_an_operation_that_was_killed_while_it_waited(store: Store, folder
         (folder / ".redo").chmod(0o700)
         await attempt()
         assert not waits(folder)
+
+
+async def test_a_lock_whose_file_is_another_users(
+    two: tuple[Store, Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may write the file and not change its mode waits for its turn like others, also where
+    a mark was left there."""
+
+    def refused(file: int, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for mode in (0o600, 0o700):
+        (folder / ".redo").chmod(mode)
+        with monkeypatch.context() as patch, open(folder / ".redo", "r+b") as writer:
+            patch.setattr(os, "fchmod", refused)
+            flock(writer, LOCK_EX)
+            writing = asyncio.create_task(put(two[0], PARTITION, {"a": b"2"}))
+            reading = asyncio.create_task(values(two[1], PARTITION, ["b"]))
+            await eventually(lambda: gate_is_held(folder, LOCK_EX))
+            assert not any(task.done() for task in (writing, reading))
+            flock(writer, LOCK_UN)
+            await writing
+            assert await reading == [None]
+        assert (folder / ".redo").stat().st_mode & 0o777 == mode
+
+
+async def test_an_error_that_names_no_file(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition's folder is named in its place: the operator learns where to look."""
+
+    def refused(file: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    await put(store, PARTITION, {"a": b"1"})
+    monkeypatch.setattr(fcntl, "flock", refused)
+    for attempt in (put(store, PARTITION, {"a": b"2"}), values(store, PARTITION, ["a"])):
+        with pytest.raises(PersistenceUnavailable, match=re.escape(f"No locks available: {folder}.")):
+            await attempt
 
 
 async def test_an_operation_that_gave_up_waiting(store: Store, folder: Path) -> None:

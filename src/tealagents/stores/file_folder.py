@@ -51,10 +51,11 @@ class PartitionFolder:
 
     def __init__(self, root: Path, partition: str, syncing: ThreadPoolExecutor) -> None:
         self._root, self._syncing = root, syncing
-        self._path = f"{root}/{partition_path(partition)}"
-        self.redo_file = f"{self._path}/.redo"
-        self._expiring_file = f"{self._path}/.expiring"
-        self.lock = PartitionLock(self._path)
+        #: of the folder
+        self.path = f"{root}/{partition_path(partition)}"
+        self.redo_file = f"{self.path}/.redo"
+        self._expiring_file = f"{self.path}/.expiring"
+        self.lock = PartitionLock(self.path)
 
     def read(self, keys: Sequence[str], now: float) -> list[Record | None]:
         with self._reading() as there:
@@ -133,12 +134,12 @@ class PartitionFolder:
     def _keys(self, prefix: str) -> Iterator[str]:
         """The keys of the files that are there, in no order, expired ones too."""
         above, _, _ = prefix.rpartition("/")
-        start = f"{self._path}/{folders_of(above)}" if "/" in prefix else self._path
+        start = f"{self.path}/{folders_of(above)}" if "/" in prefix else self.path
         keys = walk(start, above + "/" if "/" in prefix else "", "")
         return (key for key in keys if key.startswith(prefix))
 
     def _file(self, key: str) -> str:
-        return f"{self._path}/{key_path(key)}"
+        return f"{self.path}/{key_path(key)}"
 
     # committing
 
@@ -147,9 +148,9 @@ class PartitionFolder:
             return os.open(self.redo_file, os.O_RDWR)
         except FileNotFoundError:
             check_store(self._root)
-            make_folders(self._path, within=True)
+            make_folders(self.path, within=True)
             redo = private(self.redo_file, os.O_RDWR | os.O_CREAT)
-            sync(self._path)
+            sync(self.path)
             return redo
 
     def _check(self, commit: Commit, now: float) -> None:
@@ -220,7 +221,7 @@ class PartitionFolder:
         for file in files:
             os.rename(file + _BESIDE, file)
         folders.update(map(os.path.dirname, files))
-        if changes.delete and {*os.listdir(self._path)} == {".redo", ".expiring"}:
+        if changes.delete and {*os.listdir(self.path)} == {".redo", ".expiring"}:
             os.unlink(self._expiring_file)  # of an erased user no names of records stay either
         self._sync([folder for folder in folders if os.path.isdir(folder)])  # a deletion may have removed it
 
@@ -235,7 +236,7 @@ class PartitionFolder:
             os.unlink(file)
         folder = os.path.dirname(file)
         with suppress(OSError):  # it holds something, or was not there
-            while folder != self._path:
+            while folder != self.path:
                 os.rmdir(folder)
                 folder = os.path.dirname(folder)
         return folder

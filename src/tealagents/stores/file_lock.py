@@ -11,11 +11,15 @@ lock's file, whose size is asked for in any case.
 
 The gate is a lock on the partition's folder. A process that dies leaves no lock, but perhaps the mark: the
 next operation that goes through the gate removes it.
+
+Only the owner of the lock's file may mark it. A process of another user, as after a change of the service's
+user, waits at the gate without a mark: the lock works as before, but later operations may overtake it.
 """
 
 import fcntl
 import os
 import stat
+from contextlib import suppress
 
 #: in the mode of the lock's file: an operation waits at the gate
 _MARK = stat.S_IXUSR
@@ -61,7 +65,7 @@ class PartitionLock:
         if found.st_mode & _MARK:
             if not through_the_gate:
                 raise Locked
-            os.fchmod(file, stat.S_IMODE(found.st_mode & ~_MARK))
+            _set_mode(file, found.st_mode & ~_MARK)
         self.leave()
         return found.st_size
 
@@ -69,7 +73,12 @@ class PartitionLock:
         if self._gate is None:
             self._gate = os.open(self._folder, os.O_RDONLY)
         _lock(self._gate, kind)
-        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode | _MARK))
+        _set_mode(file, os.fstat(file).st_mode | _MARK)
+
+
+def _set_mode(file: int, mode: int) -> None:
+    with suppress(PermissionError):  # it is another user's
+        os.fchmod(file, stat.S_IMODE(mode))
 
 
 def _lock(file: int, kind: int) -> None:

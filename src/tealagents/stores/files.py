@@ -153,7 +153,7 @@ class FileStore(BaseStore):
         """Reads at once, or in turn where the lock is taken."""
         folder, deadline = self._folder(partition), self._deadline()
         try:
-            return await self._in_thread(lambda: work(folder))
+            return await self._in_thread(lambda: work(folder), folder.path)
         except Locked:
             async with self._turn(partition):
                 return await self.shielded(self._locked(folder, lambda: work(folder), deadline))
@@ -188,7 +188,7 @@ class FileStore(BaseStore):
         try:
             while True:
                 try:
-                    return await self._in_thread(work)
+                    return await self._in_thread(work, folder.path)
                 except Locked:
                     if time.monotonic() > deadline:
                         held = f"another process has held a lock for {self.options.busy_seconds:g} seconds"
@@ -198,12 +198,14 @@ class FileStore(BaseStore):
         finally:
             folder.lock.leave()
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], place: str = "") -> T:
+        """Runs `work`, which blocks; `place` is where it fails if its error names no file."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
-            file = f": {error.filename}" if error.filename else ""
-            raise self.unavailable(f"{error.strerror or error}{file}") from error
+            named = error.filename or place
+            where = f": {named}" if named else ""
+            raise self.unavailable(f"{error.strerror or error}{where}") from error
 
 
 def _make_store(root: Path) -> None:
