@@ -22,7 +22,7 @@ class Outage(Faulty):
     """Takes one commit to a task's log and gives no reply for a while after it; `applied` says whether."""
 
     def __init__(self, clock: FakeClock, *, at: int, applied: bool, seconds: float = 0.4) -> None:
-        super().__init__(MemoryStore())
+        super().__init__(MemoryStore(clock=lambda: clock.now().timestamp()))
         self._clock = clock
         self._at = at
         self._applied = applied

@@ -10,9 +10,9 @@ import pytest
 from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, damage, noting, process, says, waits
 from refusing_store import RefusingStore, refusing
 
-from tealagents.domain.errors import CorruptState, NotFound, NotOwner, PersistenceUnavailable
+from tealagents.domain.errors import ApprovalExpired, CorruptState, NotFound, NotOwner, PersistenceUnavailable
 from tealagents.domain.ids import operation_id, owner_tag
-from tealagents.domain.models import Head, ToolCall
+from tealagents.domain.models import Head, Json, ToolCall
 from tealagents.domain.ports import Commit, Put
 from tealagents.engine.approvals import Command
 from tealagents.state import keys, latest, records
@@ -201,6 +201,27 @@ async def test_a_process_whose_clock_is_ahead_ends_nothing_early(paused: bool) -
         ended = (await there.request(waiting.request_id)).error
         assert ended is not None
         assert ended.code == code
+
+
+async def test_a_process_whose_clock_is_behind_decides_no_pause_late() -> None:
+    """Its time is up by the store's clock: what was to be approved does not run. covers: STATE-5"""
+    behind, at_store = ShiftedClock(), ShiftedClock()
+    behind.shift = timedelta(minutes=-10)
+    store, ran = MemoryStore(clock=lambda: at_store.now().timestamp()), list[Json]()
+    rules: dict[str, Any] = {"limits": {"approval_expiry_seconds": 240}, "lease_seconds": 1e9}
+    model, approve = Scripted(calls(ToolCall("c1", "Shell-delete", "{}"))), Command(action="approve")
+    async with (
+        process(store, model, noting([], governed=True), **rules) as here,
+        process(store, Scripted(says("done")), noting(ran, governed=True), clock=behind, **rules) as there,
+    ):
+        paused = await here.ask()
+        at_store.shift = timedelta(minutes=5)
+        for _ in range(2):
+            with pytest.raises(ApprovalExpired):
+                await there.approvals.resume(ADA, paused.request_id, approve, streamed=False)
+        ended = await there.request(paused.request_id)
+        assert (ended.status, ended.error and ended.error.code) == ("Canceled", "approval_expired")
+        assert ran == []
 
 
 @pytest.mark.parametrize("action", ["approve", "cancel"])

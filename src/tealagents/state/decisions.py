@@ -29,7 +29,7 @@ from tealagents.state.audit_chain import Draft, canonical, draft
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import EXPIRED, Tasks
-from tealagents.state.transitions import Transition, resumed
+from tealagents.state.transitions import SERVICE, Transition, resumed
 
 #: calls of one round that an entry's envelope names; its body names them all
 CALLS_NAMED = 100
@@ -164,8 +164,8 @@ async def resume(
 ) -> TaskWriter | None:
     """Takes the task for a decided pause: of a hundred concurrent decisions one gets the writer.
 
-    None where another decision was quicker; read the approval again to learn what was decided. `setup`
-    holds for the request from here on, in the place of what its client had set before.
+    None where another decision was quicker, or this one is too late; read the approval again to learn which.
+    `setup` holds for the request from here on, in the place of what its client had set before.
     """
     key = keys.approval(decided.approval_id)
 
@@ -173,6 +173,9 @@ async def resume(
         await tasks.lease.ensure()
         pending = found.value.pending
         if pending is None or pending.approval_id != decided.approval_id:
+            return None
+        if pending.expires_at.timestamp() <= await tasks.records.store.now():  # our own clock may be behind
+            await tasks.end(partition, found, pending.request_id, EXPIRED, SERVICE)
             return None
         (now_stored,) = await tasks.records.store.read(partition, [key])
         if now_stored is None or now_stored.version != approval.version:
