@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import fcntl
+import gc
 import json
 import os
 import re
@@ -383,6 +384,24 @@ async def test_a_read_whose_caller_has_left_leaves_the_gate(two: tuple[Store, St
         reading.cancel()
     await put(two[1], PARTITION, {"a": b"2"})
     assert not gate_is_held(folder, LOCK_EX)
+
+
+async def test_an_operation_that_fails_once_its_caller_has_left(tmp_path: Path, folder: Path) -> None:
+    """No one waits for its error any more: no traceback of it is logged."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with plain_store(f"file://{tmp_path}/state", busy_seconds=0.2) as store:
+        await put(store, PARTITION, {"a": b"1"})
+        with open(folder / ".redo", "r+b") as stopped:
+            flock(stopped, LOCK_EX)
+            writing = asyncio.create_task(put(store, PARTITION, {"a": b"2"}))
+            await eventually(lambda: gate_is_held(folder, LOCK_EX))
+            writing.cancel()
+            await eventually(lambda: not gate_is_held(folder, LOCK_EX))
+    assert writing.cancelled()
+    del writing
+    gc.collect()
+    assert reported == []
 
 
 async def test_a_folder_that_is_gone(store: Store, tmp_path: Path) -> None:

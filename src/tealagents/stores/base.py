@@ -353,8 +353,14 @@ class BaseStore(ABC):
         """Awaits `work` so that a canceled caller does not stop it halfway; closing waits for it."""
         future = asyncio.ensure_future(work)
         self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(future)
+        future.add_done_callback(self._ended)
+        await asyncio.wait([future])  # newer versions of `asyncio.shield` log an error whose caller has left
+        return future.result()
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._under_way.discard(work)
+        if not work.cancelled():
+            work.exception()  # asyncio logs an error that was never looked at
 
     def unavailable(self, reason: object) -> PersistenceUnavailable:
         """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
