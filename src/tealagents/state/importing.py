@@ -316,11 +316,11 @@ def _marked(body: Body) -> Body:
     if isinstance(body, RequestEnd):
         return replace(body, first_seq=body.first_seq + SHIFT, remote_id=None)
     if isinstance(body, MessageBody):
-        return replace(body, message=replace(body.message, items=tuple(map(_taken, body.message.items))))
+        return replace(body, message=replace(body.message, items=tuple(map(_lowered, body.message.items))))
     return body
 
 
-def _taken(item: Item) -> Item:
+def _lowered(item: Item) -> Item:
     return Item("image", lowered(item.content)) if item.content_type == "image" else item
 
 
