@@ -36,6 +36,8 @@ class PartitionLock:
         self._folder = folder
         self._tried = False
         self._gate: int | None = None
+        #: it holds the gate, and gets the lock before those that wait for the gate
+        self.is_next = False
 
     def shared(self, file: int) -> int:
         """Takes it for a read, until `file` is closed; the file's size. `Locked`, at once, if it is taken."""
@@ -54,7 +56,7 @@ class PartitionLock:
         """Leaves the gate: to be called after the last try, unless the first one got the lock."""
         if self._gate is not None:
             os.close(self._gate)
-            self._gate = None
+            self._gate, self.is_next = None, False
 
     def _take(self, file: int, kind: int) -> int:
         through_the_gate, self._tried = self._tried, True
@@ -73,6 +75,7 @@ class PartitionLock:
         if self._gate is None:
             self._gate = os.open(self._folder, os.O_RDONLY)
         _lock(self._gate, kind)
+        self.is_next = True
         _set_mode(file, os.fstat(file).st_mode | _MARK)
 
 

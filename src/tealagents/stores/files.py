@@ -58,6 +58,11 @@ T = TypeVar("T")
 #: partitions whose last sweep is known; beyond it all are swept again
 SWEPT_KNOWN = 10_000
 
+#: the longest pause between two tries to get a lock, in seconds
+LONGEST_PAUSE = 0.005
+#: that of the operation that gets it next: all others wait for it
+NEXT_PAUSE = 0.001
+
 
 class FileOptions(StoreOptions):
     path: Path
@@ -194,7 +199,7 @@ class FileStore(BaseStore):
                         held = f"another process has held a lock for {self.options.busy_seconds:g} seconds"
                         raise self.unavailable(f"{held}: {folder.redo_file}") from None
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, 0.02)
+                pause = min(pause * 2, NEXT_PAUSE if folder.lock.is_next else LONGEST_PAUSE)
         finally:
             folder.lock.leave()
 
