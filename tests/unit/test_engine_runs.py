@@ -30,12 +30,14 @@ from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, Message, MessageBody, RequestRecord, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
+from tealagents.engine import publishing, wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.run import Stop
 from tealagents.engine.turn import LAST_WORDS_SECONDS
 from tealagents.state import keys, records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.new_message import Key
+from tealagents.state.queue import try_start
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance
@@ -376,6 +378,43 @@ async def test_waiting_costs_the_same_however_many_wait() -> None:
         assert len(began) == len(waiting)
         assert began == sorted(set(began))
         assert looks <= 10 * len(waiting)
+
+
+async def test_a_request_that_is_canceled_in_its_queue_gives_its_place_back() -> None:
+    """However often a user queues a message and cancels it, there is room for the next. covers: TASK-5"""
+    limits = {"max_requests_per_user": 3}
+    async with process(None, Scripted(waits(asyncio.Event())), concurrency="enqueue", limits=limits) as here:
+        first = await here.send("one")
+        for n in range(limits["max_requests_per_user"]):
+            waiting = await here.send(f"more {n}", first.request.task_id)
+            await here.service.cancel(here.partition(), waiting.request.request_id, ADA.user.key)
+            assert (await here.service.outcome(waiting)).status == "Canceled"
+        last = await here.send("last", first.request.task_id)
+        assert last.request.status == "Queued"
+
+
+async def test_the_sender_of_a_queued_request_hears_at_once_that_it_was_canceled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watch on the queue calls it, although the task is still taken: it need not look for itself.
+    covers: TASK-5"""
+    looks: list[object] = []
+
+    async def looked(*which: Any) -> object:
+        looks.append(await try_start(*which))
+        return looks[-1]
+
+    monkeypatch.setattr(wait_queue, "try_start", looked)
+    monkeypatch.setattr(wait_queue, "OVERLOOKED_SECONDS", 3600)
+    async with process(None, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+        first = await here.send("one")
+        waiting = await here.send("two", first.request.task_id)
+        await eventually(lambda: looks)
+        await here.service.cancel(here.partition(), waiting.request.request_id, ADA.user.key)
+        async with asyncio.timeout(30):
+            assert (await here.service.outcome(waiting)).status == "Canceled"
+        assert looks[0] is None
+        assert (await here.request(first.request.request_id)).status == "Running"
 
 
 async def test_who_waits_is_called_though_a_look_went_wrong() -> None:
@@ -822,3 +861,28 @@ async def test_a_provider_that_ignores_that_its_time_is_up_is_left_behind() -> N
     deaf = Deaf("invoking", seconds=5)
     async with process(agent={"providers": Providers([deaf])}, lease_seconds=30_000) as here:
         assert (await outlasted(here, deaf, 5)).status == "Completed"
+
+
+async def test_only_so_much_is_shown_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store keeps events waiting, the model waits too: the end of a request that is written from
+    outside is numbered behind all that was shown. covers: SESSION-8"""
+    most, back = 10, asyncio.Event()
+    monkeypatch.setattr(publishing, "MOST_UNWRITTEN", most)
+    pieces = [f"{n} " for n in range(5 * most)]
+
+    class Slow(MemoryStore):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            if any(key.startswith("events/") for key in commit.put):
+                await back.wait()
+            await super().commit(partition, commit)
+
+    async with process(Slow(), Scripted(says(*pieces))) as here:
+        sent = await here.send(streamed=True)
+        run = here.service.run_of(sent.request.request_id)
+        assert run is not None
+        await eventually(lambda: run.stream.last_id > most, every=0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert run.stream.last_id - run.stream._written == most
+        back.set()
+        assert (await here.service.outcome(sent)).output == "".join(pieces)
