@@ -12,13 +12,15 @@ from refusing_store import RefusingStore, refusing
 
 from tealagents.domain.errors import ApprovalExpired, CorruptState, NotFound, NotOwner, PersistenceUnavailable
 from tealagents.domain.ids import operation_id, owner_tag
-from tealagents.domain.models import Head, Json, ToolCall
+from tealagents.domain.models import Head, Item, Json, ToolCall
 from tealagents.domain.ports import Commit, Put
+from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
-from tealagents.state import keys, latest, records
+from tealagents.state import keys, latest, records, tasks
 from tealagents.state.catalog import Damaged
 from tealagents.state.forking import fork
-from tealagents.state.new_message import Key
+from tealagents.state.new_message import Key, NewMessage
+from tealagents.state.queue import Waiting, try_start
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, ShiftedClock
@@ -298,3 +300,67 @@ async def test_a_waiting_request_begins_although_the_reply_was_lost(
         assert f"user: {text}".encode() in here.model.calls[-1].prompt
         assert here.service.admission.in_flight == 0
         assert not here.tasks.begun_here
+
+
+async def test_a_message_that_comes_between_an_end_and_the_next_start_waits_behind_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task is free for a moment, and not for who comes just then. covers: TASK-5"""
+    gate, turn = asyncio.Event(), asyncio.Event()
+
+    async def later(*which: Any) -> object:
+        await turn.wait()
+        return await try_start(*which)
+
+    monkeypatch.setattr(wait_queue, "try_start", later)
+    async with process(None, Scripted(waits(gate), says("fine")), concurrency="enqueue") as here:
+        first = await here.send("first")
+        second = await here.send("second", first.request.task_id)
+        gate.set()
+        await here.service.outcome(first)
+        assert (await here.tasks.head(here.partition(), first.request.task_id)).value.running is None
+        third = await here.send("third", first.request.task_id)
+        assert third.request.status == "Queued"
+        turn.set()
+        for sent in (second, third):
+            assert (await here.service.outcome(sent)).status == "Completed"
+        said = [part for part in here.model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: first", b"user: second", b"user: third"]
+
+
+async def test_what_a_dead_process_left_in_the_queue_leaves_it_wherever_it_stands() -> None:
+    """What waits before it in a living process waits on. covers: TASK-5"""
+    store = MemoryStore()
+    rules: dict[str, Any] = {"concurrency": "enqueue"}
+    async with process(store, Scripted(waits(asyncio.Event())), **rules) as here:
+        first = await here.send("first")
+        second = await here.send("second", first.request.task_id)
+        dead = Process(store, Scripted(), **rules)
+        await dead.lease._renew()
+        message = NewMessage(items=(Item("text", "third"),), task_id=first.request.task_id)
+        third = await dead.service.submission.begin(ADA, message, None)
+        assert isinstance(third, Waiting)
+        await dead.lease._retire()
+        ended = await here.request(third.request.request_id)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("Failed", "interrupted")
+        assert (await here.request(second.request.request_id)).status == "Queued"
+
+
+async def test_a_request_that_another_process_rolls_back_leaves_no_message_in_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own process does not answer, so its end is written from outside. covers: TASK-5"""
+    monkeypatch.setattr(tasks, "ASKED_SECONDS", 0)
+    store, rules = MemoryStore(), {"concurrency": "rollback"}
+    async with (
+        process(store, Scripted(waits(asyncio.Event())), **rules) as here,
+        process(store, Scripted(says("newer")), **rules) as there,
+    ):
+        sent = await here.send("older")
+        task_id = sent.request.task_id
+        assert (await there.ask("instead", task_id)).status == "Completed"
+        assert (await there.request(sent.request.request_id)).status == "Canceled"
+        head = (await there.tasks.head(there.partition(), task_id)).value
+        said, _ = await there.tasks.history.messages(there.partition(), task_id, head.path, limit=10)
+        assert [message.text for message in said] == ["instead", "newer"]
