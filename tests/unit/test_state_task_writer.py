@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engine_setup import ADA, Faulty, Process, Scripted, calls, fails, noting, process, says
+from engine_setup import ADA, Faulty, Process, Scripted, calls, fails, noting, process, says, waits
 
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.models import Item, Json, MessageBody, Note, StepBody, ToolCall, ToolIntent
@@ -13,7 +13,7 @@ from tealagents.state import records
 from tealagents.state.audit_chain import GENESIS, draft
 from tealagents.state.new_message import NewMessage
 from tealagents.state.submission import Submission
-from tealagents.state.task_writer import TaskWriter
+from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 
@@ -137,9 +137,7 @@ async def test_of_two_commits_in_doubt_either_may_be_applied_later(late: int) ->
         return "unheard"
 
     async with process(store, clock=clock) as here:
-        message = NewMessage(items=(Item("text", "hi"),))
-        writer = await Submission(here.tasks).begin(ADA, message, None)
-        assert isinstance(writer, TaskWriter)
+        writer = await begun(here)
         entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
         store.fault = fault
         for _ in range(2):
@@ -154,3 +152,42 @@ async def test_of_two_commits_in_doubt_either_may_be_applied_later(late: int) ->
         await writer.append([entry])
         found = await bodies(here, writer.head.task_id)
         assert len([body for body in found if isinstance(body, Note)]) == 1
+
+
+async def begun(here: Process) -> TaskWriter:
+    """The writer of a new request that no run carries on."""
+    message = NewMessage(items=(Item("text", "hi"),))
+    writer = await Submission(here.tasks).begin(ADA, message, None)
+    assert isinstance(writer, TaskWriter)
+    return writer
+
+
+async def test_a_process_whose_lease_has_lapsed_writes_no_more() -> None:
+    """It has not heard yet that it lost the lease: its clock says so. covers: STATE-5"""
+    clock = FakeClock()
+    async with process(clock=clock, lease_seconds=15) as here:
+        writer = await begun(here)
+        entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
+        clock.advance(15)
+        with pytest.raises(Fenced):
+            await writer.append([entry])
+        assert entry.body not in await bodies(here, writer.head.task_id)
+
+
+async def test_who_ran_a_request_before_its_pause_writes_no_more_once_another_process_resumed_it() -> None:
+    """The request is the same, its process is not: one writes at a time. covers: STATE-5"""
+    store, never = MemoryStore(), asyncio.Event()
+    tool, asks = noting([], governed=True), calls(ToolCall("c1", "Shell-delete", "{}"))
+    async with (
+        process(store, Scripted(asks), tool) as here,
+        process(store, Scripted(waits(never)), tool) as there,
+    ):
+        sent = await here.send()
+        run = here.service.run_of(sent.request.request_id)
+        assert run is not None
+        paused = await here.service.outcome(sent)
+        await there.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=False)
+        entry = draft("tool.called", "service", paused.request_id, Note("paid"))
+        with pytest.raises(Fenced):
+            await run._writer.append([entry])
+        assert entry.body not in await bodies(there, paused.task_id)
