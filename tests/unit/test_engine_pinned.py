@@ -8,12 +8,13 @@ from engine_setup import ADA, Function, Process, Scripted, Tools, calls, noting,
 from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 
-from tealagents.domain.errors import NeedsAuthorization
+from tealagents.domain.errors import CorruptState, NeedsAuthorization
+from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Approval, Deferred, Json, RequestRecord, ToolCall, User
-from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.ports import Commit, Governance, Put, Tool, ToolContext, ToolSpec
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput, digest_of_tool
-from tealagents.state import keys
+from tealagents.state import codec, keys
 from tealagents.stores.memory import MemoryStore
 from tealagents.tools.catalogue import GovernedToolset
 from tealagents.tools.mcp import MCPServer
@@ -277,3 +278,21 @@ def boxed(*toolsets: GovernedToolset) -> Toolbox:
     box = Toolbox(Scripted(), 30)
     box.load(toolsets)
     return box
+
+
+async def test_an_approval_whose_calls_were_changed_at_the_store_runs_nothing() -> None:
+    """Its record is whole, and holds other calls than those that were shown. covers: HITL-1"""
+    ran: list[Json] = []
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", '{"path": "/tmp/x"}')), says("done"))
+    async with process(None, model, noting(ran, governed=True)) as here:
+        paused = await here.ask()
+        approval, key = await approval_of(here, paused), keys.approval(paused.approvals[-1])
+        (call,) = approval.calls
+        changed = replace(approval, calls=(replace(call, arguments='{"path": "/"}'),))
+        put = {key: Put(codec.seal(here.partition(), key, changed))}
+        await here.store.commit(here.partition(), Commit(operation=operation_id(), put=put))
+        assert await approval_of(here, paused) == changed
+        with pytest.raises(CorruptState, match="other calls than were shown"):
+            await approve(here, paused)
+        assert ran == []
+        assert (await here.request(paused.request_id)).status == "Paused"
