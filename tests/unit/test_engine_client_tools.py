@@ -29,6 +29,7 @@ from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Earlier, NewMessage
 from tealagents.stores.memory import MemoryStore
+from tealagents.threads.context import Context, ContextProvider, Invocation, Providers
 
 WEATHER = ClientTool("weather", "The weather here", {"type": "object"})
 BOB = Caller(User("mock", "bob"))
@@ -301,3 +302,19 @@ async def resumed(here: Process, request: RequestRecord, **command: Any) -> Requ
     wanted = Command(approval_id=request.approvals[-1], **command)
     sent = await here.approvals.resume(ADA, request.request_id, wanted, streamed=True)
     return await here.service.outcome(sent)
+
+
+async def test_a_tool_of_the_client_does_not_hide_one_of_a_context_provider() -> None:
+    """Of two of one name the service's runs, and the client is asked for nothing. covers: HITL-1"""
+    ran: list[Json] = []
+
+    class Station(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context:
+            return Context(tools=(noting(ran, WEATHER.name),))
+
+    model = Scripted(calls(ToolCall("c1", WEATHER.name, "{}")), says("sunny"))
+    async with process(None, model, agent={"providers": Providers([Station()])}) as here:
+        setup = RequestSetup(client_tools=(WEATHER,))
+        request = await asked(here, NewMessage(items=text("go"), setup=setup))
+        assert (request.status, request.output) == ("Completed", "sunny")
+        assert ran == [{}]
