@@ -27,7 +27,7 @@ from tealagents.domain import paths
 from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import Json, RequestRecord, TokenUsage, ToolCall
+from tealagents.domain.models import Item, Json, RequestRecord, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine import service
 from tealagents.engine.approvals import Command
@@ -35,11 +35,12 @@ from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
-from tealagents.state.new_message import Key
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
 from tealagents.state.queue import Waiting
 from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
+from tealagents.state.task_writer import TaskWriter
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
 from tealagents.testing.waits import eventually
@@ -516,6 +517,28 @@ async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
         clock.seconds = 86_400 + 200
         second = await here.ask("two", key=key)
         assert (await here.request(first.request_id)).status == "Canceled"
+        again = await here.send("two", key=key)
+        assert (again.replayed, again.request.request_id) == (True, second.request_id)
+
+
+async def test_a_request_that_is_ended_late_does_not_take_its_key_back() -> None:
+    """Its process died, and its key ran out and was used again before that was seen. covers: SESSION-7"""
+    clock = Ahead()
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    options: dict[str, Any] = {"clock": clock, "lease_seconds": 1e9}
+    options |= {"approval_expiry_seconds": 60, "request_timeout_seconds": 60}
+    key = Key("k" * 64, "d" * 64)
+    async with process(store, **options) as here:
+        dead = Process(store, Scripted(), **options)
+        await dead.lease._renew()
+        first = await dead.service.submission.begin(ADA, NewMessage(items=(Item("text", "one"),)), key)
+        assert isinstance(first, TaskWriter)
+        await dead.lease._retire()
+        clock.seconds = 2 * 86_400
+        second = await here.ask("two", key=key)
+        assert second.request_id != first.request.request_id
+        ended = await here.request(first.request.request_id)
+        assert (ended.status, ended.idempotency) == ("Failed", None)
         again = await here.send("two", key=key)
         assert (again.replayed, again.request.request_id) == (True, second.request_id)
 
