@@ -1,5 +1,6 @@
 """The HTTP reference names every route, event, error code and header there is, and no other."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -12,6 +13,8 @@ from tealagents.api.http import RETRY_AFTER, STATUSES
 from tealagents.api.v1alpha1.openapi import EVENTS
 from tealagents.client import StreamEvent
 from tealagents.client.events import parse_event
+from tealagents.client.operations import Operations
+from tealagents.client.rules import Cursor
 from tealagents.client.sse import ServerSentEvent
 from tealagents.domain.models import ENDED, FinishReason, Json, StepKind, ToolOutcome
 from tealagents.testing.service import ServiceThread, agent_config
@@ -54,6 +57,55 @@ def test_every_route_is_documented(routes: set[str]) -> None:
 def test_every_event_is_documented() -> None:
     """And no event that is never sent."""
     assert set(first_cells(section("Streams"))) == EVENTS.keys()
+
+
+#: routes for others than clients: an orchestrator's probes, and the earlier platform's path of a decision
+NOT_CALLED = {
+    "GET …/health/live",
+    "GET …/health/ready",
+    "POST …/tealagents/v1alpha1/resume/{}",
+    "POST …/tealagents/v1alpha1/resume/{}/sse",
+}
+#: what a client's operation is called with for an id, and for what is none
+ID = "00000000-0000-4000-8000-000000000000"
+ARGUMENTS: Json = {
+    "content": "hello",
+    "options": {},
+    "action": "approve",
+    "changes": {},
+    "document": {},
+    "parents": False,
+    "timeout": None,
+    "budget": None,
+}
+
+
+def methods_of_python_client() -> set[str]:
+    return {name for name in dir(tealagents.client.Client) if not name.startswith("_")} - {"close"}
+
+
+def called(method: str) -> str:
+    """The route that a method of the Python client calls first."""
+    operation = getattr(Operations(), method)
+    given = {name: ARGUMENTS.get(name, ID) for name in inspect.signature(operation).parameters}
+    if "cursor" in given:
+        given["cursor"] = Cursor()
+    call = next(operation(**given)).call
+    return f"{call.method} …{call.path.replace(ID, '{}')}"
+
+
+def test_python_client_calls_every_route(routes: set[str]) -> None:
+    """By a method of its own."""
+    served = {re.sub(r"{\w+}", "{}", route) for route in routes}
+    assert served == {called(method) for method in methods_of_python_client()} | NOT_CALLED
+
+
+def test_javascript_client_has_the_methods_of_the_python_client() -> None:
+    """Under the same names, as they are written there; it holds no connection that is to be closed."""
+    types = (ROOT / "clients/js/src/index.d.ts").read_text().split("\nexport class Client ", 1)[1]
+    methods = set(re.findall(r"^  (\w+)[(<]", types.split("\n}", 1)[0], re.MULTILINE))
+    names = methods_of_python_client()
+    assert methods - {"constructor"} == {re.sub(r"_(\w)", lambda at: at[1].upper(), name) for name in names}
 
 
 def test_python_client_has_every_event() -> None:
