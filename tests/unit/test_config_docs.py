@@ -12,6 +12,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tealagents.api.protocols import PROTOCOLS
 from tealagents.config import AgentConfig, ConfigFile, ConsoleSection, ServiceConfig, ThreadConfig, load
 from tealagents.config.auth import with_entra
 from tealagents.config.documentation import meaning
@@ -94,6 +95,19 @@ def test_reference_has_every_key() -> None:
         tuple("[]" if isinstance(part, int) or part == "example" else part for part in path) for path in lines
     }
     assert set(all_keys(ConfigFile)) - shown == set()
+
+
+@pytest.mark.parametrize("page", ["docs/config.md", "configs/reference.yaml"])
+def test_pages_name_each_protocol(page: str) -> None:
+    """Where they say what an agent can be served over."""
+    (listed,) = re.findall(r"urther protocols to serve the agent over: (.+)", (ROOT / page).read_text())
+    assert set(re.findall(r"[\w-]+", listed)) == {name for name in PROTOCOLS if "/" not in name}
+
+
+def test_each_protocol_has_a_page() -> None:
+    """The index links to a page that has the protocol's name."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [name for name in PROTOCOLS if "/" not in name and f"({name}" not in index] == []
 
 
 def test_reference_shows_the_defaults() -> None:
