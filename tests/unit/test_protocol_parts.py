@@ -11,10 +11,11 @@ from starlette.requests import Request
 from tealagents.api import items, names, query
 from tealagents.api.decisions import CallAnswer
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, in_words, taken_apart
+from tealagents.api.sending import _set_anew
 from tealagents.api.v1alpha1.inputs import ItemIn
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 from tealagents.domain.images import image_problem
-from tealagents.domain.models import Item
+from tealagents.domain.models import AS_CONFIGURED, Item, RequestSetup
 from tealagents.state.new_message import Earlier
 
 UUIDS = st.uuids().map(str)
@@ -111,3 +112,11 @@ def test_the_schema_takes_the_images_that_the_service_takes(head: str) -> None:
     image = ItemIn.model_json_schema()["oneOf"][1]["properties"]["content"]
     uri = f"{head},aGVsbG8="
     assert bool(re.search(image["pattern"], uri)) == (image_problem(uri) is None)
+
+
+def test_a_decision_over_openais_api_replaces_no_field_that_its_api_lacks() -> None:
+    """What another protocol has set stays when a client sets anew all that it can."""
+    fields: dict[str, Any] = {name: name for name in RequestSetup.__struct_fields__}
+    kept = _set_anew(RequestSetup(**fields), AS_CONFIGURED, resets=True)
+    replaced = {name for name in fields if getattr(kept, name) != name}
+    assert replaced == {"instructions", "client_tools", "response_format", "tool_choice"}
