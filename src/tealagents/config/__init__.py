@@ -8,7 +8,9 @@
   `documentation` (what each key means), `service` (file and environment put together), `skagents` and
   `earlier` (files and variables of the earlier platform)
 
-Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
+Read by what puts a service or the library's agent together, by `telemetry`, and by the command line; neither
+a layer nor an adapter imports it. Imports what says which values may be set (`options`, `limits`, the options
+of adapters), `mistakes`, and `outbound.addresses`.
 """
 
 from tealagents.config.models import (

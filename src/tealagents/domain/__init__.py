@@ -4,7 +4,7 @@
 `ids`         canonical UUIDs, and the owner's tag that the ids made here carry
 `models`      the records: Head (a task), RequestRecord, Message, Step, Session, Approval, …
 `paths`       a task's path through its log, and what tools did on it
-`events`      what happens while a request runs; JSON folds them, SSE encodes them
+`events`      what happens to a request, and what a model yields; each protocol folds them
 `errors`      every error that can reach a user, as values
 `json_limits` what JSON from outside may hold, and how deep it may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on

@@ -12,7 +12,8 @@
 
 Off until an endpoint or a port is given: until then nothing of OpenTelemetry's SDK is imported and a turn
 pays nothing.
-Used by bootstrap alone; the engine knows only `engine.agent.Observer`.
+Used by what puts a service together and by the command line; the engine knows only
+`engine.observer.Observer`.
 """
 
 from collections.abc import Iterator
