@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from tealagents.mistakes import explained, sentence
 
-__all__ = ["Registry", "import_from", "place_of"]
+__all__ = ["Registry", "import_from", "place_of", "raised"]
 
 
 class Registry(Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Registry(Struct, frozen=True, kw_only=True):
         except ModuleNotFoundError as missing:
             raise self.error(self._missing(name, missing.name or module)) from missing
         except (Exception, SystemExit) as wrong:
-            reason = _raised(wrong, module)
+            reason = raised(wrong, module)
             raise self.error(f"The {self.word} {name!r} cannot be imported: {reason}") from wrong
         try:
             return getattr(imported, attribute)
@@ -85,7 +85,7 @@ class Registry(Struct, frozen=True, kw_only=True):
         except self.error:
             raise
         except (Exception, SystemExit) as wrong:
-            reason = _raised(wrong, found.__module__)
+            reason = raised(wrong, found.__module__)
             raise self.error(f"The {self.word} {name!r} cannot be made with its options: {reason}") from wrong
 
     def options(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel) -> Any:
@@ -123,7 +123,7 @@ def place_of(error: BaseException, file: str) -> str:
     return f"{Path(file).name}, line {lines[-1]}" if lines else Path(file).name
 
 
-def _raised(error: BaseException, module: str) -> str:
+def raised(error: BaseException, module: str) -> str:
     """What was raised, and where in the module."""
     place = ""
     parents = list(accumulate(module.split("."), "{}.{}".format))
@@ -135,7 +135,7 @@ def _raised(error: BaseException, module: str) -> str:
         said = "; ".join(each["msg"] for each in error.errors(include_url=False, include_input=False))
     else:
         said = str(error)
-    return sentence(f"{place}{type(error).__name__}: {said}")
+    return sentence(f"{place}{type(error).__name__}{said and ': '}{said}")
 
 
 def import_from(folder: Path) -> None:

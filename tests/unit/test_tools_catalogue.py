@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -456,6 +456,152 @@ async def test_two_tools_of_one_name_are_reported_at_start() -> None:
             pass
 
 
+HOLDING = """
+import asyncio, sys
+import anyio
+from contextlib import AsyncExitStack
+from tealagents.plugins import Plugin, tool
+
+class {name}(Plugin):
+    given = []
+
+    async def __aenter__(self):
+        self.stack = AsyncExitStack()
+        self.group = await self.stack.enter_async_context({group})
+        {start}
+        return self
+
+    async def __aexit__(self, *exc):
+        self.given.append(exc[1])
+        {end}
+        await self.stack.aclose()
+
+    @tool
+    async def seen(self) -> str:
+        "What it was closed with."
+        return repr(self.given)
+"""
+OF_ANYIO = {
+    "name": "Holding",
+    "group": "anyio.create_task_group()",
+    "start": "self.group.start_soon(anyio.sleep_forever)",
+    "end": "self.group.cancel_scope.cancel()",
+}
+OF_ASYNCIO = {"name": "Holding", "group": "asyncio.TaskGroup()", "start": "pass", "end": "pass"}
+
+
+def plugin_file(tmp_path: Path, *sources: dict[str, str]) -> Sources:
+    """Plugins that hold groups of tasks, as clients of servers do."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("".join(HOLDING.format(**source) for source in sources))
+    return Sources(plugins=[source["name"] for source in sources], plugin_module=file)
+
+
+@pytest.mark.parametrize("source", [OF_ANYIO, OF_ASYNCIO], ids=["anyio", "asyncio"])
+async def test_a_plugin_is_entered_and_exited_by_one_task(tmp_path: Path, source: dict[str, str]) -> None:
+    """A task group that a plugin enters with itself is exited as it must be, whatever ends the agent."""
+    sources = plugin_file(tmp_path, source)
+    async with open_toolsets(sources) as [toolset]:
+        assert await by_name(toolset)["Holding-seen"].call(Context(), {}) == "[]"
+    with pytest.raises(LookupError, match="the body"):
+        async with open_toolsets(sources) as [toolset]:
+            raise LookupError("the body")
+    assert await by_name(toolset)["Holding-seen"].call(Context(), {}) == "[LookupError('the body')]"
+
+
+async def test_a_plugin_learns_that_what_it_is_open_for_was_canceled(tmp_path: Path) -> None:
+    """A cancellation reaches the plugin as in one `async with`, and is that of the body still."""
+    seen: list[Tool] = []
+
+    async def use() -> None:
+        async with open_toolsets(plugin_file(tmp_path, OF_ANYIO)) as [toolset]:
+            seen.extend(toolset.tools())
+            await asyncio.sleep(30)
+
+    task = asyncio.create_task(use())
+    await eventually(lambda: bool(seen))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await seen[0].call(Context(), {}) == "[CancelledError()]"
+
+
+async def test_a_plugin_whose_background_fails_closes_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged when it happens, and reported at the end; another plugin of the file stays open."""
+    failing = OF_ANYIO | {"name": "Failing", "start": "self.group.start_soon(self.fail)"}
+    source = "    async def fail(self):\n        raise LookupError('no connection')\n"
+    sources = plugin_file(tmp_path, failing, OF_ANYIO)
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(file.read_text().replace("    given = []\n", f"    given = []\n{source}", 1))
+    async with AsyncExitStack() as stack:
+        [toolset] = await stack.enter_async_context(open_toolsets(sources))
+        await eventually(lambda: "The plugin Failing failed while it was open" in caplog.text)
+        assert await by_name(toolset)["Holding-seen"].call(Context(), {}) == "[]"
+        with pytest.raises(ExceptionGroup) as raised:
+            await stack.aclose()
+    assert raised.group_contains(LookupError, match="no connection")
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("sys.exit('no database: set DB_URL')", "SystemExit: no database: set DB_URL."),
+        ("raise ValueError('no database')", "ValueError: no database."),
+        ("raise asyncio.CancelledError", "CancelledError."),
+    ],
+)
+async def test_a_plugin_that_cannot_be_opened_says_where_and_why(
+    tmp_path: Path, start: str, said: str
+) -> None:
+    """Its name, file and line, and the text of what it raised; it stops neither the loop nor the process."""
+    with pytest.raises(ToolsetError) as refused:
+        async with open_toolsets(plugin_file(tmp_path, OF_ASYNCIO | {"start": start})):
+            pass
+    assert str(refused.value) == f"The plugin Holding cannot be opened: custom_plugins.py, line 13: {said}"
+
+
+async def test_a_plugin_that_ends_the_process_as_it_closes_is_an_error(tmp_path: Path) -> None:
+    """`sys.exit` there is a failure like any other."""
+    with pytest.raises(ToolsetError, match=r"The plugin Holding failed to close: .* SystemExit: 3"):
+        async with open_toolsets(plugin_file(tmp_path, OF_ASYNCIO | {"end": "sys.exit(3)"})):
+            pass
+
+
+class Raising(Listed):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    async def __aenter__(self) -> Self:
+        if self.where == "enter":
+            raise SystemExit("no key: set SHELF_KEY")
+        return await super().__aenter__()
+
+    def tools(self) -> Sequence[Tool]:
+        raise LookupError("no shelf")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (
+            "enter",
+            r"toolset Raising cannot be opened: test_tools_catalogue\.py, line \d+: SystemExit: no key",
+        ),
+        ("tools", r"Raising\.tools\(\) failed: test_tools_catalogue\.py, line \d+: LookupError: no shelf"),
+    ],
+)
+async def test_a_toolset_that_cannot_be_opened_says_where_and_why(where: str, said: str) -> None:
+    """Its class, file and line, and the text of what it raised."""
+    toolset = Raising(where)
+    with pytest.raises(ToolsetError, match=said):
+        async with open_toolsets(Sources(), others=[toolset]):
+            pass
+    assert toolset.open == 0
+
+
 class Wrong(Listed):
     """Lists what it is made with."""
 
@@ -484,6 +630,12 @@ def named(**wrong: Any) -> Named:
         ),
         (Wrong([named(parameters="x")]), r"'A-b' in the toolset Wrong is wrong: .* at `\$\.parameters`"),
         (Wrong([named(name=5)]), r"is wrong: .* at `\$\.name`"),
+        (
+            Wrong([named(description="\ud800")]),
+            r"'A-b' in the toolset Wrong is .* at `\$\.description`",
+        ),
+        (Wrong([named(parameters={"default": object()})]), r"is wrong: .* at `\$\.parameters`"),
+        (Wrong([named(parameters={"\ud800": 1})]), r"is wrong: .* at `\$\.parameters`"),
         (Wrong([object()]), "a tool without a ToolSpec or a call: object"),
         (Wrong(None), r"Wrong.tools\(\) returns a NoneType"),
         (Async(), r"Async.tools\(\) returns a coroutine: it must not be async"),

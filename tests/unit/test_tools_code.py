@@ -650,6 +650,16 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             "class P(Plugin):\n    @tool(description=5)\n    def f(self): 'x'\n",
             r"P\.f: name and description have to be text",
         ),
+        *(
+            (
+                f"class P(Plugin):\n    @tool\n    def f(self, a: str = {default}): {docstring}\n",
+                rf"P\.f: the tool cannot be sent to a model: .* at `\$\.{field}`",
+            )
+            for default, docstring, field in (
+                ("'a'", "'caf\\udce9'", "description"),
+                ("'\\udce9'", "'x'", "parameters"),
+            )
+        ),
         (
             "class P(Plugin):\n    @tool('Read it.')\n    def f(self): 'x'\n",
             r"line 3: .* @tool marks a function, not 'Read it\.'; its options are named",

@@ -24,10 +24,10 @@ from tools_setup import FIXTURES, Context, by_name, served
 from tealagents.domain.errors import NeedsOwner, ToolFailed
 from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Checking, Tool
+from tealagents.domain.tool_specs import VALID_NAME
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.tools import openapi_schema
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.openapi_document import operations
 from tealagents.tools.openapi_parsing import parsed

@@ -492,8 +492,9 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         except (Exception, SystemExit) as error:
-            log.exception("the start failed")
-            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
+            stage = "shutdown" if started.is_set() else "startup"
+            log.exception("the %s failed", stage)
+            await send({"type": f"lifespan.{stage}.failed", "message": f"{type(error).__name__}: {error}"})
 
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)

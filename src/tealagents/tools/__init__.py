@@ -19,6 +19,7 @@
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
 `schema_form`         the schemas of tools as model services take them
+`opening`             what others have written, entered and exited by one task
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
@@ -49,6 +50,7 @@ from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
 from tealagents.tools.oauth_servers import same_issuer
 from tealagents.tools.openapi import OpenAPIPlugin
+from tealagents.tools.opening import Held
 from tealagents.tools.options import MCPServerOptions, remote_plugins
 
 __all__ = [
@@ -272,21 +274,22 @@ def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
 
 async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None:
     """All at once: servers take their time to start. Whatever one raises, those that opened are closed."""
-    tasks = [asyncio.ensure_future(toolset.__aenter__()) for toolset in toolsets]
+    held = [Held(toolset, f"The toolset {type(toolset).__name__}") for toolset in toolsets]
+    tasks = [asyncio.ensure_future(each.__aenter__()) for each in held]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        done = zip(toolsets, outcomes, strict=True)
-        opened = [toolset for toolset, outcome in done if not isinstance(outcome, BaseException)]
+        done = zip(held, outcomes, strict=True)
+        opened = [each for each, outcome in done if not isinstance(outcome, BaseException)]
         stack.push_async_exit(partial(_exit_all, opened))
 
 
-async def _exit_all(toolsets: Sequence[Toolset], *exc: Any) -> None:
+async def _exit_all(opened: Sequence[Held], *exc: Any) -> None:
     """All at once as well: a server may not answer that its session ends."""
-    outcomes = await asyncio.gather(*(each.__aexit__(*exc) for each in toolsets), return_exceptions=True)
+    outcomes = await asyncio.gather(*(each.__aexit__(*exc) for each in opened), return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

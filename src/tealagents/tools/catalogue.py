@@ -12,9 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self, runtime_checkable
 
-from msgspec import ValidationError as WrongSpec
-from msgspec import convert
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -36,10 +34,12 @@ from tealagents.domain.ports import (
     ToolSpec,
     Unlisted,
 )
+from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
 from tealagents.mistakes import explained
 from tealagents.options import Authority
+from tealagents.registry import raised
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import NAME_RULE, VALID_NAME, suggestion
+from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
 from tealagents.tools.openapi_parsing import fault
@@ -311,13 +311,17 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
 
 
 def _listed(toolset: Toolset) -> Iterable[Tool]:
-    tools: object = toolset.tools()
+    kind = type(toolset)
+    try:
+        tools: object = toolset.tools()
+        if isinstance(tools, Iterable):
+            return list(tools)
+    except (Exception, SystemExit) as error:
+        raise ToolsetError(f"{kind.__name__}.tools() failed: {raised(error, kind.__module__)}") from error
     if isinstance(tools, Coroutine):
         tools.close()
-    if not isinstance(tools, Iterable):
-        what = f"{type(toolset).__name__}.tools() returns a {type(tools).__name__}"
-        raise ToolsetError(f"{what}: it must not be async, and return a list.")
-    return tools
+    what = f"{kind.__name__}.tools() returns a {type(tools).__name__}"
+    raise ToolsetError(f"{what}: it must not be async, and return a list.")
 
 
 def _checked_spec(tool: object, toolset: str) -> ToolSpec:
@@ -326,15 +330,8 @@ def _checked_spec(tool: object, toolset: str) -> ToolSpec:
         raise ToolsetError(
             f"The toolset {toolset} has a tool without a ToolSpec or a call: {type(tool).__name__}."
         )
-    given = asdict(spec)
-    if isinstance(spec.governance, Governance):  # of a class of its own, too
-        given["governance"] = Governance()
-    try:
-        convert(given, ToolSpec)
-    except WrongSpec as wrong:
-        raise ToolsetError(
-            f"The ToolSpec of {spec.name!r} in the toolset {toolset} is wrong: {wrong}."
-        ) from None
+    if wrong := flaw(spec):
+        raise ToolsetError(f"The ToolSpec of {spec.name!r} in the toolset {toolset} is wrong: {wrong}.")
     if not VALID_NAME.fullmatch(spec.name):
         raise ToolsetError(f"The toolset {toolset} has a tool {spec.name!r}, which {NAME_RULE}.")
     return spec

@@ -17,12 +17,14 @@ from typing import Any, Self
 from tealagents.domain.errors import described
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.tool_specs import flaw
 from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
 from tealagents.registry import import_from, place_of
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
+from tealagents.tools.opening import Held
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
@@ -70,12 +72,12 @@ class CodePlugins:
         async with AsyncExitStack() as stack:
             for plugin in self._plugins:
                 if isinstance(plugin, AbstractAsyncContextManager):
-                    await stack.enter_async_context(plugin)
+                    await stack.enter_async_context(Held(plugin, f"The plugin {type(plugin).__name__}"))
             self._entered = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._entered.aclose()
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._entered.__aexit__(*exc)
 
 
 class CodeTool:
@@ -206,6 +208,8 @@ def _tool(
         governance=Governance(requires_hitl=options.requires_hitl),
         timeout=options.timeout,
     )
+    if wrong := flaw(spec):
+        raise ToolsetError(f"{where}: the tool cannot be sent to a model: {wrong}.")
     if not spec.description:
         logger.warning("%s: the tool has no docstring, so the model does not know what it does", where)
     return CodeTool(spec, method, signature, plugin, threads)

@@ -11,7 +11,8 @@ import mcp_types as types
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.texts import bounded
-from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
+from tealagents.domain.tool_specs import VALID_NAME
+from tealagents.tools.naming import plugin_of, prefix_of, suggestion, tool_names
 from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.schema_form import as_parameters

@@ -8,8 +8,8 @@ from typing import Any
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR
+from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import NAME_RULE, VALID_NAME
 from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 

@@ -13,9 +13,6 @@ MAX_NAME = 64
 #: characters of a foreign text that an error repeats
 MAX_EXCERPT = 100
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)
-VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-#: what is wrong with another one
-NAME_RULE = "cannot be sent to a model: letters, digits, _ and - only, at most 64 together"
 
 
 def tool_names(plugin: str, functions: Sequence[str]) -> list[str]:
