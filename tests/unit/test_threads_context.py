@@ -525,6 +525,14 @@ async def test_what_a_provider_says_is_made_storable(
             Context(tools=(SimpleNamespace(spec=replace(Bell.spec, description=None)),)),
             "Expected `str`, got `null` - at `$.description`",
         ),
+        (
+            Context(tools=(SimpleNamespace(spec=replace(Bell.spec, name="ring the bell")),)),
+            "the tool 'ring the bell' cannot be sent to a model: letters, digits, _ and - only",
+        ),
+        (
+            Context(tools=(SimpleNamespace(spec=replace(Bell.spec, description="caf\udce9")),)),
+            "surrogates not allowed - at `$.description`",
+        ),
     ],
 )
 async def test_a_provider_that_adds_nonsense_is_one_that_fails(

@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +31,7 @@ from tealagents.domain.errors import ContextProviderFailed, described, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.domain.texts import storable
+from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
@@ -288,8 +288,11 @@ async def _context(provider: ContextProvider, invocation: Invocation) -> Context
         raise TypeError("messages must all be of the class Message")
     if not all(isinstance(getattr(tool, "spec", None), ToolSpec) for tool in context.tools):
         raise TypeError("tools must all have a ToolSpec")
-    for tool in context.tools:  # a pause for a call of it keeps its spec
-        msgspec.json.decode(msgspec.json.encode(tool.spec), type=ToolSpec)
+    for spec in (tool.spec for tool in context.tools):
+        if wrong := flaw(spec):
+            raise TypeError(f"the ToolSpec of '{spec.name}' is wrong: {wrong}")
+        if not VALID_NAME.fullmatch(spec.name):
+            raise ValueError(f"the tool '{spec.name}' {NAME_RULE}")
     return replace(
         context,
         instructions=storable(context.instructions),
