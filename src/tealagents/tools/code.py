@@ -219,6 +219,8 @@ def _check_options(options: ToolOptions, where: str) -> None:
     """`ToolsetError` for what `@tool(…)` was given and no call could be made with."""
     if not all(isinstance(text, str | None) for text in (options.name, options.description)):
         raise ToolsetError(f"{where}: name and description have to be text.")
+    if not isinstance(options.requires_hitl, bool):  # a guess at what is meant would let calls through
+        raise ToolsetError(f"{where}: requires_hitl has to be True or False.")
     seconds = options.timeout
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):  # or NaN
         raise ToolsetError(f"{where}: the timeout has to be a number of seconds, more than 0.")
