@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 from engine_setup import Scripted
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
@@ -115,6 +115,32 @@ class Listing:
 )
 def test_json_of_what_cannot_be_stored_is_made_storable(value: object, text: str) -> None:
     """The name of a file that is not UTF-8: a folder with one can be listed."""
+    assert to_text(value) == text
+
+
+class Reading(BaseModel):
+    """What a tool may return, as pydantic writes it."""
+
+    data: bytes = Field(alias="raw")
+    value: float = 0
+
+
+class Exact(Reading):
+    model_config = ConfigDict(ser_json_bytes="base64", ser_json_inf_nan="strings")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Reading(raw=b"caf\xc3\xa9", value=float("nan")), '{"raw":"café","value":null}'),
+        ([Reading(raw=b"caf\xe9")], '[{"raw":"Y2Fm6Q==","value":0}]'),
+        ({"caf\udce9": Reading(raw=b"caf\xe9")}, '{"caf�":{"raw":"Y2Fm6Q==","value":0}}'),
+        (Exact(raw=b"caf\xe9", value=float("-inf")), '{"raw":"Y2Fm6Q==","value":"-Infinity"}'),
+        ({"raw": b"caf\xe9", "value": float("nan")}, '{"raw":"Y2Fm6Q==","value":"NaN"}'),
+    ],
+)
+def test_bytes_and_odd_numbers_of_a_model_are_written_as_its_config_says(value: object, text: str) -> None:
+    """Bytes that are no text are no failure where the config of the model takes them for text."""
     assert to_text(value) == text
 
 
@@ -645,6 +671,13 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
                 "has to be a number of seconds",
             )
             for wrong in ("'5'", "float('nan')")
+        ),
+        *(
+            (
+                f"class P(Plugin):\n    @tool(requires_hitl={wrong})\n    def f(self): 'x'\n",
+                r"P\.f: requires_hitl has to be True or False",
+            )
+            for wrong in ("'true'", "''", "None", "0")
         ),
         (
             "class P(Plugin):\n    @tool(description=5)\n    def f(self): 'x'\n",

@@ -11,7 +11,14 @@ from functools import partial
 from types import GeneratorType
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
+from pydantic_core import (
+    PydanticSerializationError,
+    SchemaSerializer,
+    core_schema,
+    from_json,
+    to_json,
+    to_jsonable_python,
+)
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.texts import bounded, storable
@@ -31,7 +38,11 @@ def _text_of(value: Any) -> str:
     return f"<{found[1]}>" if found else text
 
 
+#: takes pydantic models apart
+_TAKEN_APART = SchemaSerializer(core_schema.any_schema())
+
 _to_json = partial(to_json, bytes_mode="base64", inf_nan_mode="strings", fallback=_text_of)
+_to_plain = partial(to_jsonable_python, bytes_mode="base64", fallback=_text_of)
 
 
 def to_text(value: Any, *, nothing: str = "null") -> str:
@@ -65,13 +76,14 @@ def _encoded(value: Any) -> str:
     try:
         return _to_json(value).decode()
     except PydanticSerializationError as error:
-        if "UnicodeEncodeError" not in str(error):
+        if "utf-8" not in str(error):  # of text that has no UTF-8, or bytes that are none
             raise
     return _to_json(_storable(value)).decode()
 
 
 def _storable(value: Any) -> Any:
-    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have."""
+    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have.
+    Bytes that a pydantic model would write as text, and that are none, are base64."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -80,7 +92,10 @@ def _storable(value: Any) -> Any:
         return [_storable(each) for each in value]
     if isinstance(value, GeneratorType):
         raise ValueError("a generator yields text that is not Unicode")  # and can be read only once
-    plain = to_jsonable_python(value, bytes_mode="base64", fallback=_text_of)
+    try:
+        plain = _to_plain(value)
+    except UnicodeDecodeError:
+        plain = _to_plain(_TAKEN_APART.to_python(value, by_alias=True))
     return _storable(plain) if isinstance(plain, str | dict | list) else plain
 
 
