@@ -101,7 +101,9 @@ async def test_a_fault_of_the_service_is_reported_as_one(streamed: bool) -> None
         assert "a fault" not in ended.error.detail
 
 
-@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, type("Panic", (BaseException,), {})])
+@pytest.mark.parametrize(
+    "kind", [asyncio.CancelledError, SystemExit, GeneratorExit, type("Panic", (BaseException,), {})]
+)
 async def test_whatever_a_model_client_raises_fails_its_request_alone(kind: type[BaseException]) -> None:
     """It ends no process, and the request does not say that one has ended. covers: STATE-5"""
 

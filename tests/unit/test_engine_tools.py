@@ -54,6 +54,36 @@ def loses_itself(_: Json) -> str:
     return loses_itself(_)
 
 
+async def gives_up(_: Json) -> str:
+    raise GeneratorExit("no more")
+
+
+async def in_a_group(*failures: Exception) -> str:
+    """A tool that asks several servers at once, each of which fails."""
+
+    async def fail(failure: Exception) -> None:
+        raise failure
+
+    async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as inner:
+            for failure in failures:
+                inner.create_task(fail(failure))
+        group.create_task(asyncio.sleep(60))
+    return "never"
+
+
+async def fails_in_a_group(_: Json) -> str:
+    return await in_a_group(LookupError("no such city"))
+
+
+async def says_why_in_a_group(_: Json) -> str:
+    return await in_a_group(ConnectionError("reset"), ToolFailed("the river is closed"))
+
+
+async def fails_twice_in_a_group(_: Json) -> str:
+    return await in_a_group(ConnectionError("reset"), ConnectionError("refused"))
+
+
 @pytest.mark.parametrize(
     ("does", "words"),
     [
@@ -62,6 +92,10 @@ def loses_itself(_: Json) -> str:
         (leaves, "tried to end the process"),
         (loses_itself, "RecursionError"),
         (panics, "Panic: index out of bounds"),
+        (gives_up, "Error: GeneratorExit: no more"),
+        (fails_in_a_group, "Error: LookupError: no such city"),
+        (says_why_in_a_group, "Error: the river is closed"),
+        (fails_twice_in_a_group, "Error: ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"),
     ],
 )
 async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: object, words: str) -> None:

@@ -413,6 +413,8 @@ class Broken(ContextProvider):
             sys.exit(3)
         if self._where == "canceled":
             raise asyncio.CancelledError("its helper")
+        if self._where == "giving up":
+            raise GeneratorExit("no pencil")
         return None
 
     async def invoked(
@@ -431,6 +433,7 @@ class Broken(ContextProvider):
         ("timeout", "TimeoutError: no pencil"),
         ("leaving", "SystemExit: 3"),
         ("canceled", "CancelledError: its helper"),
+        ("giving up", "GeneratorExit: no pencil"),
     ],
 )
 async def test_a_provider_that_fails_is_reported_and_skipped(

@@ -386,12 +386,17 @@ async def test_consent_is_asked_before_anything_is_done() -> None:
 @pytest.mark.parametrize(
     "need", [NeedsOwner("now"), NeedsAuthorization("notes", "https://notes.example", ("a",))]
 )
+@pytest.mark.parametrize("grouped", [False, True])
 async def test_what_a_tool_needs_its_user_for_says_that_it_had_begun(
-    need: NeedsOwner | NeedsAuthorization,
+    need: NeedsOwner | NeedsAuthorization, grouped: bool
 ) -> None:
-    """What it did before is not known. Others may hold the same error: theirs stays as it is."""
+    """What it did before is not known. Others may hold the same error: theirs stays as it is.
+
+    It is asked for as well where a task of several needs it."""
 
     async def asks() -> None:
+        if grouped:
+            raise ExceptionGroup("two tasks", [ToolFailed("away"), ExceptionGroup("one task", [need])])
         raise need
 
     with pytest.raises(type(need)) as asked:

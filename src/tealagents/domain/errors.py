@@ -29,6 +29,8 @@
 
 import asyncio
 import copyreg
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 
@@ -392,7 +394,44 @@ def ends_task(error: BaseException) -> bool:
     Everything else is a failure of that code alone, whatever its class: `SystemExit`, the cancellation of
     something it waited for, a panic of an extension.
     """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        task = _current_task()
         return task is None or task.cancelling() > 0
-    return isinstance(error, GeneratorExit | KeyboardInterrupt)
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs: what a closed one has left is thrown away, with a `GeneratorExit`
+        return None
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """What is raised within a group, as by `asyncio.TaskGroup`, is raised by itself.
+
+    That is the one exception of the group, or the one that says what the call needs, or how it failed. A
+    group of several others stays one.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise _meant(group) from group.__cause__
+
+
+def _meant(group: BaseExceptionGroup[Any]) -> BaseException:
+    for kind in ((NeedsAuthorization, NeedsOwner), ToolFailed):
+        answers = group.subgroup(kind)
+        if answers is not None:
+            return next(_leaves(answers))
+    leaves = [*_leaves(group)]
+    return leaves[0] if len(leaves) == 1 else group
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

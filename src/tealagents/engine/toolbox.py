@@ -14,7 +14,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, described, ends_task
+from tealagents.domain.errors import (
+    NeedsAuthorization,
+    NeedsOwner,
+    ToolFailed,
+    described,
+    ends_task,
+    ungrouped,
+)
 from tealagents.domain.json_limits import DEEPEST, MOST_VALUES, TOO_SLOW, too_deep, too_many, too_slow
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
@@ -360,7 +367,7 @@ class Toolbox:
             raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
         seconds = self._limit(tool)
         try:
-            return _text(call.tool, await within(seconds, partial(tool.call, context, arguments), _ANSWERS))
+            return await within(seconds, partial(_called, tool, context, arguments), _ANSWERS)
         except _ANSWERS:
             raise
         # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
@@ -380,6 +387,11 @@ class Toolbox:
                 ) from error
             log.exception("tool %s raised", call.tool)
             raise ToolFailed(described(error)) from error
+
+
+async def _called(tool: Tool, context: CallContext, arguments: Json) -> str:
+    with ungrouped():
+        return _text(tool.spec.name, await tool.call(context, arguments))
 
 
 def _text(name: str, output: object) -> str:

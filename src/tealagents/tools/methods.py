@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task, ungrouped
 from tealagents.domain.models import TOOL_SEPARATOR
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME
 from tealagents.tools.errors import ToolsetError
@@ -26,11 +26,12 @@ async def run_method(
     the call: that becomes `ToolFailed`. What it needs its user for is raised as `begun`.
     """
     try:
-        if is_async(method):
-            return to_text(await method(**arguments), nothing=nothing)
-        # turning a large result into text takes time as well, so it is done in the thread
-        result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
-        return result if isinstance(result, str) else to_text(await result, nothing=nothing)
+        with ungrouped():
+            if is_async(method):
+                return to_text(await method(**arguments), nothing=nothing)
+            # turning a large result into text takes time as well, so it is done in the thread
+            result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
+            return result if isinstance(result, str) else to_text(await result, nothing=nothing)
     # others who ask for the same may hold the same error: this call's is one of its own
     except NeedsAuthorization as need:
         raise NeedsAuthorization(need.server, need.url, need.scopes, begun=True) from need
