@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 
@@ -400,7 +401,7 @@ async def test_what_a_tool_needs_its_user_for_says_that_it_had_begun(
         raise need
 
     with pytest.raises(type(need)) as asked:
-        await run_method(asks, {}, Threads(1), "Notes-read", nothing="")
+        await run_method(asks, {}, Context(), Threads(1), "Notes-read", nothing="")
     raised = asked.value
     assert isinstance(raised, NeedsOwner | NeedsAuthorization)
     assert (raised.begun, need.begun) == (True, False)
@@ -527,6 +528,49 @@ class P(Plugin):
     assert plugin.running == 2
     plugin.go_on.set()
     assert await asyncio.gather(*calls[1:]) == ["2"] * 5
+
+
+async def test_a_free_thread_goes_to_the_owner_with_the_fewest_calls() -> None:
+    """A message with many calls, of synchronous tools, keeps no other user waiting until all are made."""
+    threads, made = Threads(2), list[str]()
+    may = {owner: threading.Semaphore(0) for owner in ("ada", "bob", "eve")}
+
+    async def call(owner: str) -> None:
+        await threads.run(partial(may[owner].acquire, timeout=60), "P-work", ("t", owner))
+        made.append(owner)
+
+    adas = [asyncio.create_task(call("ada")) for _ in range(6)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(call(owner)) for owner in ("bob", "bob", "bob", "eve")]
+    await asyncio.sleep(0)
+    may["bob"].release(3)
+    may["eve"].release(1)
+    may["ada"].release(1)  # a single place becomes free
+    await eventually(lambda: len(made) == 5)
+    assert made == ["ada", "bob", "eve", "bob", "bob"]
+    may["ada"].release(5)
+    await asyncio.gather(*adas, *others)
+
+
+async def test_owners_for_whom_as_many_calls_run_take_turns() -> None:
+    """Those who wait the longest do not keep the only place; nor does one that has given up."""
+    threads, made = Threads(1), list[str]()
+    may = threading.Semaphore(0)
+
+    async def call(name: str) -> None:
+        await threads.run(partial(may.acquire, timeout=60), "P-work", ("t", name[:3]))
+        made.append(name)
+
+    calls = []
+    for name in ("ada1", "ada2", "ada3", "bob1", "bob2", "bob3"):
+        calls.append(asyncio.create_task(call(name)))
+        await asyncio.sleep(0)
+    calls[4].cancel()
+    with pytest.raises(ToolFailed, match="All threads"):
+        await calls.pop(4)
+    may.release(5)
+    await asyncio.gather(*calls)
+    assert made == ["ada1", "ada2", "bob1", "ada3", "bob3"]
 
 
 #: its call ends once it may, or after a minute

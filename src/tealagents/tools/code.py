@@ -109,7 +109,9 @@ class CodeTool:
             await context.user_token(self._scopes)
         if self._signature.context_parameter is not None:
             checked[self._signature.context_parameter] = context
-        return await run_method(self._method, checked, self._threads, self.spec.name, nothing=self._nothing)
+        return await run_method(
+            self._method, checked, context, self._threads, self.spec.name, nothing=self._nothing
+        )
 
 
 # --- loading -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task, ungrouped
 from tealagents.domain.models import TOOL_SEPARATOR
+from tealagents.domain.ports import ToolContext
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.results import to_text
@@ -18,7 +19,13 @@ _RECEIVERS = frozenset({"self", "cls", "this", ""})
 
 
 async def run_method(
-    method: Callable[..., Any], arguments: dict[str, Any], threads: Threads, name: str, *, nothing: str
+    method: Callable[..., Any],
+    arguments: dict[str, Any],
+    context: ToolContext,
+    threads: Threads,
+    name: str,
+    *,
+    nothing: str,
 ) -> str:
     """The text of what a method returns: awaited if it is async, else run in a thread.
 
@@ -30,7 +37,8 @@ async def run_method(
             if is_async(method):
                 return to_text(await method(**arguments), nothing=nothing)
             # turning a large result into text takes time as well, so it is done in the thread
-            result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
+            work = partial(_text_or_awaitable, method, arguments, nothing)
+            result = await threads.run(work, name, (context.tenant_id, context.user_id))
             return result if isinstance(result, str) else to_text(await result, nothing=nothing)
     # others who ask for the same may hold the same error: this call's is one of its own
     except NeedsAuthorization as need:

@@ -89,7 +89,7 @@ class KernelFunctionTool:
         is_async = inspect.iscoroutinefunction(getattr(self._kind, self._attribute))
         method = run_on_loop if is_async else run
         nothing = DONE if self._signature.returns_nothing else "null"
-        return await run_method(method, checked, self._threads, self.spec.name, nothing=nothing)
+        return await run_method(method, checked, context, self._threads, self.spec.name, nothing=nothing)
 
     async def _authorization(self, context: ToolContext) -> str | None:
         """A token for the declared scopes, else the caller's header where the config lets tools see it."""
