@@ -46,6 +46,7 @@ from tealagents.tools.mcp import MCPServer
 from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOOLS, MCPConnection, _listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import (
+    MAX_ANSWER,
     NOT_SENT,
     OUTCOME_UNKNOWN,
     REFUSED,
@@ -542,6 +543,29 @@ async def test_server_that_dies_in_a_call_is_reported_and_started_again(tmp_path
         assert len(lines(tmp_path, "processes")) == 2
 
 
+async def test_a_line_that_is_too_long_is_the_reason_why_a_call_has_no_answer(tmp_path: Path) -> None:
+    """The model can ask for less. A process that ends otherwise says nothing that is passed on."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        with pytest.raises(ToolFailed, match="Connection closed: it wrote a line that is too long"):
+            await call(server, "echo", text="x" * MAX_ANSWER)
+        with pytest.raises(ToolFailed, match=r"odd gave no answer: Connection closed\. Whether"):
+            await call(server, "die")
+
+
+async def test_what_a_process_said_last_is_logged_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is why the process ended, most of the time. What an earlier one said is not repeated."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        for ended in (1, 2):
+            with pytest.raises(ToolFailed):
+                await call(server, "die")
+            await eventually(lambda: len(lines(tmp_path, "processes")) == ended + 1)  # noqa: B023
+    warnings = [each.message for each in caplog.records if "connecting again" in each.message]
+    said = "the session was lost; connecting again. Its last output:\nthe odd server starts"
+    assert warnings == [f"MCP server odd: {said}"] * 2
+
+
 async def test_killed_server_is_started_again(tmp_path: Path) -> None:
     """A server that is killed between two calls is restarted before the next call."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
@@ -753,6 +777,7 @@ async def test_server_that_chooses_another_protocol_version_is_refused(tmp_path:
     """A server that does not agree to `protocol_version` fails the start, with both versions named."""
     error = (
         f"MCP server odd: .* protocol version 2025-11-25, and the config requires protocol_version {version}"
+        ", which is checked and not offered"
     )
     with pytest.raises(ToolsetError, match=error):
         async with opened(**odd(tmp_path), protocol_version=version):

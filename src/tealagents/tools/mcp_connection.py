@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -27,8 +27,10 @@ from tealagents import __version__
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_transport import (
+    LAST_WORDS_SECONDS,
     NOTICE_SECONDS,
     SESSION_LOST,
+    TOO_LONG,
     UNAUTHORIZED,
     BearerToken,
     http_transport,
@@ -49,7 +51,7 @@ MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 _NO_LIMIT = 86_400.0
 #: how the SDK begins its errors for answers over HTTP that it cannot parse
 UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
-#: lines of standard error that are reported when a child process does not start
+#: lines of standard error that are reported when a child process ends by itself
 LAST_WORDS = 8
 
 
@@ -63,6 +65,8 @@ class News:
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
+        #: set once the session has been left, and a child process has said its last words
+        self.left = asyncio.Event()
 
     def changed(self) -> None:
         self._wake.set()
@@ -126,10 +130,12 @@ class MCPConnection:
         """Raises `Unreachable`, or what the SDK raises (`MCPError` with its code, most of the time)."""
         self.busy += 1
         try:
-            client = await self._session()
+            client, news = await self._session(), self._news
             try:
                 return await self._call(client, tool, arguments)
             except MCPError as error:
+                if error.code == CONNECTION_CLOSED and await self._wrote_too_much(news):
+                    raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
                 if error.code != SESSION_LOST:
                     raise
             # the server refused a session it has forgotten: nothing was done, so it can be asked again
@@ -163,6 +169,15 @@ class MCPConnection:
         if self._client is None:
             raise self._refusal() or Unreachable("the connection is closed")
         return self._client
+
+    async def _wrote_too_much(self, news: News) -> bool:
+        """Whether the guard has ended the child process of a session for a line that it wrote."""
+        if self._options.transport != "stdio":
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * LAST_WORDS_SECONDS):
+                await news.left.wait()
+        return bool(self._last_words) and self._last_words[-1] == f"ended: {TOO_LONG}"
 
     @property
     def ended(self) -> bool:
@@ -200,9 +215,11 @@ class MCPConnection:
                     if self._refusal() and self.bearer.token == token:  # a renewed one is tried first
                         self._up.set()  # calls that wait for a session are refused as well
                         return
+                self._news.left.set()
                 if self._scope.deadline < math.inf:  # closed
                     return
-                logger.warning("MCP server %s: %s; connecting again", self._options.name, self._why())
+                name, said = self._options.name, self._last_output()
+                logger.warning("MCP server %s: %s; connecting again%s", name, self._why(), said)
                 if time.monotonic() - begun > LONGEST_PAUSE:
                     pause = FIRST_PAUSE
                 await anyio.sleep(pause)
@@ -247,7 +264,8 @@ class MCPConnection:
         if required not in (None, client.protocol_version):
             raise ToolsetError(
                 f"MCP server {self._options.name}: its session is in protocol version "
-                f"{client.protocol_version}, and the config requires protocol_version {required}."
+                f"{client.protocol_version}, and the config requires protocol_version {required}, which is "
+                "checked and not offered: the newest version is offered, and the server chooses."
             )
 
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
@@ -314,10 +332,12 @@ class MCPConnection:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _explained_at_start(self, error: Exception) -> Exception:
-        """What a child process said last, which is why it did not start, most of the time."""
-        if isinstance(error, ToolsetError) or not self._last_words:
-            return error
-        return Unreachable(described(error) + ". Its last output:\n" + "\n".join(self._last_words))
+        said = self._last_output()
+        return error if isinstance(error, ToolsetError) or not said else Unreachable(described(error) + said)
+
+    def _last_output(self) -> str:
+        """What a child process said last, which is why it ended, most of the time."""
+        return ". Its last output:\n" + "\n".join(self._last_words) if self._last_words else ""
 
 
 @asynccontextmanager

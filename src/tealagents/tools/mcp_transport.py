@@ -52,6 +52,8 @@ LAST_WORDS_SECONDS = 1.0
 #: seconds before a GET opens a stream again, besides those that the server asks for: it may end each at once;
 #: and the most of them, for a stream of notifications that does not stay open
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
+#: why the guard ends a process, as it says on standard error behind `ended: `
+TOO_LONG = "it wrote a line that is too long to be read"
 #: seconds that a server has, at most, to take what it sends no result for
 NOTICE_SECONDS = 3.0
 #: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
@@ -353,6 +355,7 @@ async def stdio_transport(
         cwd=options.cwd,
         encoding_error_handler="replace",
     )
+    last_words.clear()  # of the process before
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as errors:
         reader = threading.Thread(
