@@ -90,7 +90,7 @@ class MCPServerOptions(Options):
     canonical_uri: HttpUrl | None = None
     """The resource that access is requested for, if it is not `url` (RFC 8707)."""
     protocol_version: Text | None = None
-    """Protocol version to require. If omitted, the newest that both sides support."""
+    """Protocol version to require: checked, not offered. If omitted, the newest that both sides support."""
     on_behalf_of_scopes: Words = ()
     """Scopes of the on-behalf-of token that is passed on to the server for the calling user (`http`;
     Entra)."""
