@@ -36,14 +36,20 @@ class Host:
         self._documents = [route for served in self._others for route in served.discovery]
         discovery = Starlette(routes=self._documents, exception_handlers={NotFound: _no_document})
         self._discovery = with_cors(discovery, exchange.settings)
-        self.lifespan = lifespan
-        self._starlette = Starlette(lifespan=self._opened)
+        self._service = lifespan
+        self._starlette = Starlette(lifespan=self.lifespan)
+        self._has_started = False
         self._app = observed(self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._starlette(scope, receive, send)
             return
+        if not self._has_started:  # nothing that a message needs is open
+            raise RuntimeError(
+                "The service has not been started: its lifespan has not run. An application that it is "
+                "mounted in must enter it in its own, as Starlette(lifespan=service.lifespan) does."
+            )
         is_local = self.exchange.settings.is_local
         if is_local is not None and (reason := local.refusal(scope, is_local)):
             await local.refuse(reason, scope, receive, send)
@@ -67,18 +73,22 @@ class Host:
             scope.update({**get, "method": "HEAD"})  # what observes the call names its route
 
     @asynccontextmanager
-    async def _opened(self, app: object) -> AsyncIterator[None]:
-        """The service around its protocols: an error of its start is not wrapped in a group of theirs."""
-        async with self.lifespan(app), AsyncExitStack() as stack:
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """The service around its protocols: an error of its start is not wrapped in a group of theirs.
+
+        An application that this one is mounted in enters it in its own: a server knows only that one.
+        """
+        async with self._service(app), AsyncExitStack() as stack:
             for served in self._others:
                 if served.lifespan is not None:
                     await stack.enter_async_context(served.lifespan())
+            self._has_started = True
             yield
 
     def _owner(self, scope: Scope) -> ASGIApp:
         if not self._others or scope["type"] == "websocket":  # the others take none, and would fail on it
             return self.base.app
-        path: str = scope["path"]
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))  # within another application
         for served in self._others:
             if path == served.path or path.startswith(served.path + "/"):
                 return served.app

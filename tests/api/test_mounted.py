@@ -1,0 +1,58 @@
+"""The service within an application of one's own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from tealagents.api.host import Host
+from tealagents.bootstrap import application
+from tealagents.config import load
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import agent_config
+
+SAID = {"items": [{"content_type": "text", "content": "hello"}]}
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Host]:
+    """A service of several protocols, not started."""
+    path = tmp_path / "config.yaml"
+    spec = agent_config(protocols=["openai", "mcp"], auth="mock", console={"enabled": True})
+    path.write_text(yaml.safe_dump(spec))
+    async with OfflineModel() as model:
+        yield application(load(path, env={"TA_BASE_URL": model.base_url, "TA_API_KEY": "any"}, dotenv=None))
+
+
+def client(app: Starlette) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", headers={"Authorization": "Bearer ada"}
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "/agents"])
+async def test_every_protocol_of_a_mounted_service_answers(service: Host, prefix: str) -> None:
+    """Below a prefix, too: it is no part of the protocols' own paths."""
+    outer = Starlette(routes=[Mount(prefix or "/", service)], lifespan=service.lifespan)
+    base = prefix + service.exchange.settings.prefix
+    async with outer.router.lifespan_context(outer), client(outer) as asking:
+        for path, body in (
+            ("", SAID),
+            ("/openai/v1/responses", {"model": "agent", "input": "hello"}),
+            ("/console/", None),
+            ("/openapi.json", None),
+        ):
+            answer = await asking.request("POST" if body else "GET", base + path, json=body)
+            assert answer.status_code == 200, (path, answer.text)
+
+
+async def test_a_service_whose_lifespan_has_not_run_says_so(service: Host) -> None:
+    """It is not entered for an application that is mounted, and nothing that a message needs is open."""
+    async with client(Starlette(routes=[Mount("/", service)])) as asking:
+        with pytest.raises(RuntimeError, match=r"its lifespan has not run.* Starlette\(lifespan="):
+            await asking.get(service.exchange.settings.prefix + "/health/ready")
