@@ -674,6 +674,45 @@ async def test_an_async_client_is_used_in_one_event_loop_at_a_time(service: Cont
         await client.health()
 
 
+async def test_a_stream_is_read_by_one_task_at_a_time(service: ContractServer) -> None:
+    """The second is refused; the first reads on."""
+    asked, may = asyncio.Event(), asyncio.Event()
+
+    async def token() -> str:
+        asked.set()
+        await may.wait()
+        return "alice"
+
+    async with AsyncClient(service.url, token) as client, client.stream("hello") as stream:
+        first = asyncio.create_task(anext(stream))
+        await asked.wait()
+        with pytest.raises(RuntimeError, match="one reader at a time"):
+            await anext(stream)
+        may.set()
+        await first
+        assert (await stream.answer()).output == "hello "
+
+
+def test_a_stream_is_read_by_one_thread_at_a_time(service: ContractServer) -> None:
+    """The second is refused; the first reads on."""
+    asked, may = threading.Event(), threading.Event()
+
+    def token() -> str:
+        asked.set()
+        may.wait(60)
+        return "alice"
+
+    with Client(service.url, token) as client, client.stream("hello") as stream:
+        first = threading.Thread(target=lambda: next(stream))
+        first.start()
+        assert asked.wait(60)
+        with pytest.raises(RuntimeError, match="one reader at a time"):
+            next(stream)
+        may.set()
+        first.join()
+        assert stream.answer().output == "hello "
+
+
 async def test_canceled_caller_frees_its_connection(service: ContractServer) -> None:
     """A task that is canceled in the middle of a stream leaves no connection half read."""
     limits = httpx.Limits(max_connections=1)

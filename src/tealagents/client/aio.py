@@ -1,5 +1,6 @@
 """The asynchronous driver: carries out what `rules` decide, on `httpx.AsyncClient`."""
 
+from threading import Lock
 from time import monotonic
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
@@ -303,11 +304,14 @@ class AsyncItems(Generic[E]):
         self._wire = wire
         self._outcome: Outcome = None
         self._ended = self._closed = False
+        self._reader = Lock()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> E:
+        if not self._reader.acquire(blocking=False):
+            raise RuntimeError("this is being read already; it has one reader at a time")
         try:
             while True:
                 step = advance(self._flow, self._outcome)
@@ -321,6 +325,8 @@ class AsyncItems(Generic[E]):
         except BaseException:
             await self.aclose()
             raise
+        finally:
+            self._reader.release()
 
     async def aclose(self) -> None:
         self._closed = True

@@ -2,6 +2,7 @@
 
 """The synchronous driver: carries out what `rules` decide, on `httpx.Client`."""
 
+from threading import Lock
 from time import monotonic
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
@@ -303,11 +304,14 @@ class Items(Generic[E]):
         self._wire = wire
         self._outcome: Outcome = None
         self._ended = self._closed = False
+        self._reader = Lock()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> E:
+        if not self._reader.acquire(blocking=False):
+            raise RuntimeError("this is being read already; it has one reader at a time")
         try:
             while True:
                 step = advance(self._flow, self._outcome)
@@ -321,6 +325,8 @@ class Items(Generic[E]):
         except BaseException:
             self.close()
             raise
+        finally:
+            self._reader.release()
 
     def close(self) -> None:
         self._closed = True
