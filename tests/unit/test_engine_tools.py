@@ -287,6 +287,28 @@ async def test_commas_within_a_text_are_no_values() -> None:
     assert ran == [json.loads(table)]
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("caf\udce9", "caf\ufffd"),
+        ({"names": ("caf\udce9", 1), "\ud83d\ude00": float("nan")}, {"names": ["caf\ufffd", 1], "😀": None}),
+    ],
+)
+async def test_half_a_character_in_extra_data_is_replaced(value: object, kept: object) -> None:
+    """As in a result: the name of a file that is not UTF-8 may be in it."""
+
+    class Adding(Function):
+        async def call(self, context: ToolContext, arguments: Json) -> str:
+            context.add_extra_data("file", value)
+            return "added"
+
+    model = Scripted(calls(ToolCall("c1", "Files-add", "{}")), says("It is there."))
+    async with process(None, model, Adding("Files-add", str)) as here:
+        request = await here.ask()
+    assert request.status == "Completed"
+    assert request.extra_data == {"file": kept}
+
+
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
     exported and imported. covers: STATE-4"""

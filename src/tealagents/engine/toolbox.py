@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from collections import OrderedDict
@@ -105,7 +106,11 @@ class CallContext:
 
     def add_extra_data(self, key: str, value: Any) -> None:
         """Adds to the answer's `extra_data`; the value must be JSON. `ValueError`: see `storable_json`."""
-        plain = msgspec.json.decode(msgspec.json.encode(value))
+        try:
+            plain = msgspec.json.decode(msgspec.json.encode(value))
+        except UnicodeEncodeError:  # half a character, which has an escape, and is replaced
+            escaped = json.dumps(msgspec.to_builtins(value, str_keys=True))
+            plain = json.loads(escaped, parse_constant=lambda _: None)  # NaN is null, as above
         self.extra_data[storable(key)] = storable_json(plain)
 
     def require_owner(self) -> None:
