@@ -615,6 +615,10 @@ class Async(Listed):
         return []
 
 
+#: whether its tool needs approval is not to be guessed
+UNCLEAR = Governance(requires_hitl=0)  # type: ignore[arg-type]
+
+
 def named(**wrong: Any) -> Named:
     tool = Named("A-b")
     tool.spec = replace(tool.spec, **wrong)
@@ -636,6 +640,7 @@ def named(**wrong: Any) -> Named:
         ),
         (Wrong([named(parameters={"default": object()})]), r"is wrong: .* at `\$\.parameters`"),
         (Wrong([named(parameters={"\ud800": 1})]), r"is wrong: .* at `\$\.parameters`"),
+        (Wrong([named(governance=UNCLEAR)]), r"is wrong: .* at `\$\.governance\.requires_hitl`"),
         (Wrong([object()]), "a tool without a ToolSpec or a call: object"),
         (Wrong(None), r"Wrong.tools\(\) returns a NoneType"),
         (Async(), r"Async.tools\(\) returns a coroutine: it must not be async"),

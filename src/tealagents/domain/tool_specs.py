@@ -17,7 +17,7 @@ def flaw(spec: ToolSpec) -> str:
     another question: see `VALID_NAME`."""
     given = asdict(spec)
     if isinstance(spec.governance, Governance):  # of a class of its own, too
-        given["governance"] = Governance()
+        given["governance"] = {name: getattr(spec.governance, name) for name in Governance.__struct_fields__}
     try:
         convert(given, ToolSpec)
     except ValidationError as error:
