@@ -819,3 +819,38 @@ async def test_a_generator_that_is_dropped_is_closed_without_being_registered(
     assert begun not in asyncio.get_running_loop()._asyncgens  # type: ignore[attr-defined]
     del begun
     await asyncio.wait_for(closed.wait(), 60)
+
+
+STUCK = """
+from tealagents.plugins import Plugin, tool
+class Stuck(Plugin):
+    async def __aenter__(self): pass
+    async def __aexit__(self, *_):
+        raise SystemExit("it is stuck")
+    @tool
+    def stay(self) -> None:
+        "Stay."
+"""
+
+
+async def test_a_shutdown_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no start that fails: the server is sent the reason."""
+    for left_out in ("_settled", "_end_soon"):  # they are for a process that ends
+        monkeypatch.setattr(f"tealagents.cli.serve.{left_out}", lambda *_: None)
+    (tmp_path / "custom_plugins.py").write_text(STUCK)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config(agent={"plugins": ["Stuck"]})))
+    given = {"TA_PERSISTENCE": "memory://", "TA_API_KEY": "any", "TA_AUTH": "mock"}
+    app = build_or_exit(load(path, env=given, dotenv=None))
+    stages, sent = iter(("startup", "shutdown")), list[Message]()
+
+    async def receive() -> Message:
+        return {"type": f"lifespan.{next(stages)}"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app({"type": "lifespan"}, receive, send)
+    assert [each["type"] for each in sent] == ["lifespan.startup.complete", "lifespan.shutdown.failed"]
+    where = "The plugin Stuck failed to close: custom_plugins.py, line 6"
+    assert sent[1]["message"] == f"{where}: SystemExit: it is stuck."

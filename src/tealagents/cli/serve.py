@@ -490,16 +490,19 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
             await send({"type": "lifespan.startup.failed"})
         except START_ERRORS as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await send(_failed(started, str(error)))
         except (Exception, SystemExit) as error:
-            stage = "shutdown" if started.is_set() else "startup"
-            log.exception("the %s failed", stage)
-            await send({"type": f"lifespan.{stage}.failed", "message": f"{type(error).__name__}: {error}"})
+            log.exception("the %s failed", "shutdown" if started.is_set() else "start")
+            await send(_failed(started, f"{type(error).__name__}: {error}"))
 
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return plainly
+
+
+def _failed(started: threading.Event, why: str) -> "Message":
+    return {"type": f"lifespan.{'shutdown' if started.is_set() else 'startup'}.failed", "message": why}
 
 
 @contextlib.contextmanager
