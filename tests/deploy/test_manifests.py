@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_a_field_that_the_api_does_not_know_is_found() -> None:
     wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+@overlays
+def test_the_api_server_takes_the_address_blocks(overlay: Path) -> None:
+    """What its schemas do not say: each `except` is within its `cidr`, and smaller.
+
+    Go takes an IPv4 address that is mapped into IPv6 for IPv4, so that no IPv6 block contains it.
+    """
+    policies = [manifest for manifest in build(overlay) if manifest["kind"] == "NetworkPolicy"]
+    peers = [peer for policy in policies for rule in policy["spec"]["egress"] for peer in rule["to"]]
+    blocks = [peer["ipBlock"] for peer in peers if "ipBlock" in peer]
+    assert any("except" in block for block in blocks)
+    for block in blocks:
+        around = ip_network(block["cidr"])
+        for within in map(ip_network, block.get("except", ())):
+            assert within.version == around.version
+            assert within.network_address in around
+            assert within.prefixlen > around.prefixlen
+            assert getattr(within.network_address, "ipv4_mapped", None) is None
 
 
 @overlays
