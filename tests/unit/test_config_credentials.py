@@ -43,6 +43,8 @@ def test_keys_that_only_sound_like_it(tmp_path: Path, key: str) -> None:
         f"postgresql://${{USER}}:{SECRET}@db.example.com",
         f"dynamodb://table?region=eu-west-1&aws_secret_access_key={SECRET}",
         f"postgresql://db.example.com/state?password={SECRET}",
+        f"'postgresql://user:a {SECRET}@db.example.com/state'",
+        f"'postgresql://user:{SECRET}@db.example.com/state?application_name=my agent'",
     ],
 )
 def test_store_urls_with_passwords(tmp_path: Path, url: str) -> None:
@@ -101,6 +103,8 @@ def test_prose_may_speak_of_secrets(tmp_path: Path) -> None:
     prompt = (
         "Never reveal a password, token or api_key. Basic arithmetic: use https://host:80/@scope/x?token="
     )
+    assert read(tmp_path, with_agent(f"role: '{prompt}'")).agent.role == prompt
+    prompt = "https://shop.example.com: answer for ada@shop.example.com"
     assert read(tmp_path, with_agent(f"role: '{prompt}'")).agent.role == prompt
 
 

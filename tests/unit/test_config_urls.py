@@ -74,6 +74,17 @@ def test_odd_characters_of_the_folder_survive() -> None:
         ("sqlite:////a/b.db", "sqlite:////a/b.db"),
         ("memory://", "memory://"),
         ("https://h/v1#f", "https://h/v1"),
+        ("sqlite:////a b/c d.db?busy_seconds=3", "sqlite:////a b/c d.db?busy_seconds=3"),
+        ("postgresql://me:the secret@h/db", "postgresql://me:***@h/db"),
+        ("postgresql://me:secret@h/my db?a=b c", "postgresql://me:***@h/my db?a=b c"),
+        ("dynamodb://t?aws_secret_access_key=the secret", "dynamodb://t?aws_secret_access_key=***"),
+        ("my.stores:Mine?x=1", "my.stores:Mine?x=1"),
+        ("my.stores:Mine://me:secret@h?token=secret", "my.stores:Mine://me:***@h?token=***"),
+        ("postgresql://the user:secret@h/db", "postgresql://…"),
+        ("postgresql://me: secret@h/db", "postgresql://…"),
+        ("postgresql://me:secret@h/db\n", "postgresql://…"),
+        ("postgres:me:secret@h/db", "postgres:…"),
+        ("me.secret@h/db", "…"),
     ],
 )
 def test_secrets_are_masked(url: str, shown: str) -> None:

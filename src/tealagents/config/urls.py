@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+#: also of a store as `module:Class`; with spaces only where prose that begins with a URL rarely has them
 _URL = re.compile(
-    r"""(?P<start> [A-Za-z][A-Za-z0-9+.-]*:// )
-        (?: (?P<user> [^/?#\s]*? ) (?P<password> :[^/?#\s]* )? @ )?
+    r"""(?P<start> [A-Za-z][A-Za-z0-9+.-]*:// | [A-Za-z_][\w.]*:[A-Za-z_]\w* (?: :// | (?=\?) ) )
+        (?: (?P<user> [^/?#\s]*? ) (?P<password> : (?: [^/?#\s] [^/?#\n]* )? )? @ )?
         (?P<host> [^/?#\s@]* )
-        (?P<path> [^?#\s]* )
-        (?: \? (?P<query> [^#\s]* ) )?
-        (?: \# \S* )?""",
+        (?P<path> (?: / [^?#\n]* )? )
+        (?: \? (?P<query> [^#\n]* ) )?
+        (?: \# .* )?""",
     re.VERBOSE,
 )
 _STORE = re.compile(r"[A-Za-z_][A-Za-z0-9_+.-]*:\S.*")
@@ -49,10 +50,14 @@ def secrets_of(url: str) -> list[str]:
 
 
 def masked(url: str) -> str:
-    """The URL with `***` where its secrets are, to be printed."""
+    """The URL with `***` where its secrets are, to be printed.
+
+    Only the scheme where it names a user and is not a valid URL: its password cannot be told apart.
+    """
     match = _URL.fullmatch(url)
     if match is None:
-        return url
+        scheme = re.match(r"[\w.+-]+:(?://)?", url)
+        return f"{scheme[0] if scheme else ''}…" if "@" in url else url
     query = "&".join(_masked_parameter(part) for part in (match["query"] or "").split("&"))
     password = match["password"] and ":***"
     user = f"{match['user']}{password or ''}@" if match["user"] or password else ""

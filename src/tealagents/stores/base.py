@@ -54,6 +54,8 @@ PROBE_SECONDS: Final = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
 _NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
+#: that of a store, or `module:Class`
+_SCHEME = re.compile(r"[\w.+-]+(?::\w+)?")
 _OPERATION = re.compile(r"[0-9a-f]{24}", re.ASCII)
 
 T = TypeVar("T")
@@ -82,9 +84,10 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, text: str, relative_to: Path = Path()) -> "StoreUrl":
-        scheme, separator, _ = text.partition("://")
-        if not separator:  # `module:Class` and `module:Class?option=value` need no location
-            scheme = text.partition("?")[0]
+        # `module:Class` and `module:Class?option=value` need no location
+        scheme, separator, _ = text.partition("?")[0].partition("://")
+        if "@" in text and not _SCHEME.fullmatch(scheme):
+            raise without_slashes(scheme)
         # `urlsplit` is picky about schemes (`module:Class` is none), so it is shown one it knows
         rest = text[len(scheme) :] if separator else "://" + text[len(scheme) :]
         try:
@@ -93,6 +96,8 @@ class StoreUrl:
             raise unreadable_host(scheme) from None
         pairs = parse_qsl(parts.query, keep_blank_values=True)
         query = dict(pairs)
+        if any("@" in name for name in query):  # what follows a ? in a password
+            raise unreadable_host(scheme)
         if len(query) < len(pairs):
             raise StoreConfigError(f"{scheme}://…: an option is given twice in the query; leave one of them.")
         return cls(
@@ -111,6 +116,12 @@ class StoreUrl:
     def safe(self) -> str:
         """The URL without credentials and without its query: for logs and errors."""
         return f"{self.scheme}://{self.netloc.rpartition('@')[2]}{self.path}"
+
+
+def without_slashes(scheme: str) -> StoreConfigError:
+    """For `postgres:user:password@host`, all of which would pass for a scheme, and errors quote schemes."""
+    name = re.split(r"\W", scheme)[0]
+    return StoreConfigError(f"{name}:…: write {name}://…, with two slashes after the colon.")
 
 
 def unreadable_host(scheme: str) -> StoreConfigError:
