@@ -318,6 +318,28 @@ async def test_a_schema_of_a_later_version(file: Path) -> None:
         await SqliteStore(SqliteOptions(path=file)).migrate()
 
 
+async def test_a_database_of_another_application(file: Path) -> None:
+    """It is refused, and not a byte of it changes."""
+    by_hand(file, "CREATE TABLE customers (name)")
+    before = file.read_bytes()
+    store = SqliteStore(SqliteOptions(path=file))
+    for use in (store.open, store.migrate):
+        with pytest.raises(StoreConfigError, match=f"{file} is the database of another application"):
+            await use()
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+async def test_an_empty_file_becomes_a_store_and_may_get_tables_of_others(file: Path) -> None:
+    """Neither is taken for the database of another application."""
+    file.touch()
+    async with plain_store(f"sqlite:///{file}") as store:
+        await put(store, "p", {"a": b"1"})
+    by_hand(file, "CREATE TABLE customers (name)")
+    async with plain_store(f"sqlite:///{file}") as store:
+        assert await values(store, "p", ["a"]) == [b"1"]
+
+
 async def test_migrating(file: Path) -> None:
     """`migrate` brings a database up to date once, whether it is there or not."""
     store = SqliteStore(SqliteOptions(path=file))
@@ -343,7 +365,7 @@ async def test_opening_at_once(file: Path) -> None:
 async def test_opening_while_the_database_is_made(file: Path) -> None:
     """Who writes before the database is in WAL mode is waited for, which SQLite itself does not do."""
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("CREATE TABLE another (one)")
+        other.execute("PRAGMA user_version = 1")  # which makes the database, without a table
         other.execute("BEGIN IMMEDIATE")
         opening = asyncio.create_task(plain_store(f"sqlite:///{file}").__aenter__())
         await asyncio.sleep(0.1)

@@ -25,6 +25,7 @@ from tealagents.cli import doctor
 from tealagents.cli.chat import finding
 from tealagents.cli.main import command_line
 from tealagents.llm.offline import OfflineModel
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 from tealagents.testing.forking import Nursery
@@ -251,6 +252,22 @@ def file_in_place_of_a_store(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = f"file://{patient.folder}/notes.txt"
 
 
+def database_of_another_application(patient: Patient) -> None:
+    patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/customers.db"
+    with closing(sqlite3.connect(patient.folder / "customers.db")) as connection:
+        connection.execute("CREATE TABLE customers (name)")
+
+
+class ClosedStore(MemoryStore):
+    """One whose user may not make it."""
+
+    async def exists(self) -> bool:
+        return False
+
+    async def obstacle(self) -> str:
+        return "its user may not create tables"
+
+
 def provider_that_fails(patient: Patient) -> None:
     (patient.folder / "odd_provider.py").write_text(ODD)
     editing("spec:", "spec:\n  thread: {context_providers: ['odd_provider:Odd']}")(patient)
@@ -291,6 +308,8 @@ NOWHERE = "127.0.0.1:1"
         ),
         (database_that_cannot_be_opened, "let it write to the store and its folder"),
         (file_in_place_of_a_store, "the store cannot be opened"),
+        (database_of_another_application, "customers.db is the database of another application"),
+        (setting(TA_PERSISTENCE=f"{__name__}:ClosedStore"), "its user may not create tables"),
         (store_whose_tables_are_locked, "or stop the process that locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),

@@ -162,7 +162,7 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     plain = plain_store(config.persistence)
     try:
         if not await plain.exists():
-            for ailment in _unmade(plain):
+            for ailment in _unmade(plain, await plain.obstacle()):
                 yield ailment
             return
         async with store_of(config) as store:
@@ -188,12 +188,17 @@ def _unopened(store: "BaseStore", error: Exception) -> Ailment:
     )
 
 
-def _unmade(store: "BaseStore") -> Iterator[Ailment]:
+def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
     """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
     folder = Path(store.where).parent
-    if store.name not in _OF_FILES:
+    if obstacle is not None:
+        right = "" if store.name in _OF_FILES else ", or grant its user that right"
+        yield Ailment(
+            f"the store cannot be made: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
+        )
+    elif store.name not in _OF_FILES:
         return
-    if not folder.is_dir():
+    elif not folder.is_dir():
         yield Ailment(absent(store), "The service creates a new store and its folder when it first starts.")
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield Ailment(

@@ -344,6 +344,10 @@ class BaseStore(ABC):
         """Whether what `open` would make is there. Needs no `open`."""
         return True
 
+    async def obstacle(self) -> str | None:
+        """Why `open` could not make what is not there, where that can be known. Needs no `open`."""
+        return None
+
     async def open(self) -> None:  # noqa: B027 — some stores have nothing to open
         """Connects, and makes the schema, table or folder where there is none."""
 

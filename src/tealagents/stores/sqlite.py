@@ -114,6 +114,9 @@ class SqliteStore(BaseStore):
     async def exists(self) -> bool:
         return await self._in_thread(lambda: self._at_rest("is_made"))
 
+    async def obstacle(self) -> str | None:
+        return await self._in_thread(self._foreign)
+
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
         self._file = self._path.stat()
@@ -358,6 +361,7 @@ class SqliteStore(BaseStore):
     # --- opening ----------------------------------------------------------------------------------
 
     def _connect_all(self) -> list[sqlite3.Connection]:
+        self._refuse_foreign()
         with ExitStack() as opened:
             writing, scanning, at_hand = (opened.enter_context(closing(self._connect())) for _ in range(3))
             with _transaction(writing):
@@ -407,9 +411,19 @@ class SqliteStore(BaseStore):
         with closing(sqlite3.connect(place, uri=True, timeout=self.options.busy_seconds)) as connection:
             return bool(connection.execute(self._sql[question]).fetchone()[0])
 
+    def _foreign(self) -> str | None:
+        """What is said of a database that holds tables, but no store."""
+        if not self._at_rest("is_foreign"):
+            return None
+        return f"{self._path} is the database of another application: no store is in it."
+
+    def _refuse_foreign(self) -> None:
+        """Before the first connection of ours, which changes its journal's mode."""
+        if foreign := self._foreign():
+            raise StoreConfigError(foreign)
+
     def _migrate(self) -> list[str]:
-        if self._at_rest("is_foreign"):
-            raise StoreConfigError(f"{self._path} is the database of another application: no store is in it.")
+        self._refuse_foreign()
         with closing(self._connect()) as connection, _transaction(connection):
             applied = self._apply_migrations(connection)
             self._check_schema(connection)
