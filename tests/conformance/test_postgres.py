@@ -391,6 +391,27 @@ async def test_a_role_with_the_grants_of_the_page_serves_what_another_role_has_m
             assert await store.read("p", ["key"]) == [None]
 
 
+async def test_a_role_that_may_create_nothing_is_an_obstacle(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """`obstacle` says before the first start what `open` would fail with, and makes nothing."""
+    await sql.execute("CREATE ROLE visitor LOGIN; CREATE SCHEMA closed")
+    await sql.execute("CREATE SCHEMA lent; GRANT CREATE, USAGE ON SCHEMA lent TO visitor")
+    url = postgres_server.url.replace("tealagents:", "visitor:")
+    for schema, may_not in (("closed", "tables in the schema closed"), ("none", "the schema none")):
+        store = store_of(f"{url}?schema={schema}")
+        said = await store.obstacle()
+        assert said is not None
+        assert f"schema {schema}: its user may not create {may_not}" in said
+        with pytest.raises(PersistenceUnavailable, match="denied"):
+            await store.open()
+    assert not await sql.fetchval("SELECT to_regnamespace('none') IS NOT NULL")
+    for each in (f"{url}?schema=lent", f"{postgres_server.url}?schema=none"):
+        assert await store_of(each).obstacle() is None
+    async with store_of(f"{url}?schema=lent"):
+        pass
+
+
 async def test_a_database_of_another_encoding(
     postgres_server: PostgresServer, sql: "asyncpg.Connection"
 ) -> None:

@@ -241,6 +241,18 @@ class PostgresStore(BaseStore):
         finally:
             await self.close()
 
+    async def obstacle(self) -> str | None:
+        try:
+            async with self._session() as connection:
+                if await connection.fetchval(self._sql["may_create"]):
+                    return None
+                there = await connection.fetchval(self._sql["has_schema"])
+        finally:
+            await self.close()
+        name = self.options.schema_name
+        what = f"tables in the schema {name}" if there else f"the schema {name}"
+        return f"{self.where}: its user may not create {what}"
+
     async def open(self) -> None:
         try:
             async with self._session() as connection:

@@ -54,6 +54,13 @@ SELECT to_regclass('{schema}.migrations') IS NOT NULL
 -- name: has_schema
 SELECT to_regnamespace('{schema}') IS NOT NULL
 
+-- Whether the session's user may make what the first migration makes.
+-- name: may_create
+SELECT CASE
+    WHEN to_regnamespace('{schema}') IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+    ELSE has_schema_privilege(to_regnamespace('{schema}'), 'CREATE')
+END
+
 -- name: schema_number
 SELECT coalesce(max(number), 0) FROM {schema}.migrations
 
