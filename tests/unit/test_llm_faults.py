@@ -480,6 +480,20 @@ async def test_silence_ends_at_the_first_deadline(service: OfflineModel, stream:
     assert len(service.requests) == 1
 
 
+async def test_a_missed_deadline_is_one_warning(
+    service: OfflineModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As any call that failed; it names the deadline, and quotes nothing."""
+    service.script(always(text="one two", fault={"kind": "silence", "after_pieces": 1}))
+    async with client(service.base_url, piece_timeout_seconds=61) as model:
+        await too_late(service, model, pieces=1)
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("A model call failed: ")
+    assert "61 s (piece_timeout_seconds)" in line
+    assert "hello" not in line
+    assert "one" not in line
+
+
 async def test_headers_alone_are_no_piece(service: OfflineModel) -> None:
     """A service that begins a stream and says nothing in it is silent."""
     service.script(always(text="one", fault={"kind": "silence", "after_pieces": 0}))

@@ -162,6 +162,9 @@ class ModelService:
                 if said and not ending and question.reworded(said):
                     continue  # at once, and not as a retry: the service is well
                 following = ending or self._pause(question, failed, next(retries), deadlines)
+            except ModelTimeout as overdue:
+                _log.warning("A model call failed: %s", overdue.detail)
+                raise
             if isinstance(following, ModelDone):
                 yield [following]
                 return

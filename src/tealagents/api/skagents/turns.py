@@ -21,7 +21,6 @@ from tealagents.domain.errors import (
     Interrupted,
     InvalidRequest,
     ModelFailed,
-    ModelTimeout,
     RequestTimeout,
     TealError,
 )
@@ -177,8 +176,6 @@ class Turns:
                         yield event
             except BaseException as error:
                 reported = self._as_ended(error) if call.deadline.expired() else error
-                if isinstance(error, ModelTimeout):  # which of its limits it was is known nowhere else
-                    log.warning("A model call failed: %s", error.detail)
                 watch.ended(call.ended(reported))
                 if reported is error:
                     raise
