@@ -190,6 +190,16 @@ def unknown_model(patient: Patient) -> None:
     patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(404, error)) + "/v1"
 
 
+def model_that(**reply: Any) -> Callable[[Patient], None]:
+    """One that is reached, and gives no answer."""
+
+    def plant(patient: Patient) -> None:
+        model = patient.stack.enter_context(OfflineModel({"rules": [{"reply": reply}]}))
+        patient.env["TA_BASE_URL"] = model.base_url
+
+    return plant
+
+
 def schema_of_another_version(patient: Patient) -> None:
     with closing(sqlite3.connect(patient.database)) as database, database:
         database.execute("INSERT INTO schema_version VALUES (99, 'of tomorrow', 'then')")
@@ -287,6 +297,10 @@ def collector_that_knows_no_traces(patient: Patient) -> None:
 NOWHERE = "127.0.0.1:1"
 
 
+OF_QUOTA = "→ Wait, raise the limit at the service, or set TA_API_KEY to another key."
+OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of the proxy in front of it."
+
+
 @pytest.mark.parametrize(
     ("plant", "said"),
     [
@@ -301,6 +315,14 @@ NOWHERE = "127.0.0.1:1"
         (wrong_key_of_the_model, "set TA_API_KEY to one that is valid"),
         (unknown_model, "Correct spec.agent.model (offline)"),
         (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "Check that TA_BASE_URL is right"),
+        (model_that(error={"status": 429, "message": "slow down"}), OF_QUOTA),
+        (model_that(error={"status": 402, "message": "no balance"}), OF_QUOTA),
+        (model_that(fault={"kind": "error", "code": "insufficient_quota"}), OF_QUOTA),
+        (model_that(error={"status": 500, "message": "oops"}), OF_SERVICE),
+        (model_that(error={"status": 503, "message": "oops"}), OF_SERVICE),
+        (model_that(text="one two", fault={"kind": "cut", "after_pieces": 1}), OF_SERVICE),
+        (model_that(fault={"kind": "error", "message": "it broke"}), OF_SERVICE),
+        (model_that(error={"status": 400, "message": "no such effort"}), "Correct what the service refuses"),
         (setting(TA_PERSISTENCE=f"redis://{NOWHERE}"), "the store cannot be reached"),
         (
             lambda patient: patient.database.write_text("garbage"),

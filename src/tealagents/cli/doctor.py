@@ -9,7 +9,6 @@ export without traces, and starts MCP servers that are commands.
 import asyncio
 import logging
 import os
-import re
 import socket
 import ssl
 import time
@@ -57,6 +56,8 @@ TASKS_VERIFIED = 5
 ANSWER_SECONDS = 10.0
 #: and the collector of telemetry
 COLLECTOR_SECONDS = 5.0
+#: what is said of an answer that broke off, and of an error in the place of one or of its rest
+_ENDED_EARLY = ("answer was cut", "failed while answering")
 #: the stores that no one has to start
 _OF_FILES = ("sqlite", "files")
 
@@ -317,19 +318,28 @@ async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment
                 async for _ in events:
                     pass
     except START_ERRORS as error:
-        yield Ailment(
-            f"the model service does not answer: {error}", _remedy_of_model(config, place, str(error))
-        )
+        how = "fails" if _answered(error) else "does not answer"
+        yield Ailment(f"the model service {how}: {error}", _remedy_of_model(config, place, error))
 
 
-def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
-    # with these words: an address has numbers, too
-    status = re.search(r" with HTTP (\d+)", said)
-    if status and status[1] in ("401", "403"):
+def _answered(error: Exception) -> bool:
+    """Whether the service was reached, and is what failed."""
+    return getattr(error, "http_status", None) is not None or any(each in str(error) for each in _ENDED_EARLY)
+
+
+def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
+    status, said = getattr(error, "http_status", None), str(error)
+    if status in (401, 403):
         return "The service refuses the key: set TA_API_KEY to one that is valid for it."
-    if status and status[1] == "404":
+    if status == 404:
         key, model = key_text((*place, "model")), config.agent.model
         return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
+    if status in (402, 429) or "insufficient_quota" in said:
+        return "Wait, raise the limit at the service, or set TA_API_KEY to another key."
+    if status is not None and status < 500:
+        return "Correct what the service refuses, or TA_BASE_URL."
+    if _answered(error):
+        return "Try again. If it persists, see the log of the service, or of the proxy in front of it."
     return _remedy_of_connection(said) or (
         "Check that TA_BASE_URL is right, that the service is running, and that this machine can connect to "
         "it."
