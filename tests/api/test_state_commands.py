@@ -455,6 +455,20 @@ def test_a_user_of_whom_nothing_is_stored_is_not_reported_as_erased(agent: Agent
     assert "nothing is stored for mock.ada" in again.output
 
 
+def test_a_user_of_whom_all_was_pruned_is_still_erased(agent: Agent) -> None:
+    """That there was such a user is a record, too."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    assert "1 task and 1 session erased" in agent.run("state", "prune", "--older-than", "0s").output
+    assert agent.stats()["users"] == 1
+    for option, said in (("--dry-run", "1 record of mock.ada"), ("--yes", "'ada') is erased")):
+        result = agent.run("state", "delete-user", "mock.ada", option)
+        assert result.exit_code == 0, result.output
+        assert said in result.output
+    assert agent.stats()["users"] == 0
+    assert agent.run("state", "delete-user", "mock.ada", "--yes").exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("tid", "oid", "printed"),
     [

@@ -214,15 +214,26 @@ class Directory:
             return self._records.partition(owner)
         raise anothers(kind, identifier)
 
-    async def forget(self, user: User) -> None:
-        """Forgets that there is such a user, and what ids are theirs."""
-        await self._forget_owner(user)
+    async def knows(self, user: User) -> bool:
+        """Whether it is written down that there is such a user; also where that cannot be read."""
+        tag = ids.owner_tag(user.key)
+        try:
+            found = await self._records.get(keys.owners(self._records.agent, tag), keys.owner(tag), Owners)
+        except CorruptState:
+            return True
+        return found is not None and user in found.value.users
+
+    async def forget(self, user: User) -> int:
+        """Forgets that there is such a user, and what ids are theirs; how many records said so."""
+        forgotten = int(await self._forget_owner(user))
         for digit in keys.DIGITS:
             partition = keys.locators(self._records.agent, digit)
             async for key, record in self._records.every(partition, keys.locator("")):
                 if self._is_of(partition, key, record.value, user):
                     await self._records.delete(partition, [key])
+                    forgotten += 1
         self._known.pop(user.key, None)
+        return forgotten
 
     @staticmethod
     def _is_of(partition: str, key: str, stored: bytes, user: User) -> bool:
@@ -232,11 +243,14 @@ class Directory:
             log.error("whose an id is cannot be read: %s", error)
             return False
 
-    async def _forget_owner(self, user: User) -> None:
+    async def _forget_owner(self, user: User) -> bool:
+        """Whether the user was listed."""
         tag = ids.owner_tag(user.key)
         partition, key = keys.owners(self._records.agent, tag), keys.owner(tag)
         while found := await self._records.get(partition, key, Owners):
             left = tuple(known for known in found.value.users if known != user)
+            if left == found.value.users:
+                return False
             try:
                 await self._records.commit(
                     partition,
@@ -247,7 +261,8 @@ class Directory:
                 )
             except Conflict:
                 continue
-            return
+            return True
+        return False
 
 
 Kind = Callable[[str], str]

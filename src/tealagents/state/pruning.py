@@ -125,8 +125,9 @@ class UserErasure:
         self._inventory = Inventory(records)
 
     async def count(self) -> int:
-        """How many records the user's partition holds."""
-        return sum([1 async for _ in self._records.every(self._partition, "")])
+        """How many records the user's partition holds, and with them the one that there is such a user."""
+        listed = int(await self._eraser.tasks.directory.knows(self._user))
+        return listed + sum([1 async for _ in self._records.every(self._partition, "")])
 
     async def erase(self, report: Callable[[int], None] = lambda records: None) -> int:
         """Erases all, and returns how many records there were besides the tasks' own, expired ones too."""
@@ -149,8 +150,7 @@ class UserErasure:
         wiped += await self._wipe_expired(self._partition)
         for partition in (inbox, consents, workers):
             await self._wipe_expired(partition)  # of others, too
-        await self._eraser.tasks.directory.forget(self._user)
-        return wiped
+        return wiped + await self._eraser.tasks.directory.forget(self._user)
 
     async def _erase_task(self, task_id: str) -> None:
         """Erases a task, however often it changes meanwhile; a damaged one goes with the rest."""
