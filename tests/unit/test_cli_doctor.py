@@ -519,6 +519,19 @@ def test_another_service_and_none_are_distinguished(patient: Patient) -> None:
     assert "Nothing answers at" in patient.examined(f"http://{NOWHERE}")[1]
 
 
+def test_an_address_without_an_agent_is_one_problem(patient: Patient) -> None:
+    """With what to write in its place, where that is known."""
+    with answering(404, {"code": "not_found"}) as url:
+        code, found = patient.examined(f"{url}/Patient/2")
+        alone = CliRunner().invoke(command_line("doctor"), ["doctor", f"{url}/Patient/2"])
+    assert code == alone.exit_code == 1
+    for said in (found, alone.output):
+        assert f"✗ there is no agent at {url}/Patient/2" in said
+        assert said.count("✗") == 1, said
+    assert "→ Correct the address: the agent of this config is served at /Patient/1." in found
+    assert "→ Correct the address: it is of the form http://127.0.0.1:8000/Name/version." in alone.output
+
+
 def test_a_config_that_the_env_file_names_is_examined_with_a_url(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -344,6 +344,9 @@ def test_finding_the_agent(service: ContractServer) -> None:
         find_agent(service.root)
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")
+    secure = service.root.replace("http:", "https:")
+    with pytest.raises(NoAgent, match=f"^{secure} answers in plain http: write {service.root}.$"):
+        find_agent(secure)
     for text in ("agent.yaml", "localhost:8000"):
         with pytest.raises(NoAgent, match=f"{text} is not a URL.* http://127.0.0.1:8000"):
             find_agent(text)

@@ -437,7 +437,7 @@ async def _collector(config: ServiceConfig) -> list[Ailment]:
 
 
 async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailment]:
-    from tealagents.cli.chat.finding import NoAgent, NotAUrl, find_agent
+    from tealagents.cli.chat.finding import DEFAULT_URL, NoAgent, NotAUrl, find_agent
 
     try:
         prefix = await asyncio.to_thread(find_agent, url)
@@ -447,17 +447,17 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
     except NoAgent as error:
         yield Ailment(str(error), _remedy_of_connection(str(error)))
         return
-    if config is not None and not prefix.endswith(config.prefix):
-        yield Ailment(
-            f"{prefix} is not the agent of this config, which is served at {config.prefix}",
-            "Correct the address, or name the other config.",
-        )
+    form = f"it is of the form {DEFAULT_URL}/Name/version"
     async with httpx.AsyncClient(mounts=DIRECT, timeout=ANSWER_SECONDS) as client:
         for probe in ("live", "ready"):
             try:
                 answer = await client.get(f"{prefix}/health/{probe}")
             except httpx.HTTPError as error:
                 yield Ailment(f"{prefix}/health/{probe} does not answer: {error}", "See the service's log.")
+                return
+            if answer.status_code == 404:
+                its = f"the agent of this config is served at {config.prefix}" if config else form
+                yield Ailment(f"there is no agent at {prefix}", f"Correct the address: {its}.")
                 return
             if not answer.is_success:
                 yield Ailment(
@@ -466,6 +466,11 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
                 )
         if skew := _skew(answer.headers.get("date", "")):
             yield _skewed("the service", skew)
+    if config is not None and not prefix.endswith(config.prefix):
+        yield Ailment(
+            f"{prefix} is not the agent of this config, which is served at {config.prefix}",
+            "Correct the address, or name the other config.",
+        )
 
 
 def _remedy_of_connection(said: str) -> str:

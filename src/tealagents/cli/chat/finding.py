@@ -10,6 +10,8 @@ from tealagents.client.wire import DIRECT
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: seconds that a service is given to answer
 ANSWER_SECONDS = 5.0
+#: what OpenSSL, by its version, says of an answer that is not TLS
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 class NoAgent(Exception):
@@ -37,6 +39,9 @@ def find_agent(url: str) -> str:
     except ImportError as error:  # the environment names a proxy of a kind that needs a package
         raise NoAgent(f"{url} cannot be called: {error} Or set NO_PROXY for its host.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if any(each in str(error) for each in _NOT_TLS):
+            plain = url.replace("https:", "http:", 1)
+            raise NoAgent(f"{url} answers in plain http: write {plain}.") from error
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]
     if len(agents) > 1:
