@@ -85,7 +85,7 @@ def _name_or_class(text: str) -> str:
 
 def _protocol(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][\w.-]*", text):
-        raise ValueError("must be the name of a protocol, such as openai")
+        raise ValueError("must be the names of protocols, separated by spaces, such as: openai mcp")
     return text
 
 

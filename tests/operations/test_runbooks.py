@@ -144,10 +144,14 @@ def test_the_disk_is_full(site: Site) -> None:
 
 
 def test_the_memory_of_redis_is_full(site: Site) -> None:
-    """Writes are refused until the limit is raised; reads continue, and nothing is restarted."""
+    """Writes are refused until the limit is raised; reads continue, and nothing is restarted.
+
+    The service's user may not raise it.
+    """
     with running(lambda: RedisServer(durable=True)) as redis:
-        site.env["TA_PERSISTENCE"] = redis.url
-        operator = site.operator("The disk is full")
+        redis.ask("ACL", "SETUSER", "agent", "on", ">secret", "~*", "&*", "+@all", "-config", "+config|get")
+        site.env["TA_PERSISTENCE"] = redis.url.replace("://", "://agent:secret@") + "?pool=5"
+        operator = site.operator("The disk is full", ADMIN_URL=redis.url)
         with site.service() as service, service.client() as ada:
             task = said(ada, "hello")["task_id"]
             redis.ask("CONFIG", "SET", "maxmemory", "1mb")

@@ -452,6 +452,13 @@ def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:
     assert check(folder, TA_PROTOCOLS="tealagents/v1alpha1").exit_code == 2
 
 
+def test_names_of_protocols_are_separated_by_spaces(folder: Path) -> None:
+    """Commas, as other programs want them, are no name that is unknown."""
+    checked = check(folder, TA_PROTOCOLS="a2a,mcp")
+    assert checked.exit_code == 2, checked.output
+    assert "TA_PROTOCOLS: must be the names of protocols, separated by spaces, such as" in checked.output
+
+
 def test_brackets_are_shown_as_they_are(folder: Path) -> None:
     """Of values, of warnings and of what is wrong: none is taken for markup of the terminal."""
     config = folder / "\\[old] x" / "config.yaml"
