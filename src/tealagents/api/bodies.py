@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
+from math import inf
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -116,9 +117,9 @@ class BodyBudget:
     A body counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
     """
 
-    def __init__(self, largest: int) -> None:
-        """`largest`: bytes that one body may have."""
-        self._per_user = BODIES_PER_USER * largest
+    def __init__(self, largest: int, *, per_user: bool = True) -> None:
+        """`largest`: bytes that one body may have. Unless `per_user`, the process alone bounds them."""
+        self._per_user = BODIES_PER_USER * largest if per_user else inf
         self._per_process = BODIES_PER_PROCESS * largest
         self._by_user: Counter[str] = Counter()
         self._held = 0

@@ -451,6 +451,33 @@ def test_a_gateway_is_many_users(tmp_path: Path) -> None:
         assert first.result().status_code == 200
 
 
+def test_unfinished_bodies_behind_a_gateway_do_not_shut_others_out(tmp_path: Path) -> None:
+    """One caller's unfinished bodies leave room for a larger one: only the budget of the process counts."""
+    sent = 999_000
+    larger = {"chat_history": [{"role": "user", "content": "x" * 500_000}]}
+
+    def unfinished(service: ServiceThread) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+        head = f"POST {service.prefix} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {sent + 1}\r\n\r\n"
+        connection.sendall(head.encode() + b" " * sent)
+        return connection
+
+    config = write(tmp_path, CHAT + "  limits: {max_body_bytes: 1000000}\n")
+    with served(config) as (service, _), ExitStack() as stack:
+
+        def hold(bodies_held: int) -> None:
+            while len(connections) < bodies_held:
+                connections.append(stack.enter_context(unfinished(service)))
+            until(lambda: service.app._incoming._held == bodies_held * (sent - bodies.FREE))
+
+        connections: list[socket.socket] = []
+        hold(bodies.BODIES_PER_USER)
+        assert post(service.url, json=larger).status_code == 200
+        hold(bodies.BODIES_PER_PROCESS + 1)  # what is free of each leaves room for one more
+        assert post(service.url, json=larger).status_code == 503
+        assert post(service.url, json=HELLO).status_code == 200
+
+
 def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
     """No one can read the answer later, so the model is let go of."""
     slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}

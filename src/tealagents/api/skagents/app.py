@@ -25,7 +25,7 @@ from tealagents.api.origins import with_cors
 from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
-from tealagents.api.skagents.identity import Identity, check_origin
+from tealagents.api.skagents.identity import Gateway, Identity, check_origin
 from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import (
     Draining,
@@ -84,7 +84,9 @@ class StatelessApp:
         self._prefix = front.settings.prefix
         self._began = time.monotonic()
         self._origins = frozenset(front.settings.cors_origins)
-        self._incoming = bodies.BodyBudget(front.settings.max_body_bytes)
+        # all that a gateway lets through is one caller here, and not bounded as one user
+        apart = not isinstance(front.identity, Gateway)
+        self._incoming = bodies.BodyBudget(front.settings.max_body_bytes, per_user=apart)
         self._document = openapi.document(
             name=front.name,
             version=front.version,
