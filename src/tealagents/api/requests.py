@@ -292,9 +292,22 @@ async def submitted(
 
 async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:
     """The request that began under an idempotency key; None where the key is unused."""
-    records, partition = exchange.records, exchange.partition(caller)
-    used = await records.get(partition, keys.idempotency(key.name), IdempotencyRecord)
-    return await exchange.request(caller, used.value.request_id) if used is not None else None
+    used = await _use(exchange, caller, key)
+    return await exchange.request(caller, used.request_id) if used is not None else None
+
+
+async def is_repeated(exchange: Exchange, caller: Caller, key: Key | None) -> bool:
+    """Whether a message with the same body came under its key before: it gets the outcome of that one."""
+    if key is None:
+        return False
+    used = await _use(exchange, caller, key)
+    return used is not None and used.digest == key.digest
+
+
+async def _use(exchange: Exchange, caller: Caller, key: Key) -> IdempotencyRecord | None:
+    name = keys.idempotency(key.name)
+    found = await exchange.records.get(exchange.partition(caller), name, IdempotencyRecord)
+    return found.value if found is not None else None
 
 
 async def of_task(

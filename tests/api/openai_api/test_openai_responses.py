@@ -22,6 +22,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import RequestRecord
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 
 def test_a_conversation_that_is_not_named_begins_none(wire: httpx.Client) -> None:
@@ -198,6 +199,28 @@ def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file
         with pytest.raises(openai.NotFoundError) as unknown:
             client.responses.create(model="Tester", input=history(identifier))
         assert identifier in str(unknown.value)
+
+
+@pytest.mark.parametrize("since", ["ended", "deleted"])
+def test_a_key_stands_for_what_was_sent_and_not_for_what_it_refers_to(
+    wire: httpx.Client, file: Path, since: str
+) -> None:
+    """The same body gets the first outcome, whatever the item that it names has come to since."""
+    begun = create(wire, input=call("Work-rest", file=str(file), seconds=600), background=True)
+    until(lambda: retrieved(wire, begun["id"])["output"])
+    (item,) = retrieved(wire, begun["id"])["output"]
+    user = {"role": "user", "content": "hello"}
+    body = {"input": [user, {"type": "item_reference", "id": item["id"]}, user]}
+    key = {"idempotency-key": f"refers-{since}"}
+    first = wire.post("/responses", json=body, headers=key)
+    wire.post(f"/responses/{begun['id']}/cancel").raise_for_status()
+    if since == "deleted":
+        wire.delete(f"/responses/{begun['id']}").raise_for_status()
+    again = wire.post("/responses", json=body, headers=key)
+    assert (first.status_code, again.status_code) == (200, 200), again.text
+    assert again.json() == first.json()
+    assert again.headers["idempotent-replayed"] == "true"
+    assert wire.post("/responses", json={"input": [user]}, headers=key).status_code == 422
 
 
 def test_an_item_without_a_type_is_a_reference_only_if_it_has_nothing_else(ada: OpenAI) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tealagents.api import bodies, items, replay, resent, sse, stretches
 from tealagents.api.decisions import asked
-from tealagents.api.exchange import Exchange
+from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.folding import EventFold
 from tealagents.api.http import json_response
 from tealagents.api.names import made
@@ -31,7 +31,7 @@ _FORMAT = {"text.format.type": "response_format.type", "text.format": "response_
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, conversation := request.headers.get(HEADER))
-    stretch = await responses.send(exchange, caller, request, [value, conversation], body, given)
+    stretch = await responses.send(exchange, caller, key_in(request, [value, conversation]), body, given)
     headers = {**responses.headers_of(stretch), HEADER: made("conv", stretch.record.task_id)}
     chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:

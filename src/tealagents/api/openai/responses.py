@@ -19,7 +19,7 @@ from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Resent
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
-from tealagents.state.new_message import MOST_EARLIER, NewMessage
+from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
 _CALLS = ("mcpr", "fc", "call")
 
@@ -27,12 +27,13 @@ _CALLS = ("mcpr", "fc", "call")
 @bodies.fields_as(items="input", earlier="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
-    body = inputs.create(value)
-    if isinstance(body.input, list):
+    body, key = inputs.create(value), key_in(request, value)
+    if isinstance(body.input, list) and not await requests.is_repeated(exchange, caller, key):
         last = body.input[-MOST_EARLIER:]
         known = await _referred(exchange, caller, list(map(items.referred, last)))
-        body.input[-MOST_EARLIER:] = [known.pop(items.referred(each), each) for each in last]
-    stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
+        said = [known.pop(items.referred(each), each) for each in last]
+        body.input = [*body.input[:-MOST_EARLIER], *said]
+    stretch = await send(exchange, caller, key, body, inputs.read(body.input))
     headers = headers_of(stretch)
     if body.stream:
         fold = ResponseFold(stretch, exchange.agent.name)
@@ -64,10 +65,10 @@ async def _referred(exchange: Exchange, caller: Caller, wanted: list[str]) -> di
 
 
 async def send(
-    exchange: Exchange, caller: Caller, request: Request, value: Any, body: CreateResponse, given: Resent
+    exchange: Exchange, caller: Caller, key: Key | None, body: CreateResponse, given: Resent
 ) -> Stretch:
-    """Stores what was sent and begins to answer it. `value` is what an idempotency key stands for."""
-    streamed, unstored = bool(body.stream or body.background), body.store is False
+    """Stores what was sent and begins to answer it."""
+    streamed, declares = bool(body.stream or body.background), body.tools is not None
     behind: sending.Place = None
     if body.previous_response_id is not None:
         behind = await find(exchange, caller, body.previous_response_id)
@@ -79,9 +80,8 @@ async def send(
         setup=setups.setup(instructions, body.tools or (), shape, body.tool_choice),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
-        expires_at=requests.unstored_until(exchange) if unstored else None,
+        expires_at=requests.unstored_until(exchange) if body.store is False else None,
     )
-    key, declares = key_in(request, value), body.tools is not None
     return await sending.send(
         exchange, caller, given, _CALLS, message, key, behind, declares=declares, streamed=streamed
     )
