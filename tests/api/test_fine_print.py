@@ -283,7 +283,7 @@ def test_what_is_sent_ahead_is_answered_in_order(small_bodies: ServiceThread) ->
 
 
 def test_no_path_takes_a_websocket() -> None:
-    """Of no protocol, with a token as without. covers: APP-4"""
+    """Of no protocol, with a token as without: a problem document says what to do. covers: APP-4"""
     with offline_service(protocols=list(PROTOCOLS)) as (service, _):
         paths = {place.path for place in places(service)}
         assert len(paths) > 50
@@ -291,7 +291,12 @@ def test_no_path_takes_a_websocket() -> None:
             for headers in ({}, {"authorization": "Bearer ada"}):
                 with pytest.raises(InvalidStatus) as refused:
                     connect(service.url.replace("http", "ws", 1) + path, additional_headers=headers)
-                assert refused.value.response.status_code == 403, path
+                response = refused.value.response
+                assert response.headers["content-type"] == "application/problem+json"
+                document = json.loads(response.body)
+                assert (response.status_code, document["status"], document["code"]) == (404, 404, "not_found")
+                assert "There is no WebSocket at" in document["detail"]
+                assert "stream over HTTP" in document["detail"]
 
 
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:

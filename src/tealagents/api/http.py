@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tealagents.domain.errors import (
     InternalError,
@@ -135,6 +136,11 @@ def in_one_line(headers: Headers, name: bytes, *, without: bytes) -> Headers:
     bare = [(each, value.strip(b" \t")) for each, value in headers]
     lines = b", ".join(value for each, value in bare if each == name)
     return [(name, lines), *(line for line in bare if line[0] not in (name, without))]
+
+
+async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """No route, for a WebSocket as for any request; Starlette's own closes it with an empty 403."""
+    raise HTTPException(404)
 
 
 async def left(receive: Receive) -> None:

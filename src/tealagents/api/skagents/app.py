@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
-from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, left, status_of
+from tealagents.api.http import FAULT, WrongMethod, ending_connection, json_response, left, nowhere, status_of
 from tealagents.api.origins import with_cors
 from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
@@ -105,7 +105,7 @@ class StatelessApp:
             lifespan=lifespan,
         )
         app.router.redirect_slashes = False
-        app.router.default = _nowhere
+        app.router.default = nowhere
         self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=_TAKEN_HEADERS)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -318,11 +318,6 @@ class StatelessApp:
             "openapi": f"{prefix}/openapi.json",
         }
         return json_response({"agents": [agent]})
-
-
-async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
-    """No route, for a WebSocket as for any request; Starlette's own closes it with an empty 403."""
-    raise HTTPException(404)
 
 
 async def _unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import FAULT, WrongMethod
+from tealagents.api.http import FAULT, WrongMethod, nowhere
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
@@ -69,6 +69,7 @@ class AppV3(Starlette):
             ]
         )
         self.router.redirect_slashes = False
+        self.router.default = nowhere
         self.state.exchange = exchange
         self._add_error_handlers(exchange)
 
@@ -128,6 +129,8 @@ def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute
     path = request.scope["path"]
     if error.status_code == 404:
         where = bodies.short(path)
+        if request.scope["type"] == "websocket":
+            return NotFound(f"There is no WebSocket at {where}: stream over HTTP. {docs} lists how.")
         return NotFound(f"There is nothing at {where}. {docs} lists what there is.")
     if error.status_code == 405:
         named = (error.headers or {}).get("Allow", "GET").split(", ")
