@@ -477,6 +477,9 @@ async def test_silence_ends_at_the_first_deadline(service: OfflineModel, stream:
     async with client(service.base_url, **HASTE) as model:
         failed = await too_late(service, model, stream=stream)
     assert "first_piece_timeout_seconds" in failed.detail
+    assert ("did not begin to answer" in failed.detail) is stream
+    assert ("did not answer within 60 s" in failed.detail) is not stream
+    assert ("raise the limit, or stream" in failed.detail) is not stream
     assert len(service.requests) == 1
 
 

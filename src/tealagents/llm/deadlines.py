@@ -5,10 +5,14 @@ from tealagents.llm.options import ModelOptions
 
 
 class Deadlines:
-    """How long one call is waited for: in all, for its first delta, and then for each next one."""
+    """How long one call is waited for: in all, for its first delta, and then for each next one.
 
-    def __init__(self, timeouts: ModelOptions, now: float) -> None:
+    Where no stream is asked for, all of the answer is its first delta.
+    """
+
+    def __init__(self, timeouts: ModelOptions, now: float, *, stream: bool = True) -> None:
         self._timeouts = timeouts
+        self._stream = stream
         self._total_at = now + timeouts.model_timeout_seconds
         self._first_at = now + timeouts.first_piece_timeout_seconds
         #: a delta has come: nothing is tried again, and the wait is for the next one
@@ -33,6 +37,11 @@ class Deadlines:
             )
         if not self.begun:
             seconds = self._timeouts.first_piece_timeout_seconds
+            if not self._stream:
+                return ModelTimeout(
+                    f"The model service did not answer within {seconds:g} s (first_piece_timeout_seconds):"
+                    " raise the limit, or stream the answer."
+                )
             return ModelTimeout(
                 f"The model service did not begin to answer in {seconds:g} s (first_piece_timeout_seconds)."
             )

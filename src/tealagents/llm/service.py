@@ -134,15 +134,15 @@ class ModelService:
         # several calls may wait here, and one that is canceled must not take the connection from the others
         return await asyncio.shield(self._connecting)
 
-    def deadlines(self) -> Deadlines:
-        return Deadlines(self._options, asyncio.get_running_loop().time())
+    def deadlines(self, *, stream: bool = True) -> Deadlines:
+        return Deadlines(self._options, asyncio.get_running_loop().time(), stream=stream)
 
     async def events(
         self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
     ) -> AsyncGenerator[Sequence[ModelEvent], None]:
         """The events of one call, as `Model.stream` promises; tried again only before the first delta."""
         connection = await self.connection()
-        deadlines = self.deadlines()
+        deadlines = self.deadlines(stream=question.stream)
         self._retries.begin()
         question.adjusted = self._adjusted
         question.body = question.write(self._adjusted)
