@@ -42,6 +42,15 @@ def methods_at(path: str, routes: Iterable[BaseRoute]) -> set[str]:
     return {method for each in exact or there for method in each.methods or ()}
 
 
+def _no_route(path: str, status: int, routes: Sequence[Route], unserved: Sequence[str]) -> TealError:
+    """Why no route answers: the path is not there, or does not take the method."""
+    if path in unserved:
+        return NotFound(f"{bodies.short(path)} is not served here.")
+    if status == 405:
+        return WrongMethod(", ".join(sorted(methods_at(path, routes))))
+    return NotFound(f"There is nothing at {bodies.short(path)}.")
+
+
 class _Authenticated:
     """A handler as an ASGI application: around a function Starlette would handle errors a second time."""
 
@@ -67,10 +76,12 @@ def application(
     *,
     shown: Sequence[str] = (),
     urls: Mapping[str, str],
+    unserved: Sequence[str] = (),
 ) -> Served:
     """A protocol at `path`. What is another user's is reported as not found.
 
     `shown` are headers of answers that pages of other origins may see, besides those of every protocol.
+    `unserved` are paths that its clients know, and that are not there though a route of ids would match them.
     """
     resource = exchange.resource(path)
 
@@ -82,10 +93,7 @@ def application(
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path = request.url.path
-        if error.status_code == 405:
-            return await refused(request, WrongMethod(", ".join(sorted(methods_at(path, routes)))))
-        return await refused(request, NotFound(f"There is nothing at {bodies.short(path)}."))
+        return await refused(request, _no_route(request.url.path, error.status_code, routes, unserved))
 
     async def fault(_: Request, error: Exception) -> Response:
         return refuse(reported(error), {})

@@ -1,7 +1,7 @@
 """Items of messages, as clients send them: text, and images as data URIs; and calls as messages hold them."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tealagents.domain.errors import InvalidRequest
@@ -65,6 +65,12 @@ def referred(item: Any) -> str:
         return ""
     bare = isinstance(item.get("id"), str) and all(item[name] is None for name in item if name != "id")
     return str(item.get("id")).lower() if bare or item.get("type") == "item_reference" else ""
+
+
+def resolved(given: Iterable[Any], found: Mapping[str, Any]) -> list[Any]:
+    """Items with those that were found, by their ids, where they are first referred to."""
+    left = dict(found)
+    return [left.pop(referred(each), each) for each in given]
 
 
 def known(body: Any, roles: tuple[str, ...]) -> Any:

@@ -465,6 +465,16 @@ def test_a_path_names_all_its_methods(wire: httpx.Client) -> None:
         assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
+def test_what_is_not_served_below_responses_is_no_response(ada: OpenAI) -> None:
+    """Compacting and counting tokens are paths of their own, and not wrong methods of a response."""
+    for ask in (
+        lambda: ada.responses.compact(model="Tester", input="hello"),
+        lambda: ada.responses.input_tokens.count(model="Tester", input="hello"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="is not served here"):
+            ask()
+
+
 def test_the_agent_is_the_one_model(ada: OpenAI) -> None:
     """`models` lists the agent."""
     assert [model.id for model in ada.models.list()] == ["Tester"]

@@ -47,4 +47,5 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 def build(exchange: Exchange, path: str) -> Served:
     """OpenAI's API over an exchange, at `path`, which is what its clients take as `base_url`."""
     found, urls = routes(exchange, path, _ROUTES), {"base_url": path}
-    return application(exchange, path, found, errors.respond, shown=_SHOWN, urls=urls)
+    unserved = [f"{path}/responses/{name}" for name in ("compact", "input_tokens")]
+    return application(exchange, path, found, errors.respond, shown=_SHOWN, urls=urls, unserved=unserved)

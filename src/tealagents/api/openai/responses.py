@@ -29,10 +29,9 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     value = await exchange.body(request)
     body, key = inputs.create(value), key_in(request, value)
     if isinstance(body.input, list) and not await requests.is_repeated(exchange, caller, key):
-        last = body.input[-MOST_EARLIER:]
+        earlier, last = body.input[:-MOST_EARLIER], body.input[-MOST_EARLIER:]
         known = await _referred(exchange, caller, list(map(items.referred, last)))
-        said = [known.pop(items.referred(each), each) for each in last]
-        body.input = [*body.input[:-MOST_EARLIER], *said]
+        body.input = [*earlier, *items.resolved(last, known)]
     stretch = await send(exchange, caller, key, body, inputs.read(body.input))
     headers = headers_of(stretch)
     if body.stream:
