@@ -14,7 +14,9 @@ import pytest
 from msgspec.structs import replace
 from talk import (
     approve,
+    begin,
     call,
+    cancel,
     decide,
     in_service,
     items,
@@ -498,14 +500,25 @@ def test_a_message_to_a_paused_task_waits_or_supersedes(ada: httpx.Client, file:
 
 
 def test_a_canceled_pause_cannot_be_decided(ada: httpx.Client, file: Path) -> None:
-    """Once canceled, approving and rejecting are refused alike. covers: HITL-1"""
+    """Once canceled, approving and rejecting are refused alike, and what to do is said. covers: HITL-1"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
     assert ada.post(f"/requests/{pause['request_id']}/cancel").json()["status"] == "Canceled"
     for action in ("approve", "reject"):
         for bare in (True, False):
-            problem(decide(ada, pause, bare=bare, action=action), 409, "request_canceled")
+            refused = problem(decide(ada, pause, bare=bare, action=action), 409, "request_canceled")
+            assert "If it is still wanted, send its message again" in refused["detail"]
     assert [found["status"] for found in approvals(ada, pause)] == ["canceled"]
     assert lines(file) == []
+
+
+def test_a_request_that_was_canceled_before_any_pause_cannot_be_decided(
+    ada: httpx.Client, file: Path
+) -> None:
+    """The same is said of it, though it never asked."""
+    running = begin(ada, call("Work-rest", file=str(file), seconds=600))
+    cancel(ada, running)
+    refused = problem(decide(ada, running, bare=True, action="approve"), 409, "request_canceled")
+    assert "If it is still wanted, send its message again" in refused["detail"]
 
 
 def approvals(client: httpx.Client, pause: Json, **query: str) -> list[Json]:

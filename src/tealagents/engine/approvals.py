@@ -29,7 +29,14 @@ from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import arguments_of
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
-from tealagents.state.decisions import approved_calls, check_same_decision, decide, digest_of, resume
+from tealagents.state.decisions import (
+    REQUEST_GONE,
+    approved_calls,
+    check_same_decision,
+    decide,
+    digest_of,
+    resume,
+)
 from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
@@ -130,7 +137,7 @@ class Approvals:
         """
         if not record.approvals:
             if record.status == "Canceled":
-                raise RequestCanceled("The request was canceled.").with_ids(**_ids(record))
+                raise RequestCanceled(REQUEST_GONE).with_ids(**_ids(record))
             if record.imported_pauses:
                 decided = "The request is a copy; its pauses were decided before the copy was made."
                 raise AlreadyDecided(decided).with_ids(**_ids(record))

@@ -33,6 +33,11 @@ from tealagents.state.transitions import SERVICE, Transition, resumed
 
 #: calls of one round that an entry's envelope names; its body names them all
 CALLS_NAMED = 100
+#: why a decision is refused whose request was canceled, and what to do
+REQUEST_GONE = (
+    "The request was canceled, so there is nothing to decide. If it is still wanted, send its message again, "
+    "under a new idempotency key or id if you use one."
+)
 
 
 def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft]:
@@ -136,7 +141,7 @@ def check_same_decision(approval: Approval, wanted: Approval) -> None:
     if approval.status == "expired":
         refusal = ApprovalExpired(EXPIRED.detail)
     elif approval.status == "canceled":
-        refusal = RequestCanceled("The request was canceled before it was decided.")
+        refusal = RequestCanceled(REQUEST_GONE)
     elif _without_reasons(approval) != _without_reasons(wanted):
         refusal = AlreadyDecided(
             "This pause was already decided differently. Read the request to see its outcome."
