@@ -33,6 +33,17 @@ def read(what: str, name: str, *kinds: str, numbered: bool = True) -> tuple[str,
     raise unknown(what, name)
 
 
+def is_message(name: str) -> bool:
+    """Whether this names a message that was sent: one that answers has a number in its response."""
+    uuid, place = parsed(name, "msg")
+    return uuid is not None and not place
+
+
+def is_of_answer(name: str) -> bool:
+    """Whether this is to be looked up in a response: a message that answers, or a call of the service."""
+    return name[:4] in ("msg_", "mcp_") and not is_message(name)
+
+
 def unknown(kind: str, name: str) -> NotFound:
     """What is said of a name that is unknown, and of one that is another user's: the same."""
     return NotFound(f"There is no {kind} with id {name[:100]!r}. Check the id; it may have been deleted.")

@@ -7,8 +7,9 @@ from typing import Any
 from msgspec import Struct
 
 from tealagents.api.decisions import CallAnswer
+from tealagents.api.names import is_message
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Item
+from tealagents.domain.models import Item, Json
 from tealagents.state.new_message import Earlier
 
 #: why a message is refused that comes with answers
@@ -102,6 +103,16 @@ def in_words(entries: Sequence[Entry]) -> list[Earlier]:
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             said.append(outcome(calls.pop(each.call_id, "A call"), each.answer.output))
     return said
+
+
+def unresolved(reference: Json, where: str) -> Earlier:
+    """A reference that led to nothing, and so says nothing. `InvalidRequest` for one that never could."""
+    name = reference.get("id")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{where}.id", "must be the id of an item of a response")
+    if is_message(name.lower()):
+        raise InvalidRequest(f"{where}.id", "names a message that was sent: send the message itself")
+    return Earlier("assistant", ())
 
 
 def said_of(output: Any, error: Any) -> str | None:

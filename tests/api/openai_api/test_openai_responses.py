@@ -223,6 +223,23 @@ def test_a_key_stands_for_what_was_sent_and_not_for_what_it_refers_to(
     assert wire.post("/responses", json={"input": [user]}, headers=key).status_code == 422
 
 
+def test_a_reference_that_can_lead_to_nothing_says_what_to_send(wire: httpx.Client) -> None:
+    """To a message that was sent, which has no place in a response; or without an id that is a text."""
+    sent = wire.get(f"/responses/{create(wire, input='hello')['id']}/input_items").json()["data"][0]["id"]
+    user = {"role": "user", "content": "hello"}
+    for reference, words in (
+        ({"id": sent}, "send the message itself"),
+        ({"id": sent.upper().replace("MSG", "msg"), "type": "item_reference"}, "send the message itself"),
+        ({"type": "item_reference"}, "must be the id of an item of a response"),
+        ({"type": "item_reference", "id": 5}, "must be the id of an item of a response"),
+        ({"type": "item_reference", "id": ""}, "must be the id of an item of a response"),
+    ):
+        refused = wire.post("/responses", json={"input": [user, reference, user]})
+        assert refused.status_code == 400, reference
+        assert refused.json()["error"]["param"] == "input.1.id"
+        assert words in refused.json()["error"]["message"]
+
+
 def test_an_item_without_a_type_is_a_reference_only_if_it_has_nothing_else(ada: OpenAI) -> None:
     """An output whose type was forgotten is not lost."""
     for item in ({"id": "call_1", "call_id": "call_1", "output": "lost"}, {"id": 5}, {"id": ["a"]}):

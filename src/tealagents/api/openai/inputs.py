@@ -137,8 +137,8 @@ def _entry(each: Json, where: str) -> Entry:
             return Made() if said is None else resent.outcome(made("", each).text, said)
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs
             return Made()
-        case "item_reference":  # what is not known by now has nothing to say
-            return Earlier("assistant", ())
+        case "item_reference":
+            return resent.unresolved(each, where)
         case kind:
             raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is not supported as input here")
 

@@ -48,7 +48,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 async def _referred(exchange: Exchange, caller: Caller, wanted: list[str]) -> dict[str, Any]:
     """The items of responses that are referred to, each by its id. `NotFound`; `TooLarge` for long ones."""
     found, size = dict[str, Any](), 0
-    said = {each: f"resp{each[3:]}".rpartition("_")[0] for each in wanted if each[:4] in ("msg_", "mcp_")}
+    said = {each: f"resp{each[3:]}".rpartition("_")[0] for each in wanted if names.is_of_answer(each)}
     for of, name in {of: name for name, of in said.items()}.items():
         with names.unknown_as("item", name):
             output = (await document(exchange, stretch := await find(exchange, caller, of)))["output"]
