@@ -84,6 +84,23 @@ def test_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (SEQUENTIAL.replace("kind: Sequential", "kind: Parallel"), ["kind: must be 'Sequential' or 'Chat'"]),
+        (SEQUENTIAL.replace("kind: Sequential", "kind: [Chat]"), ["kind: must be 'Sequential' or 'Chat'"]),
+        (SEQUENTIAL.replace("kind: Sequential\n", ""), ["kind: is missing"]),
+        (
+            SEQUENTIAL.replace("kind: Sequential", "kind: Parallel").replace("input_type", "input"),
+            ["input_type: is missing", "kind: must be 'Sequential' or 'Chat'"],
+        ),
+    ],
+)
+def test_a_wrong_kind_is_one_problem(tmp_path: Path, text: str, found: list[str]) -> None:
+    """What `spec` has to hold depends on it, so nothing is said of that."""
+    assert complaints(tmp_path, text) == found
+
+
+@pytest.mark.parametrize(
     ("text", "before", "place"),
     [
         (CHAT, "You are a helpful assistant.", "spec.agent"),

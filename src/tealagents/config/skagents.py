@@ -205,8 +205,13 @@ def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool
 def _file(loading: Loading, v2: bool) -> ChatFile | SequentialFile | AgentFile | None:
     if v2:
         return loading.validated(AgentFile)
-    sequence = loading.document.get(("kind",)) == "Sequential"
-    return loading.validated(SequentialFile) if sequence else loading.validated(ChatFile)
+    match loading.document.get(("kind",)):
+        case "Sequential":
+            return loading.validated(SequentialFile)
+        case "Chat":
+            return loading.validated(ChatFile)
+    loading.validated(_V1)  # what `spec` is to hold depends on the kind, which is wrong
+    return None
 
 
 def _refuse_orchestrators(loading: Loading) -> None:
