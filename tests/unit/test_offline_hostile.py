@@ -82,6 +82,27 @@ RESPONSES: dict[str, Any] = {
     "store": True,
     "stream": False,
 }
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "day": {"type": "string", "format": "date"},
+        "kind": {"enum": ["x"]},
+        "count": {"type": ["integer", "null"], "minimum": 2},
+        "parts": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/part"}, {"type": "null"}]}},
+        "also": {"allOf": [{"const": 1}], "examples": [1]},
+    },
+    "$defs": {"part": {"type": "object", "properties": {"part": {"oneOf": [{"type": "boolean"}]}}}},
+}
+TYPED_CHAT: dict[str, Any] = {
+    "model": "offline",
+    "messages": [{"role": "user", "content": "hi"}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+}
+TYPED_RESPONSES: dict[str, Any] = {
+    "model": "offline",
+    "input": "hi",
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+}
 ITEMS: dict[str, Any] = {"items": RESPONSES["input"], "metadata": {"a": "b"}}
 
 
@@ -113,7 +134,13 @@ def status(method: str, path: str, query: str, body: bytes) -> int:
 
 @pytest.mark.parametrize(
     ("path", "document"),
-    [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES), ("/v1/conversations", ITEMS)],
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", RESPONSES),
+        ("/v1/conversations", ITEMS),
+        ("/v1/chat/completions", TYPED_CHAT),
+        ("/v1/responses", TYPED_RESPONSES),
+    ],
 )
 @settings(max_examples=300)
 @given(data=st.data())
@@ -126,10 +153,37 @@ def test_a_disturbed_request_is_answered_or_refused(path: str, document: Any, da
     assert status("POST", path, "", orjson.dumps(disturbed)) in (200, 400, 404)
 
 
-@pytest.mark.parametrize(("path", "document"), [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES)])
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", RESPONSES),
+        ("/v1/chat/completions", TYPED_CHAT),
+        ("/v1/responses", TYPED_RESPONSES),
+    ],
+)
 def test_the_undisturbed_requests_are_answered(path: str, document: Any) -> None:
     """The requests that the test above disturbs are good ones."""
     assert status("POST", path, "", orjson.dumps(document)) == 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": "x"},
+        {"type": "object", "properties": {"a": {"type": "object", "properties": ["a"]}}},
+        {"enum": {"a": 1}},
+        {"anyOf": "ab"},
+        {"type": "string", "format": ["date"]},
+        {"$ref": "#/$defs/a", "$defs": [1]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    """As the real service does, by 400; so is a type that holds itself without an end."""
+    format_ = {"type": "json_schema", "name": "n", "schema": schema}
+    body = orjson.dumps({"model": "offline", "input": "hi", "text": {"format": format_}})
+    assert status("POST", "/v1/responses", "", body) == 400
 
 
 @settings(max_examples=200)

@@ -1,9 +1,14 @@
 """Structured output: a value of the JSON Schema that was asked for, with the answer in its texts."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-#: how deep types that hold themselves are filled in
-_DEEPEST = 6
+from tealagents.llm.offline.errors import invalid
+from tealagents.llm.offline.reading import optional
+
+T = TypeVar("T")
+
+#: how deep types that hold themselves are filled in if they can end, and how deep any schema is
+_DEEPEST, _TOO_DEEP = 6, 50
 _PREFIX = "#/$defs/"
 _FORMATS = {"date": "2026-01-01", "date-time": "2026-01-01T00:00:00Z", "time": "00:00:00Z"}
 _FORMATS |= {"uuid": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f", "uri": "https://example.com"}
@@ -18,8 +23,14 @@ def fitting(schema: dict[str, Any], text: str) -> Any:
 
     >>> fitting({"type": "object", "properties": {"sum": {"type": "integer"}}}, "hello")
     {'sum': 1}
+
+    Raises `ServiceError` for what is no schema.
     """
-    return _Filling(schema.get("$defs") or {}, text).value(schema, 0)
+    return _Filling(_part(schema, "$defs", dict) or {}, text).value(schema, 0)
+
+
+def _part(schema: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    return optional(schema.get(name), kind, f"schema.{name}")
 
 
 class _Filling:
@@ -30,16 +41,18 @@ class _Filling:
     def value(self, schema: Any, depth: int) -> Any:
         if not isinstance(schema, dict):
             return None
+        if depth > _TOO_DEEP:
+            raise invalid("Invalid schema: it is nested too deeply, or holds itself endlessly.", "schema")
         if isinstance(reference := schema.get("$ref"), str):
             return self.value(self._named.get(reference.removeprefix(_PREFIX)), depth + 1)
         for key in ("enum", "examples"):
-            if schema.get(key):
-                return schema[key][0]
+            if examples := _part(schema, key, list):
+                return examples[0]
         if "const" in schema:
             return schema["const"]
         for key in ("anyOf", "oneOf", "allOf"):
-            if schema.get(key):
-                return self._choice(schema[key], depth)
+            if choices := _part(schema, key, list):
+                return self._choice(choices, depth)
         return self._typed(schema, depth)
 
     def _choice(self, choices: list[Any], depth: int) -> Any:
@@ -52,14 +65,15 @@ class _Filling:
         kind = schema.get("type")
         match kind[0] if isinstance(kind, list) and kind else kind:
             case "string":
-                return _FORMATS.get(schema.get("format", ""), self._text)
+                return _FORMATS.get(_part(schema, "format", str) or "", self._text)
             case "integer" | "number":
-                return max(1, schema.get("minimum", 1))
+                least = schema.get("minimum")
+                return max(1, least) if isinstance(least, int | float) else 1
             case "boolean":
                 return True
             case "array":
                 return [] if depth > _DEEPEST else [self.value(schema.get("items"), depth + 1)]
             case "object":
-                fields = schema.get("properties") or {}
+                fields = _part(schema, "properties", dict) or {}
                 return {name: self.value(field, depth + 1) for name, field in fields.items()}
         return None
