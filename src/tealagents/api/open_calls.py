@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -11,8 +11,9 @@ from starlette.types import Receive
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.folding import in_words
 from tealagents.api.requests import settled
-from tealagents.domain.errors import NotFound, TealError
+from tealagents.domain.errors import NotFound, PersistenceUnavailable, TealError
 from tealagents.domain.models import Approval
+from tealagents.engine.following import CHECK_SECONDS
 from tealagents.unwinding import unwound
 
 T = TypeVar("T")
@@ -108,7 +109,11 @@ async def unless_decided(
 
 
 async def _continued(exchange: Exchange, view: RequestView) -> None:
-    """Returns once there is an event behind `view.after`, or the request is gone."""
+    """Returns once there is an event behind `view.after`, or the request is gone; waits for the store."""
     with suppress(NotFound):
-        async for _ in exchange.follow(view):
-            return
+        while True:
+            with suppress(PersistenceUnavailable):
+                async with aclosing(exchange.follow(view)) as events:
+                    await anext(events, None)
+                return
+            await asyncio.sleep(CHECK_SECONDS)

@@ -24,8 +24,11 @@ from tealagents.engine.following import CHECK_SECONDS
 from tealagents.state import keys
 from tealagents.state.codec import encode_json
 
-#: seconds for which an answer waits for the call that asked: it is there, or it has ended
+#: seconds for which an answer waits for the call that asked: it is there, or it has ended; and for the store.
+#: A call that cannot read the store for as long ends, as its answer may be lost
 KEPT_SECONDS = 60.0
+#: seconds between two attempts to leave an answer
+RETRY_SECONDS = 0.5
 #: bytes of an answer
 LARGEST_ANSWER = 64 * 1024
 
@@ -42,7 +45,8 @@ class GivenAnswer(Struct, frozen=True):
 async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) -> bool:
     """Whether a call is the answer to a question, or any if `all_of_them`: it has its response then.
 
-    The answer is left for the call that asked; one that comes too late is passed over.
+    The answer is left for the call that asked; one that comes too late is passed over. While the store is
+    away, the answer waits for it: most hosts send none a second time.
     """
     if call.body is None or "method" in call.body:
         return False
@@ -50,19 +54,26 @@ async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) ->
     if approval_id is None and not all_of_them:
         return False
     with call.refusing():
-        await _leave(exchange, call, approval_id if _PLACE.fullmatch(place) else None)
-        call.response = Response(status_code=202)
+        until = asyncio.get_running_loop().time() + KEPT_SECONDS
+        while call.response is None:
+            try:
+                await _leave(exchange, call, approval_id if _PLACE.fullmatch(place) else None)
+                call.response = Response(status_code=202)
+            except PersistenceUnavailable:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
     return True
 
 
 async def _leave(exchange: Exchange, call: AdmittedCall, approval_id: str | None) -> None:
     """`NotFound` where no pause of the caller's is asked about; `InvalidRequest` for a large answer."""
+    if len(encode_json(call.body)) > LARGEST_ANSWER:
+        raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
     partition = exchange.partition(call.user)
     pause = await find_pause(exchange, partition, approval_id) if approval_id is not None else None
     if pause is None:
         raise NotFound("Nothing waits for this answer. Its question may have been withdrawn.")
-    if len(encode_json(call.body)) > LARGEST_ANSWER:
-        raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
     if pause.status == "pending":
         key = keys.answer(str(call.rpc_id))
         put, ttl = {key: GivenAnswer(call.body or {})}, {key: KEPT_SECONDS}
@@ -74,27 +85,36 @@ async def ask(
 ) -> Json:
     """The response to a request of JSON-RPC that asks about a pause; one that is given up is withdrawn.
 
-    `say` sends the request, and MCP's notification that it is withdrawn.
+    `say` sends the request, and MCP's notification that it is withdrawn. `PersistenceUnavailable` where the
+    response may be lost.
     """
     name = made(_KIND, pause.approval_id, ids.operation_id())
     try:
         asked = question.model_dump(mode="json", by_alias=True, exclude_none=True)
         await say({"jsonrpc": "2.0", "id": name, **asked})
-        return await _answered(exchange, exchange.records.partition(pause.owner), name)
-    except asyncio.CancelledError:
+        return await _answered(exchange, pause, keys.answer(name))
+    except (asyncio.CancelledError, PersistenceUnavailable):
         await say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": name}})
         raise
 
 
-async def _answered(exchange: Exchange, partition: str, name: str) -> Json:
-    records, key = exchange.records, keys.answer(name)
-    found = None
-    async with records.store.watch(partition, key) as watch:
-        while found is None:
-            with suppress(PersistenceUnavailable):  # the user has time, and so has the store
-                if (found := await records.get(partition, key, GivenAnswer)) is not None:
-                    break
-            await watch.wait(CHECK_SECONDS, found=False)
+async def _answered(exchange: Exchange, pause: Approval, key: str) -> Json:
+    records, partition = exchange.records, exchange.records.partition(pause.owner)
+    try:
+        async with asyncio.timeout(KEPT_SECONDS) as away, records.store.watch(partition, key) as watch:
+            while True:
+                with suppress(PersistenceUnavailable):
+                    if (found := await records.get(partition, key, GivenAnswer)) is not None:
+                        break
+                    away.reschedule(asyncio.get_running_loop().time() + KEPT_SECONDS)
+                await watch.wait(CHECK_SECONDS, found=False)
+    except TimeoutError:
+        raise PersistenceUnavailable(
+            "it was away for longer than an answer waits",
+            task_id=pause.task_id,
+            request_id=pause.request_id,
+            approval_id=pause.approval_id,
+        ) from None
     with suppress(PersistenceUnavailable):
         await records.delete(partition, (key,))
     return found.value.document

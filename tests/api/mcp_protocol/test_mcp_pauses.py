@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,14 @@ from mcp_talk import (
 )
 from talk import call, lines
 
+from tealagents.api import open_calls, questions
+from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.events import Recorded
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import eventually
 
 Json = dict[str, Any]
 
@@ -144,6 +153,102 @@ async def test_a_pause_whose_task_is_deleted_is_asked_about_no_longer(
         await withdrawn.wait()
     assert error(refused) == "not_found"
     assert lines(file) == []
+
+
+@pytest.mark.parametrize("where", ["approval/", "answer/"])
+async def test_an_answer_waits_for_the_store(
+    monkeypatch: pytest.MonkeyPatch, service: ServiceThread, file: Path, where: str
+) -> None:
+    """Hosts of 2025-11-25 send it once: what was approved while the store was away runs once it is back."""
+    away = _Away(monkeypatch, where)
+
+    def human(asked: Asked) -> types.ElicitResult:
+        away.now.set()
+        return approving(asked)
+
+    async with host(service, "2025-11-25", "una", human) as client, asyncio.timeout(30):
+        asked = asyncio.ensure_future(ask(client, call("Work-write", file=str(file), line="one")))
+        await eventually(away.refused.is_set)
+        away.now.clear()
+        assert (await asked)["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+async def test_a_call_whose_answer_may_be_lost_ends(
+    monkeypatch: pytest.MonkeyPatch, service: ServiceThread, file: Path
+) -> None:
+    """The store is away for longer than an answer waits: the model can read why."""
+    away, withdrawn = _Away(monkeypatch, "answer/"), asyncio.Event()
+    monkeypatch.setattr(questions, "KEPT_SECONDS", 0.5)
+
+    async def human(_: Asked) -> types.ElicitResult:
+        away.now.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+        return types.ElicitResult(action="cancel")
+
+    async with host(service, "2025-11-25", "ute", human) as client, asyncio.timeout(30):
+        refused = await ask(client, call("Work-write", file=str(file), line="one"))
+        assert error(refused) == "persistence_unavailable"
+        await withdrawn.wait()
+        away.now.clear()
+        decision = {"request_id": refused["request_id"], "action": "approve"}
+        assert structured_result(await client.call_tool("decide", decision))["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+async def test_a_decision_made_elsewhere_is_seen_after_the_store_was_away(
+    monkeypatch: pytest.MonkeyPatch, service: ServiceThread, file: Path
+) -> None:
+    """The call that asks has noticed that the store was away."""
+    follow, broken = Exchange.follow, asyncio.Event()
+
+    async def breaking(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+        if view.after and not broken.is_set():
+            broken.set()
+            raise PersistenceUnavailable("it is away")
+        async for batch in follow(exchange, view):
+            yield batch
+
+    async def human(_: Asked) -> types.ElicitResult:
+        await eventually(broken.is_set)
+        await asyncio.to_thread(_approve_the_last, service, "uwe")
+        await asyncio.Event().wait()
+        return types.ElicitResult(action="cancel")
+
+    monkeypatch.setattr(Exchange, "follow", breaking)
+    monkeypatch.setattr(open_calls, "CHECK_SECONDS", 0.05)
+    async with host(service, "2025-11-25", "uwe", human) as client, asyncio.timeout(30):
+        done = await ask(client, call("Work-write", file=str(file), line="one"))
+    assert done["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+class _Away:
+    """The store, which cannot be reached for records under a prefix while it is away `now`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+        self.now, self.refused = threading.Event(), threading.Event()
+        self._prefix = prefix
+        read, commit = MemoryStore.read, MemoryStore.commit
+
+        async def reading(store: MemoryStore, partition: str, keys: Sequence[str]) -> list[Record | None]:
+            self._reach(store, keys)
+            return await read(store, partition, keys)
+
+        async def committing(store: MemoryStore, partition: str, given: Commit) -> None:
+            self._reach(store, given.put)
+            await commit(store, partition, given)
+
+        monkeypatch.setattr(MemoryStore, "read", reading)
+        monkeypatch.setattr(MemoryStore, "commit", committing)
+
+    def _reach(self, store: MemoryStore, keys: Iterable[str]) -> None:
+        if self.now.is_set() and any(key.startswith(self._prefix) for key in keys):
+            self.refused.set()
+            raise store.unavailable("no one answers")
 
 
 async def test_a_dismissed_question_says_what_came_of_its_pause(
