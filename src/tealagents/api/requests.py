@@ -188,9 +188,12 @@ class Named(Struct, frozen=True):
         return [mark for mark in theirs if mark in sent]
 
     async def last_pauses(self, request_id: str | None) -> Sequence[str]:
-        """The last pause of one of this task's requests, as all that there is; none for any other."""
-        found = await self._request(request_id)
-        return found.approvals[-1:] if found is not None else ()
+        """The last pause of this task's newest request, as all that there is; none where that is another."""
+        if self.head is None:
+            return ()
+        async with aclosing(of_task(self.exchange, self.partition, self.head, 1)) as newest_first:
+            newest = await anext(newest_first, None)
+        return newest.approvals[-1:] if newest is not None and newest.request_id == request_id else ()
 
     async def _request(self, request_id: str | None) -> RequestRecord | None:
         """One of this task's requests."""

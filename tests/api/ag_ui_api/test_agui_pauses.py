@@ -8,6 +8,7 @@ import httpx
 import pytest
 from agui_talk import WEATHER, Json, Page, interrupts, kinds, refusal, resume, serving, streamed_text, user
 from talk import call, lines
+from wire import text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.waits import until
@@ -401,8 +402,39 @@ def test_the_output_of_a_frontend_tool_that_comes_too_late_is_refused(gone: str)
         output(page, "rain")
         code = "request_canceled" if gone == "canceled" else "approval_expired"
         for _ in range(2):
-            refusal(page.post(tools=[WEATHER]), 409, code)
+            refused = refusal(page.post(tools=[WEATHER]), 409, code)
+            assert "Send a message to continue the thread." in refused["message"]
         assert page.say("hello", tools=[WEATHER])[-1]["outcome"] == {"type": "success"}
+        assert page.said("tool") == []
+
+
+def test_a_late_output_keeps_no_page_from_the_thread_that_has_continued(page: Page, file: Path) -> None:
+    """Another client has sent a message: the page sees what waits, as without the output, and answers it."""
+    page.say(weather(), tools=[WEATHER])
+    output(page, "rain")
+    sent = list(page.messages)
+    said = text(write(file), task_id=page.thread, supersede=True)
+    page.client.post("", json=said).raise_for_status()
+    page.messages.append(user("hello"))
+    refusal(page.post(tools=[WEATHER]), 409, "approval_pending")
+    page.messages = list(sent)
+    asked = page.run(tools=[WEATHER])
+    assert page.said("tool") == []
+    page.messages = sent
+    assert page.answer(asked, APPROVE)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == ["one"]
+
+
+def test_a_page_with_a_late_output_follows_the_run_that_is_under_way() -> None:
+    """Another client's."""
+    slow = {"when": {"text": "slowly"}, "reply": {"text": "a b c", "headers_delay_ms": 600_000}}
+    with serving({"rules": [slow]}) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say(weather(), tools=[WEATHER])
+        output(page, "rain")
+        said = text("slowly", task_id=page.thread, supersede=True)
+        client.post("", json=said, headers={"prefer": "respond-async"}).raise_for_status()
+        assert "a b c" in streamed_text(page.run(begun=model.release, tools=[WEATHER]))
         assert page.said("tool") == []
 
 

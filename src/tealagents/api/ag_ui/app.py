@@ -16,14 +16,15 @@ from tealagents.api.protocols import Served
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Caller
 
+_LATE = "Send a message to continue the thread. Cancel the interrupt in `resume` instead if this answers one."
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE: Mapping[str, str] = {
     "task_busy": "Wait for the run to end, or follow it: run the thread without a new message.",
     "idempotency_key_reused": "The runId stands for a run with other messages. Send a new one.",
     "approval_pending": "Run the thread without a new message to see what it asks, then answer all at once: "
     "interrupts in `resume`, calls of frontend tools with tool messages.",
-    "approval_expired": "Cancel the interrupt in `resume`, or send a message, to continue the thread.",
-    "request_canceled": "Cancel the interrupt in `resume`, or send a message, to continue the thread.",
+    "approval_expired": _LATE,
+    "request_canceled": _LATE,
     "already_decided": "Cancel all interrupts of that run in `resume` to see what came of them.",
 }
 
