@@ -1,5 +1,6 @@
 """What the tests of the agent as an MCP server share: the SDK's client in both eras, and plain requests."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Literal
@@ -130,3 +131,36 @@ def opened(client: httpx.Client, era: Era = "2025-11-25", **capabilities: Any) -
     headers = {"accept": ACCEPT, "mcp-session-id": session}
     assert client.post("/mcp", json=done, headers=headers).status_code == 202
     return session
+
+
+class OlderCall:
+    """A call of a host of 2025-11-25, in a session that any process may have opened."""
+
+    def __init__(self, session: str, client: httpx.Client, message: str) -> None:
+        self.headers = {"accept": ACCEPT, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
+        params = {"name": "ask", "arguments": {"message": message}}
+        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+        self._stream = client.stream("POST", "/mcp", json=body, headers=self.headers)
+
+    def __enter__(self) -> "OlderCall":
+        sent = self._stream.__enter__().iter_lines()
+        self.events = (json.loads(line[6:]) for line in sent if line.startswith("data: {"))
+        return self
+
+    def __exit__(self, *left: Any) -> None:
+        self._stream.__exit__(*left)
+
+    def comes(self) -> Any:
+        """What comes next: a question, its withdrawal, or the result."""
+        return next(self.events)
+
+    def answer(self, client: httpx.Client, question: Any, answer: str, **content: Any) -> int:
+        """The status of what the user answers."""
+        result = {"action": answer, **({"content": content} if content else {})}
+        response = {"jsonrpc": "2.0", "id": question["id"], "result": result}
+        return client.post("/mcp", json=response, headers=self.headers).status_code
+
+    def cancel(self, client: httpx.Client) -> int:
+        """The status of the notification that gives it up."""
+        said = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
+        return client.post("/mcp", json=said, headers=self.headers).status_code

@@ -1,7 +1,7 @@
 """Calls that stay open for a request: given up by name, kept informed, ended by a decision made elsewhere."""
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +27,8 @@ class OpenCalls:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self._named: dict[Hashable, asyncio.Future[RequestView]] = {}
+        #: what gives up the calls that have a name
+        self._named: dict[Hashable, Callable[[], object]] = {}
 
     @contextmanager
     def begun(
@@ -40,22 +41,46 @@ class OpenCalls:
         midway would end as a failure.
         """
         sent = asyncio.ensure_future(beginning)
-        if name is not None:
-            self._named[name] = sent
         try:
-            yield sent
+            with self._known(name, lambda: self.exchange.in_background(self._given_up(sent))):
+                yield sent
         except asyncio.CancelledError:
             gives_up = name is None or self.exchange.agent.on_disconnect == "cancel"
             self.exchange.in_background(self._given_up(sent) if gives_up else asyncio.wait([sent]))
             raise
+
+    async def unless_decided(
+        self, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T], name: Hashable | None
+    ) -> T | None:
+        """What comes of asking the user about a pause; None where it ends before, which ends the asking.
+
+        Giving up the call of this name ends the asking, too, and leaves the pause.
+        """
+        asked = asyncio.ensure_future(asking)
+        elsewhere = asyncio.ensure_future(_continued(self.exchange, replace(view, after=pause.event_id)))
+        try:
+            with self._known(name, asked.cancel):
+                await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done() and elsewhere.exception() is not None:
+                    await asyncio.wait([asked])  # what cannot be followed is asked all the same
+            return asked.result() if asked.done() and not asked.cancelled() else None
         finally:
-            if self._named.get(name) is sent:
+            await unwound((asked, elsewhere))
+
+    @contextmanager
+    def _known(self, name: Hashable | None, give_up: Callable[[], object]) -> Iterator[None]:
+        if name is not None:
+            self._named[name] = give_up
+        try:
+            yield
+        finally:
+            if self._named.get(name) is give_up:
                 del self._named[name]
 
     def give_up(self, name: Hashable) -> None:
-        """Cancels the request of the call of this name, if it waits here."""
-        if (sent := self._named.get(name)) is not None:
-            self.exchange.in_background(self._given_up(sent))
+        """Cancels the request that the call of this name waits for, or ends its asking, if it waits here."""
+        if (give_up := self._named.get(name)) is not None:
+            give_up()
 
     async def _given_up(self, sent: asyncio.Future[RequestView]) -> None:
         with suppress(TealError):  # what was refused has begun nothing
@@ -91,21 +116,6 @@ async def _reports(
         if text := "".join(in_words(each.event) for each in batch):
             await report(batch[-1].id, message=text)
             await asyncio.wait([ended], timeout=GATHER_SECONDS)
-
-
-async def unless_decided(
-    exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
-) -> T | None:
-    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
-    asked = asyncio.ensure_future(asking)
-    elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
-    try:
-        await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
-        if asked.done() or elsewhere.exception() is not None:  # what cannot be followed is asked all the same
-            return await asked
-        return None
-    finally:
-        await unwound((asked, elsewhere))
 
 
 async def _continued(exchange: Exchange, view: RequestView) -> None:

@@ -13,6 +13,7 @@ import pytest
 from mcp_talk import (
     Asked,
     Era,
+    OlderCall,
     accepted,
     approving,
     ask,
@@ -249,6 +250,27 @@ class _Away:
         if self.now.is_set() and any(key.startswith(self._prefix) for key in keys):
             self.refused.set()
             raise store.unavailable("no one answers")
+
+
+@pytest.mark.parametrize("session", [None, "another.f.1"], ids=["own", "of another process"])
+def test_a_call_that_is_given_up_asks_no_longer(
+    service: ServiceThread, file: Path, session: str | None
+) -> None:
+    """Whichever process holds its session: the question is withdrawn, and an approval runs nothing."""
+    with service.client("uli") as own, service.client("eve") as eve:
+        session = session or opened(own, elicitation={})
+        with OlderCall(session, own, call("Work-write", file=str(file), line="one")) as older:
+            asked = older.comes()
+            assert older.cancel(eve) in (202, 404)
+            assert older.cancel(own) == 202
+            assert older.answer(own, asked, "accept", action="approve") == 202
+            withdrawn, *_ = older.events
+            assert withdrawn.get("method") == "notifications/cancelled"
+            assert withdrawn["params"]["requestId"] == asked["id"]
+        assert own.get("/tasks").json()["items"][0]["status"] == "Paused"
+        assert lines(file) == []
+    _approve_the_last(service, "uli")
+    assert lines(file) == ["one"]
 
 
 async def test_a_dismissed_question_says_what_came_of_its_pause(

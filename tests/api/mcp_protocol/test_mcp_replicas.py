@@ -1,13 +1,12 @@
 """The MCP server on several processes over one store, and after a process was killed."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from mcp_talk import ACCEPT, SPEC, Era, ask, asking, error, host, opened, post, structured_result
+from mcp_talk import ACCEPT, SPEC, Era, OlderCall, ask, asking, error, host, opened, post, structured_result
 from replicas import replicas
 from talk import PLUGINS, call, lines
 
@@ -74,34 +73,6 @@ def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_pat
             assert one.post("/mcp", json=listing, headers=headers).status_code == afterwards
 
 
-class _Older:
-    """A call of a host of 2025-11-25, in a session that any process may have opened."""
-
-    def __init__(self, session: str, client: httpx.Client, message: str) -> None:
-        self.headers = {"accept": ACCEPT, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
-        params = {"name": "ask", "arguments": {"message": message}}
-        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
-        self._stream = client.stream("POST", "/mcp", json=body, headers=self.headers)
-
-    def __enter__(self) -> "_Older":
-        lines = self._stream.__enter__().iter_lines()
-        self._events = (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
-        return self
-
-    def __exit__(self, *left: Any) -> None:
-        self._stream.__exit__(*left)
-
-    def comes(self) -> Any:
-        """What comes next: a question, its withdrawal, or the result."""
-        return next(self._events)
-
-    def answer(self, client: httpx.Client, question: Any, answer: str, **content: Any) -> int:
-        """The status of what the user answers."""
-        result = {"action": answer, **({"content": content} if content else {})}
-        response = {"jsonrpc": "2.0", "id": question["id"], "result": result}
-        return client.post("/mcp", json=response, headers=self.headers).status_code
-
-
 def test_a_user_is_asked_whichever_processes_the_call_and_the_answer_come_to(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -117,7 +88,7 @@ def test_a_user_is_asked_whichever_processes_the_call_and_the_answer_come_to(
     ):
         session = opened(one, elicitation={"form": {}, "url": {}})
         for n, (called, answered) in enumerate([(one, one), (one, two), (two, one), (two, two)], 1):
-            with _Older(session, called, write) as older:
+            with OlderCall(session, called, write) as older:
                 asked = older.comes()
                 assert asked["method"] == "elicitation/create"
                 assert older.answer(eve, asked, "accept", action="reject") == 404
@@ -125,11 +96,11 @@ def test_a_user_is_asked_whichever_processes_the_call_and_the_answer_come_to(
                 assert older.comes()["result"]["structuredContent"]["status"] == "Completed"
                 assert older.answer(answered, asked, "accept", action="reject") == 202, "it comes too late"
             assert lines(file) == ["one"] * n
-        with _Older(session, one, write) as older:
+        with OlderCall(session, one, write) as older:
             assert older.answer(two, older.comes(), "cancel") == 202
             paused = older.comes()["result"]["structuredContent"]
             assert paused["status"] == "Paused"
-        with _Older(session, one, call("Work-enter", file=str(file), consent=str(consent))) as older:
+        with OlderCall(session, one, call("Work-enter", file=str(file), consent=str(consent))) as older:
             assert older.answer(two, older.comes(), "accept", action="approve") == 202
             assert (link := older.comes())["params"]["mode"] == "url"
             consent.touch()
@@ -149,7 +120,7 @@ def test_a_question_is_withdrawn_where_another_process_decides(nursery: Nursery,
         pair.second.client() as two,
     ):
         session = opened(one, elicitation={})
-        with _Older(session, two, call("Work-write", file=str(file), line="one")) as older:
+        with OlderCall(session, two, call("Work-write", file=str(file), line="one")) as older:
             asked = older.comes()
             (task,) = one.get("/tasks").json()["items"]
             request = one.get(f"/tasks/{task['task_id']}/messages").json()["items"][0]["request_id"]
@@ -170,7 +141,7 @@ def test_a_host_that_cannot_ask_is_not_asked_by_another_process(nursery: Nursery
         pair.second.client() as two,
     ):
         for session in (opened(one), "another.f"):
-            with _Older(session, two, call("Work-write", file=str(file), line="one")) as older:
+            with OlderCall(session, two, call("Work-write", file=str(file), line="one")) as older:
                 assert older.comes()["result"]["structuredContent"]["status"] == "Paused"
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tealagents.api import gate, questions, requests, sse
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
-from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
+from tealagents.api.open_calls import OpenCalls, awaited
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -47,9 +47,10 @@ class _Call:
 
     def __init__(self, calls: OpenCalls, context: Context, params: types.CallToolRequestParams) -> None:
         assert context.request is not None
-        self._calls, self._exchange, self._context, self._params = calls, calls.exchange, context, params
+        self._calls, self._exchange, self._params = calls, calls.exchange, params
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._name = None if self._modern else named(self._call, context.request_id)
         self._say: Any = context.request.scope.get(sse.SAY)  # none is needed in 2026-07-28
         able = context.session.client_capabilities
         self._elicits = documents.elicits(able) if self._modern else documents.how_of(self._call)
@@ -91,8 +92,7 @@ class _Call:
 
     async def _waited(self, beginning: Coroutine[Any, Any, RequestView]) -> Result:
         """What comes of the request that this call begins; canceled where the host gives the call up."""
-        name = None if self._modern else named(self._call, self._context.request_id)
-        with self._calls.begun(beginning, name) as sent:
+        with self._calls.begun(beginning, self._name) as sent:
             view = await self._settled(await asyncio.shield(sent))
         return await self._concluded(view)
 
@@ -106,7 +106,7 @@ class _Call:
             state = f"{pause.request_id}/{pause.approval_id}"
             return types.InputRequiredResult(input_requests={**asked}, request_state=state)
         asking = self._elicited(pause, asked)
-        return await self._answered(pause, await unless_decided(self._exchange, view, pause, asking))
+        return await self._answered(pause, await self._calls.unless_decided(view, pause, asking, self._name))
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
