@@ -98,6 +98,16 @@ class AdmittedCall:
         """The parameters of any call: those of JSON-RPC, or the body."""
         return self.rpc_params if self.is_rpc else self.body or {}
 
+    @property
+    def query(self) -> Mapping[str, Any]:
+        """The parameters of a call that only reads: those of JSON-RPC, or of the URL. `InvalidRequest`."""
+        if not self.is_rpc:
+            return self.request.query_params
+        given = (self.body or {}).get("params") or {}
+        if not isinstance(given, dict):
+            raise InvalidRequest("params", "must be an object")
+        return given
+
 
 #: the response for an error; the headers say when to come back, and with which token
 Respond = Callable[[AdmittedCall, TealError, Mapping[str, str]], Response]

@@ -592,6 +592,7 @@ def test_json_rpc_errors_are_those_of_json_rpc(service: ServiceThread) -> None:
             ({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {}}, -32602),
             ({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": 5}}, -32602),
             ({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}, -32602),
+            ({"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": ["x"]}, -32602),
             ({"jsonrpc": "1.0", "id": 1, "method": "GetTask"}, -32600),
             ({"jsonrpc": "2.0", "id": 1}, -32600),
             ([], -32600),

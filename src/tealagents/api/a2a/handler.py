@@ -113,8 +113,7 @@ class Handler(RequestHandler):
     async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
         size = params.page_size if params.HasField("page_size") else 50
         validate_page_size(size)
-        given = ((call.body or {}).get("params") or {}) if call.is_rpc else call.request.query_params
-        unset = str(given.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
+        unset = str(call.query.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
         if not (params.status or unset) or params.status not in pb.TaskState.values():
             raise InvalidRequest("status", "is not a state of a task")
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
