@@ -58,7 +58,7 @@ FREE = 64 * 1024
 MESSAGE_COUNTER = "tealagents.message_counter"
 #: values that a body may hold, and one more for so many bytes of an exported task
 VALUES, BYTES_PER_VALUE, BYTES_PER_EXTREME = MOST_VALUES, 20, 1000
-#: bytes and values of a body that stays in memory when its call has ended
+#: bytes of a request that stays in memory when its call has ended, and values of its body, or header lines
 KEPT_BYTES, KEPT_VALUES = 16 * 1024, 300
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
 #: each takes a kilobyte of memory
@@ -310,11 +310,18 @@ def check_count(given: Any, most: int, field: str, where: str = "") -> None:
         raise InvalidRequest(field, f"has {where}{len(given)} items; at most {most} are accepted")
 
 
-def check_kept(body: Any) -> None:
-    """Refuses a body that would hold much memory when its call has ended. `InvalidRequest`."""
-    data = msgspec.json.encode(body)
-    if len(data) > KEPT_BYTES or too_many(data, KEPT_VALUES):
+def check_kept(body: Any, size: int, scope: Scope) -> None:
+    """Refuses a request that would hold much memory when its call has ended. `InvalidRequest`.
+
+    `size`: bytes of the body as it came. The headers and the query of the `scope` count, too.
+    """
+    if size > KEPT_BYTES or too_many(msgspec.json.encode(body), KEPT_VALUES):
         raise InvalidRequest("body", f"may have at most {KEPT_BYTES:,} bytes and {KEPT_VALUES} JSON values")
+    lines = scope["headers"]
+    around = len(scope["query_string"]) + sum(len(name) + len(value) for name, value in lines)
+    if size + around > KEPT_BYTES or len(lines) > KEPT_VALUES:
+        most = f"{KEPT_BYTES:,} bytes together with the query and the body, and {KEPT_VALUES} lines"
+        raise InvalidRequest("headers", f"may have at most {most}")
 
 
 def string(of: Json, name: str, where: str) -> str:

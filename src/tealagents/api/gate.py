@@ -45,6 +45,8 @@ class AdmittedCall:
     caller: Caller | None = None
     #: the JSON object that was sent; None where there was no body
     body: Json | None = None
+    #: bytes of it as it came
+    size: int = 0
     #: set by the handler that answers, to be sent instead of the library's response: an error, or a response.
     #: An error that was set before is sent where the library did not come to the handler
     refused: TealError | None = None
@@ -209,6 +211,7 @@ class Gate:
     async def _body(self, call: AdmittedCall) -> bytes:
         request = call.request
         body = await self._exchange.raw_body(request)
+        call.size = len(body)
         if body:
             bodies.require_json(request)
             try:

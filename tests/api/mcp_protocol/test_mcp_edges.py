@@ -72,6 +72,32 @@ def test_what_a_session_would_keep_is_small(monkeypatch: pytest.MonkeyPatch, fie
         _refused_as_too_large(_opening(ada, **fields))
 
 
+@pytest.mark.parametrize(
+    ("headers", "query", "space", "field"),
+    [
+        ([("x-long", "x" * 17_000)], "", "", "headers"),
+        ([("x", "")] * 310, "", "", "headers"),
+        ([], "?x=" + "x" * 17_000, "", "headers"),
+        ([("x-long", "x" * 9000)], "", " " * 8000, "headers"),
+        ([], "", " " * 17_000, "body"),
+    ],
+)
+def test_what_comes_with_an_initialize_is_small_too(
+    service: ServiceThread, headers: list[tuple[str, str]], query: str, space: str, field: str
+) -> None:
+    """Its headers and its query are kept with it, and so is space between its values."""
+    about = {"name": "x", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": about}
+    body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": params}
+    sent = [("accept", ACCEPT), ("content-type", "application/json"), *headers]
+    with service.client() as client:
+        answer = client.post("/mcp" + query, content=space + json.dumps(body), headers=sent)
+    assert (answer.status_code, "mcp-session-id" in answer.headers) == (400, False), answer.text
+    refused = answer.json()
+    assert (refused["id"], refused["error"]["code"]) == (3, types.INVALID_REQUEST)
+    assert refused["error"]["message"].startswith(f"{field}: may have at most 16,384 bytes")
+
+
 def _refused_as_too_large(answer: httpx.Response) -> None:
     assert (answer.status_code, "mcp-session-id" in answer.headers) == (400, False), answer.text
     refused = answer.json()

@@ -59,7 +59,7 @@ def build(exchange: Exchange, path: str) -> Served:
 def _check(call: gate.AdmittedCall, _: int) -> None:
     """Refuses what a session would keep, and more answers than there are questions."""
     if call.rpc_method == "initialize":
-        bodies.check_kept(call.body)
+        bodies.check_kept(call.body, call.size, call.request.scope)
     bodies.check_count(call.rpc_params.get("inputResponses"), bodies.MISTAKES, "params.inputResponses")
 
 
