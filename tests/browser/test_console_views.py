@@ -178,6 +178,28 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
 
 
+def test_a_click_on_one_decision_does_not_make_the_next(ada: Tab, service: ServiceThread) -> None:
+    """A double click, or one for what was there before: the next pause stands where the first one was, and
+    has not been read. The keyboard is not held up."""
+    (pause,) = talk(service, "rotate the log and tidy")
+    animations = ada.page.context.new_cdp_session(ada.page)
+    animations.send("Animation.enable")
+    animations.send("Animation.setPlaybackRate", {"playbackRate": 0})
+    ada.open("tasks", pause["task_id"])
+    approve, mouse = ada.button("Approve"), ada.page.mouse
+    approve.press("Enter")
+    expect(ada.page.locator(".pause")).to_contain_text("old log")
+    place = approve.bounding_box()
+    assert place is not None
+    mouse.click(place["x"] + 9, place["y"] + 9)
+    animations.send("Animation.setPlaybackRate", {"playbackRate": 1})
+    expect(approve).to_have_css("pointer-events", "auto")
+    mouse.down(click_count=2)
+    mouse.up(click_count=2)
+    ada.button("Reject").click()
+    expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
+
+
 def test_a_conversation_shows_what_ran(tabs: Tabs, service: ServiceThread) -> None:
     """Of a call that was changed when it was approved: at its end, and to one who comes later. The trace is
     read once for all calls, and not for one that was seen to run."""
@@ -1024,6 +1046,8 @@ def test_a_decision_does_not_move_the_buttons_of_other_pauses(
         first.get_by_role("button", name="Edit the arguments").click()
         expect(first.get_by_label("path")).to_be_focused()
     other = second.get_by_role("button", name="Approve")
+    # a click that has to wait is tried again elsewhere in the window: the page would be scrolled
+    expect(first.get_by_role("button", name="Approve")).to_have_css("pointer-events", "auto")
     before = other.bounding_box()
     if how == "elsewhere":
         with service.client(user) as client:

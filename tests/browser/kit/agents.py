@@ -14,6 +14,8 @@ rules:
     reply:
       text: "Let me **see** first."
       tool_calls: [{name: Gate-wait, arguments: '{"path": "GATE"}'}]
+  - when: {tool_result: true, result_of: Files-rotate, text: and tidy}
+    reply: {tool_calls: [{name: Files-delete, arguments: {path: old log}}]}
   - when: rotate the log
     reply:
       text: "I would rotate it."

@@ -167,15 +167,18 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   `;
 }
 
+/** The second click of two may fall on the next pause; the style sheet keeps others from it for a moment. */
+const once = (event) => event.detail > 1 && event.stopPropagation();
+
 function Buttons({calls, choices, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
-    return html`<div class="actions">
+    return html`<div class="actions" onClickCapture=${once}>
       <button class="primary" disabled=${unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
     </div>`;
   const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
   return html`
-    <div class="actions">
+    <div class="actions" onClickCapture=${once}>
       ${calls[0].plugin_name &&
       html`<button class="primary" disabled=${unfit("approve")} onClick=${() => onDecide("approve")}>
         <${Icon} name="check" /> Approve${which}
