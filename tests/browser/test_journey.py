@@ -156,9 +156,11 @@ def test_an_answer_is_stopped_whatever_is_typed(ada: Tab, gate: Path) -> None:
 
 
 def test_an_answer_is_stopped(ada: Tab) -> None:
-    """Stopping ends the request; what had been said stays, marked as stopped."""
+    """Stopping ends the request; what had been said stays, marked as stopped. Reduced motion is none."""
     ada.say("Please wait at the fourth gate.")
     expect(ada.page.locator("[data-live] strong")).to_be_visible()
+    expect(ada.page.locator(".status[data-status=Running]").first).to_be_visible()
+    assert ada.page.evaluate("document.getAnimations().length") == 0
     ada.button("Stop the answer").click()
     expect(ada.text("Stopped")).to_be_visible()
     expect(ada.page.locator(".answer", has_text="Let me see first.")).to_be_visible()
