@@ -372,6 +372,20 @@ def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThre
     ada.button("Reject").click()
 
 
+def test_a_long_value_is_seen_from_its_beginning(ada: Tab, service: ServiceThread) -> None:
+    """The field of an argument, and that of the reason, is as high as its text."""
+    path = "/srv/customers.db " * 30 + "notes.txt"
+    (pause,) = talk(service, f'call Files-delete {{"path": "{path}"}}')
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    field, reason = ada.page.get_by_label("path required"), ada.page.get_by_label("Reason")
+    expect(field).to_be_focused()
+    assert field.evaluate("field => [field.selectionStart, field.scrollTop]") == [0, 0]
+    reason.fill(path)
+    for grown in (field, reason):
+        assert grown.evaluate("field => field.scrollHeight - field.clientHeight") == 0
+    ada.button("Reject").click()
+
+
 def test_an_edit_leaves_line_endings_as_they_were(ada: Tab, service: ServiceThread) -> None:
     """A field for text has one kind of them: a text with another is edited as JSON, which shows them."""
     (pause,) = talk(service, r'call Files-delete {"path": "one\r\ntwo\rthree"}')

@@ -2,6 +2,7 @@
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
 import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
+import {Growing} from "./composer.js";
 import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -160,7 +161,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
         schemas=${schemas} onEdit=${() => setEditing(true)} onChange=${(change) => choose(call.id, change)} />
     `)}
     <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
-      <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})}></textarea>
+      <${Growing} maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})} />
     </label>
     ${error && html`<${Problem} error=${error} />`}
     <${Buttons} calls=${pause.tool_calls} choices=${choices} unfit=${unfit} onDecide=${decide} />

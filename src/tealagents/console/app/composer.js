@@ -21,7 +21,6 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   const file = useRef(null);
-  useGrowth(field, text);
   /** A device without a keyboard of its own: it would cover the answer with one, and has no Shift + Enter. */
   const touched = matchMedia("(pointer: coarse)").matches;
   const goOn = () => touched || field.current.focus();
@@ -105,8 +104,8 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     ${error && html`<${Problem} error=${error} />`}
     <form class="composer" onSubmit=${submit} onDrop=${dragged} onDragOver=${dragged}>
       <${Images} images=${images} onRemove=${(gone) => keep((now) => now.filter((image) => image !== gone))} />
-      <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
-        autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${pressed} onPaste=${paste}></textarea>
+      <${Growing} at=${field} aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
+        autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${pressed} onPaste=${paste} />
       <div class="composer-actions">
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
         <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden
@@ -121,20 +120,24 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   `;
 }
 
-/** The field is as high as its text, up to a third of the window. */
-function useGrowth(field, text) {
+/** A field that is as high as its text, up to a third of the window; a ref to it is `at`. */
+export function Growing({at, ...how}) {
+  const own = useRef(null);
+  const field = at ?? own;
   useLayoutEffect(() => {
-    const {style, parentElement: form} = field.current;
+    const {current} = field;
+    const {style, parentElement: form} = current;
     const grow = () => {
       form.style.minHeight = `${form.offsetHeight}px`; // while it is measured, what is above it is not moved
       style.height = "auto";
-      style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+      style.height = `${Math.min(current.scrollHeight + current.offsetHeight - current.clientHeight, innerHeight / 3)}px`;
       form.style.minHeight = "";
     };
     grow();
     addEventListener("resize", grow);
     return () => removeEventListener("resize", grow);
-  }, [text]);
+  }, [how.value]);
+  return html`<textarea ref=${field} rows="1" ...${how}></textarea>`;
 }
 
 function Images({images, onRemove}) {

@@ -3,6 +3,7 @@
  * an Error while a value is wrong.
  */
 import {html, useId, useLayoutEffect, useRef, useState} from "./html.js";
+import {Growing} from "./composer.js";
 import {exactJson} from "./format.js";
 import {escapedJson, exact, readable, Unseen} from "./text.js";
 
@@ -18,6 +19,8 @@ export function Fields({value, schema, onChange}) {
     (box.current.closest("fieldset").elements.namedItem(moved.current) ?? box.current.querySelector("[placeholder]"))?.focus();
     moved.current = undefined;
   });
+  // what is longer than its field is read from its beginning
+  useLayoutEffect(() => box.current.querySelectorAll("textarea").forEach((field) => field.setSelectionRange(0, 0)), []);
   const put = (changed, name) => {
     moved.current = name;
     setDrafts(changed);
@@ -83,8 +86,7 @@ function Input({id, draft: {name, kind, text, options}, wrong, about, onInput}) 
     </select>`;
   if (kind === "number" || kind === "integer")
     return html`<input ...${common} value=${text} onInput=${typed} />`; // the wheel would change one of type number
-  return html`<textarea ...${common} class=${kind === "json" ? "mono" : ""} spellcheck=${false} value=${text}
-    rows=${Math.min(8, text.split("\n").length)} onInput=${typed}></textarea>`;
+  return html`<${Growing} ...${common} class=${kind === "json" ? "mono" : ""} spellcheck=${false} value=${text} onInput=${typed} />`;
 }
 
 /** What is given, and what has to be, in the order of the schema; then what it does not name. */
