@@ -135,7 +135,7 @@ def test_an_answer_continues_after_the_network_was_gone(ada: Tab, gate: Path) ->
 
 def test_an_answer_is_stopped_whatever_is_typed(ada: Tab, gate: Path) -> None:
     """The next message, begun meanwhile, does not take the button away; once the answer has ended, it can be
-    sent, and nothing says any longer that it cannot."""
+    sent, and nothing says any longer that it cannot. The second click of two on Send does not stop it."""
     ada.expected = {409}
     for stopped in (False, True):
         gate.unlink(missing_ok=True)
@@ -149,7 +149,9 @@ def test_an_answer_is_stopped_whatever_is_typed(ada: Tab, gate: Path) -> None:
             ada.button("Stop the answer").click()
             expect(ada.text("Stopped")).to_be_visible()
         else:
+            ada.button("Stop the answer").dispatch_event("click", {"detail": 2})
             gate.touch()
+            expect(ada.text("The gate is open now.")).to_be_visible()
         expect(busy).to_have_count(0)
         ada.button("Send").click()
         expect(ada.text("Nice to meet you, Ada.")).to_be_visible()

@@ -74,9 +74,9 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     });
     setBusy(false);
   };
-  const stop = () => {
+  const stop = (event) => {
     goOn();
-    onStop();
+    if (event.detail < 2) onStop(); // the second click of two was for what was there before: Send
   };
   const add = async (files) => {
     const known = [...files].filter((each) => IMAGES.includes(each.type));
