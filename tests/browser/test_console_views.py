@@ -355,8 +355,10 @@ def test_a_schema_that_leads_nowhere_is_edited_as_json(ada: Tab, service: Servic
 
 
 def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:
-    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it."""
-    arguments = r'{"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066", "how": "\udb40\udc41"}'
+    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it. No name
+    is drawn over what stands beside it."""
+    named, marks = r'"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066"', r"e\u0301\u0302\u0303"
+    arguments = rf'{{{named}, "how": "\udb40\udc41", "{marks}": "\u2028"}}'
     (pause,) = talk(service, f"call Files-rotate {arguments}")
     ada.open("tasks", pause["task_id"])
     ada.button("Edit the arguments").click()
@@ -369,6 +371,8 @@ def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThre
     form = ada.page.locator(".fields")
     expect(form.get_by_label("keep JSON")).to_have_value(r'"5\u2066"')
     expect(form.get_by_label("how").locator("option:checked")).to_have_text('"⟨U+E0041⟩"')
+    expect(form.get_by_text("e⟨U+0301⟩⟨U+0302⟩⟨U+0303⟩", exact=True)).to_have_css("overflow", "clip")
+    expect(form).to_contain_text("⟨U+2028⟩")
     ada.button("Reject").click()
 
 

@@ -7,14 +7,18 @@
 import {html, useMemo, useState} from "./html.js";
 import {bytes, prettyJson} from "./format.js";
 
-/** what reorders, what is not seen, and blanks, of which one does not see which they are */
-const INVISIBLE = /[[\p{Cc}\p{Cf}\p{DI}\p{Z}\u2800]--[\t\n\r\x20]]/gv;
+/**
+ * what reorders, what is not seen, blanks, of which one does not see which they are, and stacks of marks, which are drawn
+ * over other lines: three of no script, or more than any script has
+ */
+const INVISIBLE = /[[\p{Cc}\p{Cf}\p{DI}\p{Z}\u2800]--[\t\n\r\x20]]|[[\p{M}&&\p{sc=Zinh}]--\p{DI}]{3,}|[\p{M}--\p{DI}]{7,}/gv;
 /** what prose may have of it, besides blanks: what joins emoji, or belongs to the letter of a script without case */
 const NEEDED =
   /[\p{ExtPict}\p{EMod}]\ufe0f?\u200d(?=\p{ExtPict})|\p{ExtPict}[\ufe0e\ufe0f]|\ufe0f(?=\u20e3)|🏴[\u{e0061}-\u{e007f}]{1,6}|[[\p{Lo}\p{M}]--\p{DI}][\u200b-\u200d\p{VS}]/v;
-const OUT_OF_PLACE = new RegExp(`(?![\\p{Zs}\u2800])${INVISIBLE.source}(?<!${NEEDED.source})`, "gv");
+const OUT_OF_PLACE = new RegExp(`(?![\\p{Zs}\u2800])(?:${INVISIBLE.source})(?<!${NEEDED.source})`, "gv");
 
-const codePoint = (character) => `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+const codePoint = (characters) =>
+  characters.replace(/./gsu, (each) => `⟨U+${each.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 
 /** Prose: nothing in it reorders or hides. */
 export const readable = (text) => String(text).replace(OUT_OF_PLACE, codePoint);
