@@ -355,8 +355,8 @@ def test_a_schema_that_leads_nowhere_is_edited_as_json(ada: Tab, service: Servic
 
 
 def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:
-    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it. No name
-    is drawn over what stands beside it."""
+    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it. No
+    name is drawn over what stands beside it."""
     named, marks = r'"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066"', r"e\u0301\u0302\u0303"
     arguments = rf'{{{named}, "how": "\udb40\udc41", "{marks}": "\u2028"}}'
     (pause,) = talk(service, f"call Files-rotate {arguments}")

@@ -572,6 +572,7 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
     ada.expected = {502}
     _once(ada, "**/fork", status=502, content_type="text/html", body="<html><h1>Bad Gateway</h1>")
     ada.open("tasks", answer["task_id"], "travel").button("Fork").last.click()
+    expect(ada.page.locator(".notice")).to_contain_text("The service cannot be reached")
     expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread
@@ -100,6 +100,25 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
     # to press them again would change nothing
     for name in ("Approve", "Reject"):
         expect(card.get_by_role("button", name=name)).to_be_disabled()
+
+
+def test_in_a_conversation_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
+    """The outcome of the other one takes the place of the pause, and with it of what is wrong."""
+    pause = _paused(service, "ada", "too late.txt")
+    ada = tabs.signed_in(_console(service), "ada")
+    ada.expected = {409}
+
+    def second(route: Route) -> None:
+        with service.client("ada") as client:
+            rejected = client.post(f"/requests/{pause['request_id']}/resume", json={"action": "reject"})
+            rejected.raise_for_status()
+        route.continue_()
+
+    ada.page.route("**/resume**", second)
+    ada.open("tasks", pause["task_id"]).button("Approve").click()
+    expect(ada.page.locator(".answer", has_text="The user rejected this call")).to_be_visible()
+    notice = ada.page.locator(".notice", has_text="This has already been decided")
+    expect(notice).to_contain_text("Another decision came first")
 
 
 def test_what_was_decided_elsewhere_stays_with_what_became_of_it(tabs: Tabs, service: ServiceThread) -> None:

@@ -9,7 +9,7 @@ import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
-import {Back, Empty, Guard, Icon, inView, inWords, Loading, Problem, Status, Time} from "./ui.js";
+import {Back, Empty, Guard, Icon, inView, Loading, Problem, Status, Time, Words} from "./ui.js";
 
 /** what was sent and not refused, by the id of the pause: a card may come back before its pause is gone */
 const sending = new Shared();
@@ -43,6 +43,8 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   `;
 }
 
+/** Whether a refusal says that nothing waits for the decision. */
+const isOver = (error) => [404, 409].includes(error?.status);
 const isTaken = (outcome) => outcome !== null && outcome.status !== "Sending";
 
 function Countdown({until}) {
@@ -105,7 +107,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   useEffect(() => () => left.current.abort(), []);
   const several = pause.tool_calls.length > 1;
   /** Arguments that cannot be sent are of calls that would run; nothing is decided of what no longer waits. */
-  const unfit = (action) => [404, 409].includes(error?.status) || Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
+  const unfit = (action) => isOver(error) || Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
   const write = (change) => {
     const written = {choices, reason, ...change};
     drafts.set(draft, JSON.stringify(written, (_, value) => (value instanceof Error ? undefined : value)));
@@ -144,7 +146,9 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
       if (onTaken) return;
     } catch (failure) {
       if (!taken) share();
-      if (signal.aborted) return failure.name === "AbortError" || notify(inWords(failure).detail);
+      // a conversation shows the outcome in the place of what is wrong
+      if (failure.name !== "AbortError" && (signal.aborted || (onTaken && isOver(failure)))) notify(html`<${Words} error=${failure} />`);
+      if (signal.aborted) return;
       setOutcome(null);
       setError(failure);
     }

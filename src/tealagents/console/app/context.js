@@ -1,7 +1,7 @@
 /** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
 import {createContext, html, useContext, useRef} from "./html.js";
 import {href, navigate} from "./router.js";
-import {inWords} from "./ui.js";
+import {Words} from "./ui.js";
 
 export const App = createContext(null);
 
@@ -41,7 +41,7 @@ export function useAttempt(onFailure) {
       await action(...given);
     } catch (error) {
       if (onFailure) onFailure(error);
-      else notify(inWords(error).detail);
+      else notify(html`<${Words} error=${error} />`);
     } finally {
       busy.current = false;
     }

@@ -11,7 +11,7 @@ import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
-import {Back, Guard, Icon, IconButton, inWords, Pending} from "./ui.js";
+import {Back, Guard, Icon, IconButton, Pending, Words} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -80,7 +80,7 @@ export function Conversation({task, foreign, reload, left}) {
     reload();
   };
   const cancel = (requestId) =>
-    client.cancel(requestId).catch((error) => notify(inWords(error).detail)).finally(reload);
+    client.cancel(requestId).catch((error) => notify(html`<${Words} error=${error} />`)).finally(reload);
   const textOf = (requestId) => sent.find((each) => each.request_id === requestId);
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);

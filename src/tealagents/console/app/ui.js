@@ -55,14 +55,18 @@ export const Pending = ({what, error, onRetry, children}) => html`<div class="pa
   ${error ? html`<${Problem} error=${error} onRetry=${onRetry} />` : html`<${Loading} what=${what} />`}
 </div>`;
 
-export function Problem({error, onRetry}) {
+/** An error as a notice, or as part of one. */
+export function Words({error}) {
   const {title, detail} = inWords(error);
+  return html`<strong>${title}</strong><p>${readable(detail)}</p>`;
+}
+
+export function Problem({error, onRetry}) {
   return html`
     <div class="problem" role="alert">
       <${Icon} name="warn" />
       <div>
-        <strong>${title}</strong>
-        <p>${readable(detail)}</p>
+        <${Words} error=${error} />
         ${onRetry && html`<button onClick=${onRetry}>Try again</button>`}
       </div>
     </div>
