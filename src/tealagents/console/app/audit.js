@@ -119,16 +119,14 @@ async function verify(entries) {
   const sums = crypto.subtle ? entries : [];
   const matches = await Promise.all(sums.map(async ({hash, ...fields}) => (await sha256(canonical(fields))) === hash));
   const wrong = matches.indexOf(false);
-  if (!linked && entries.length > 0 && matches.every((match) => !match)) return {state: "keyed"};
   if (!linked && wrong < 0) return {state: "verified"};
+  if (!linked && !matches.includes(true)) return {state: "keyed"};
   if (linked && (wrong < 0 || linked.place <= wrong)) return {state: "broken", entry: entries[linked.place], reason: linked.reason};
   return {state: "broken", entry: entries[wrong], reason: "does not match its hash: something in it was changed"};
 }
 
 function brokenLink(entries) {
-  const place = entries.findIndex(
-    (entry, at) => entry.seq !== at + 1 || entry.prev_hash !== (at === 0 ? GENESIS : entries[at - 1].hash),
-  );
+  const place = entries.findIndex(({seq, prev_hash}, at) => seq !== at + 1 || prev_hash !== (entries[at - 1]?.hash ?? GENESIS));
   if (place < 0) return null;
   const {seq} = entries[place];
   if (seq !== place + 1) return {place, reason: `has the number ${seq} where ${place + 1} is due: an entry was dropped or moved`};

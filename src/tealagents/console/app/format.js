@@ -34,7 +34,7 @@ export function duration(ms) {
     .join(" ");
 }
 
-/** The first part of an id: enough to distinguish two on a page. */
+/** Enough of an id to distinguish two on a page. */
 export const shortId = (id) => id.slice(-8);
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;

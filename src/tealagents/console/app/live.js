@@ -145,7 +145,7 @@ class Gathered {
   }
 
   #find(id) {
-    return this.#state.parts.find((part) => part.type === "call" && part.id === id);
+    return this.#state.parts.find((part) => part.id === id);
   }
 
   #soon() {

@@ -56,10 +56,8 @@ function add(turn, message) {
 }
 
 function addAnswer(turn, message) {
-  for (const item of message.items) {
-    if (item.content_type === "text") turn.parts.push({type: "text", text: item.content});
-    else turn.parts.push({type: "image", source: item.content});
-  }
+  for (const {content_type: type, content} of message.items)
+    turn.parts.push(type === "text" ? {type, text: content} : {type, source: content});
   for (const call of message.tool_calls) turn.parts.push({type: "call", ...call, result: null});
   turn.answered = message.tool_calls.length === 0;
 }

@@ -13,17 +13,8 @@ const DRAFT = "tealagents.console.draft ";
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;
 
-/** A name, for the service's provider `mock`: the token is the user. */
-export function asUser(name) {
-  return keep({kind: "mock", name});
-}
-
-/** A bearer token from elsewhere, for providers that this page cannot sign in with. */
-export function withToken(token) {
-  return keep({kind: "token", token});
-}
-
-function keep(session) {
+/** By a name, for the provider `mock`, or a token from elsewhere, for those that this page cannot sign in with. */
+export function signIn(session) {
   sessionStorage.setItem(KEPT, JSON.stringify(session));
   return made(session);
 }

@@ -1,7 +1,7 @@
 /** The first page: who are you? */
 import {html, useState} from "./html.js";
 import {Icon, Problem} from "./ui.js";
-import {asUser, NAME, withToken} from "./session.js";
+import {NAME, signIn} from "./session.js";
 import {readable} from "./text.js";
 
 export function SignIn({config, onSignedIn, error}) {
@@ -21,7 +21,7 @@ function NameForm({onSignedIn}) {
   const [name, setName] = useState("");
   const wrong = name !== "" && !NAME.test(name);
   return html`
-    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(asUser(name)))}>
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(signIn({kind: "mock", name})))}>
       <label for="name">Your name</label>
       <input id="name" value=${name} onInput=${(event) => setName(event.target.value)} autocomplete="username"
         autofocus spellcheck=${false} aria-describedby="name-help" aria-invalid=${wrong} />
@@ -38,7 +38,7 @@ function NameForm({onSignedIn}) {
 function TokenForm({onSignedIn}) {
   const [token, setToken] = useState("");
   return html`
-    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(withToken(token.trim())))}>
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(signIn({kind: "token", token: token.trim()})))}>
       <label for="token">Bearer token</label>
       <input id="token" type="password" value=${token} onInput=${(event) => setToken(event.target.value)}
         autocomplete="off" autofocus aria-describedby="token-help" />

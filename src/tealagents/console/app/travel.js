@@ -8,7 +8,7 @@ import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
-import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.js";
+import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Status, Time} from "./ui.js";
 
 /** one row, as high as `.node`, and one lane of the drawing, in fifteenths of its font size */
 const ROW = 67.5;
@@ -110,7 +110,7 @@ function Node({node, marked, task, foreign, onMark, onLook, reload}) {
         <span class="clip muted" dir="auto">${readable(node.answer)}</span>
       </button>
       <span class="node-side">
-        ${node.current ? html`<span class="status" data-status="Current">Current</span>` : html`<${Time} at=${node.at} />`}
+        ${node.current ? html`<${Status} value="Current" />` : html`<${Time} at=${node.at} />`}
         ${!foreign && !node.current && html`<button class="quiet" onClick=${rollback}>${node.onPath ? "Roll back" : "Go here"}</button>`}
         ${!foreign && html`<button class="quiet" onClick=${() => fork({checkpoint_id: node.id})}>Fork</button>`}
       </span>
