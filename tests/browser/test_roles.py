@@ -203,8 +203,9 @@ def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: S
 
 
 def test_signing_out_leaves_nothing_behind(ada: Tab) -> None:
-    """The next user of the tab finds neither a name nor a token."""
-    ada.button("Sign out").click()
+    """The next user of the tab finds neither a name nor a token, and begins at the first page."""
+    ada.open("approvals").button("Sign out").click()
     expect(ada.page.get_by_label("Your name")).to_be_visible()
     kept = ada.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
     assert "ada" not in kept
+    assert ada.page.url == f"{ada.console}#/"

@@ -77,6 +77,7 @@ export async function signOut(config, refusal) {
   if (!refusal) {
     forget();
     unstored = {};
+    history.replaceState(null, "", "#/"); // the next user begins elsewhere
   }
   if (config.sign_in.kind === "entra") {
     const {signOutOfEntra} = await import("./entra.js");
