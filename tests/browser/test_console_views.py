@@ -636,6 +636,17 @@ def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
     expect(details.locator(".gaps li")).to_have_count(1)
 
 
+def test_the_scale_of_the_trace_is_that_of_its_bars(ada: Tab, service: ServiceThread) -> None:
+    """Also in a window that is hardly wider than a phone."""
+    (answer,) = talk(service, "hello")
+    ada.page.set_viewport_size({"width": 780, "height": 740})
+    ada.open("tasks", answer["task_id"], "trace")
+    places = [ada.page.locator(name).first.bounding_box() for name in (".scale", ".bar-place")]
+    scale, bars = filter(None, places)
+    assert (scale["x"], scale["width"]) == pytest.approx((bars["x"], bars["width"]), abs=1)
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 @pytest.mark.parametrize(
     ("story", "why"),
     [("a long story", "it reached the model's token limit"), ("a bad story", "content filter")],
