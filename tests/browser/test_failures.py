@@ -70,6 +70,7 @@ def test_while_the_service_is_away_the_inbox_does_not_say_that_nothing_waits(
     ned = tabs.signed_in(f"{service.url}/console/", "ned").open("approvals")
     nothing = ned.text("Nothing is waiting for you")
     expect(nothing).to_be_visible()
+    expect(ned.page.get_by_role("feed")).to_have_count(0)  # it would have to hold something
     ned.expected = {502}
     ned.page.route("**/approvals?**", lambda route: route.fulfill(status=502))
     ned.look_again()

@@ -377,9 +377,10 @@ function Feed({items, loaded, error, reload, more, children}) {
   const mayRead = useMayRead();
   return html`
     ${!loaded && !error && html`<${Loading} what="the inbox" />`}
-    <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
+    ${items.length > 0 &&
+    html`<div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
       ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
-    </div>
+    </div>`}
     ${loaded && !error && !more && items.length === 0 && children}
     ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
     ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
