@@ -1629,15 +1629,23 @@ def test_a_name_with_an_accent_is_refused_with_the_letters_that_are_not(
 
 
 def test_the_theme_is_kept(ada: Tab) -> None:
-    """The system's colours, until the switch; the choice outlives a reload."""
+    """The system's colours, until the switch; the choice outlives a reload, and another tab's is followed."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = ada.page.evaluate(background)
+    ada.page.emulate_media(color_scheme="dark")
+    expect(ada.button("Use light colours")).to_be_visible()
+    ada.page.emulate_media(color_scheme="light")
     ada.button("Use dark colours").click()
     dark = ada.page.evaluate(background)
     assert light != dark
     ada.page.reload()
     expect(ada.button("Use light colours")).to_be_visible()
     assert ada.page.evaluate(background) == dark
+    other = ada.context.new_page()
+    other.goto(f"{ada.console}icon.svg")
+    other.evaluate("localStorage.clear()")
+    expect(ada.button("Use dark colours")).to_be_visible()
+    assert ada.page.evaluate(background) == light
 
 
 @pytest.mark.parametrize(

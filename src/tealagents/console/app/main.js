@@ -10,10 +10,9 @@ import {Approvals} from "./approvals.js";
 import {Compare} from "./travel.js";
 import {ran} from "./live.js";
 import {NewConversation} from "./conversation.js";
-import {Sidebar, titles} from "./sidebar.js";
+import {applyTheme, Sidebar, titles} from "./sidebar.js";
 import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
-import {applyTheme} from "./theme.js";
 import {unfolded} from "./turn.js";
 import {Back, Empty, Guard, Problem} from "./ui.js";
 

@@ -1,11 +1,10 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
-import {html, useMemo, useRef, useState} from "./html.js";
+import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt, useShow} from "./context.js";
 import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
-import {isDark, switchTheme} from "./theme.js";
 import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
@@ -18,7 +17,9 @@ export const titleOf = (task) => (typeof task.metadata?.title === "string" ? tas
 export function Sidebar({route, label, onSignOut}) {
   const {config} = useApp();
   const [place, id] = route.path;
-  const [dark, setDark] = useState(isDark);
+  const [dark, setDark] = useState(applyTheme);
+  const look = () => setDark(applyTheme());
+  useEffect(() => void (system.onchange = window.onstorage = look), []); // changed elsewhere
   return html`
     <nav class="sidebar" tabindex="-1" aria-label="Console">
       <header class="brand">
@@ -35,11 +36,29 @@ export function Sidebar({route, label, onSignOut}) {
       <footer class="who">
         <span class="name" title=${`Signed in as ${readable(label)}`}>${readable(label)}</span>
         <${IconButton} name=${dark ? "sun" : "moon"} label=${dark ? "Use light colours" : "Use dark colours"}
-          onClick=${() => (switchTheme(), setDark(isDark()))} />
+          onClick=${() => (switchTheme(!dark), look())} />
         <button class="quiet" onClick=${onSignOut}>Sign out</button>
       </footer>
     </nav>
   `;
+}
+
+/** Dark or light: the system's choice, until the user has made another. */
+const THEME = "tealagents.console.theme";
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+
+/** Gives whether it is dark. */
+export function applyTheme() {
+  const kept = localStorage.getItem(THEME);
+  document.documentElement.dataset.theme = kept ?? "";
+  return kept ? kept === "dark" : system.matches;
+}
+
+/** Where the wanted one is the system's, nothing is kept. */
+function switchTheme(dark) {
+  if (dark === system.matches) localStorage.removeItem(THEME);
+  else localStorage.setItem(THEME, dark ? "dark" : "light");
 }
 
 function InboxLink({current}) {
