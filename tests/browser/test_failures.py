@@ -78,6 +78,22 @@ def test_while_the_service_is_away_the_inbox_does_not_say_that_nothing_waits(
     expect(nothing).to_have_count(0)
 
 
+def test_a_page_that_cannot_be_drawn_says_so(tabs: Tabs, service: ServiceThread) -> None:
+    """A module that is lost, and a browser that keeps nothing for the page: neither leaves it blank."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.may_be_cut = True
+    tab.page.route("**/app/text.js", lambda route: route.abort())
+    tab.page.goto(tab.console)
+    expect(tab.page.get_by_text("If it does not appear, reload the page.")).to_be_visible()
+    tab.page.unroute("**/app/text.js")
+    refusal = "throw new DOMException('Access is denied.', 'SecurityError')"
+    tab.page.add_init_script(f"Object.defineProperty(window, 'localStorage', {{get() {{ {refusal} }}}})")
+    tab.page.reload()
+    expect(tab.page.get_by_role("alert")).to_contain_text("Something went wrong")
+    expect(tab.page.get_by_role("alert")).to_contain_text("Access is denied.")
+    expect(tab.page.get_by_text("If it does not appear")).to_have_count(0)
+
+
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
     """The page says so in its place."""
     first, _ = talk(service, "hello", "My name is Ada.")

@@ -129,10 +129,14 @@ function Root({config, first}) {
 }
 
 async function start() {
-  applyTheme();
-  keepFocus();
   const place = document.getElementById("app");
+  const draw = (view) => {
+    place.textContent = ""; // the words that stand there until then
+    render(view, place);
+  };
   try {
+    applyTheme();
+    keepFocus();
     const answer = await fetch("config.json");
     if (!answer.ok) throw new Error(`The service answered with ${answer.status}.`);
     const config = await answer.json();
@@ -141,9 +145,9 @@ async function start() {
     const name = () => (document.title = `${document.querySelector("main h2")?.textContent ?? "Console"} – ${page}`);
     new MutationObserver(name).observe(place, {subtree: true, childList: true, characterData: true});
     const first = await restored(config).then((session) => ({session}), (error) => ({error}));
-    render(html`<${Root} config=${config} first=${first} />`, place);
+    draw(html`<${Root} config=${config} first=${first} />`);
   } catch (error) {
-    render(html`<main class="signin"><${Problem} error=${error} onRetry=${() => location.reload()} /></main>`, place);
+    draw(html`<main class="signin"><${Problem} error=${error} onRetry=${() => location.reload()} /></main>`);
   }
 }
 

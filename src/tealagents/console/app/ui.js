@@ -82,7 +82,7 @@ export class Guard extends Component {
 
   render({children}, {error}) {
     if (!error) return children;
-    return html`<${Problem} error=${{code: 1, title: "This cannot be shown", detail: error.message}} />`;
+    return html`<${Problem} error=${{code: "shown", title: "This cannot be shown", detail: error.message}} />`;
   }
 }
 
@@ -117,7 +117,7 @@ export const isAway = (error) => error.name === "ConnectionLost" || error instan
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
   const {code, detail, words = DETAILS[code]} = error;
-  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
+  if (typeof code === "string") return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
   if (error.inDoubt)
     return {title: "The connection broke before the answer came", detail: "It may have been done. Look before you try again."};
   if (isAway(error))
