@@ -40,7 +40,12 @@ def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread,
     ada.page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
     dialog = _asked(ada, "Session", "Delete session")
-    dialog.get_by_role("button", name="Delete", exact=True).click()
+    delete = dialog.get_by_role("button", name="Delete", exact=True)
+    delete.hover()
+    # from green to red is the second of the three numbers
+    mixed = delete.evaluate("button => getComputedStyle(button).backgroundColor")
+    assert float(mixed.removeprefix("oklab(").split()[1]) > 0
+    delete.click()
     expect(ada.text("The session is deleted.")).to_be_visible()
     with service.client("ada") as client:
         assert client.get(f"/sessions/{session}").status_code == 404
