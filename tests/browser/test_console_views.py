@@ -154,6 +154,9 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     one.get_by_role("checkbox", name="force").check()
     one.get_by_role("button", name="Approve").click()
     other.get_by_role("button", name="Reject").click()
+    marks = "button => getComputedStyle(button, '::before').content"
+    chosen = [call.locator("[aria-pressed=true]").evaluate(marks)[1] for call in (one, other)]
+    assert chosen == ["✓", "✕"]
     ada.button("Send the decisions").click()
     expect(ada.page.locator(".outcome-of")).to_contain_text("Files-delete said: a is deleted")
     expect(ada.page.locator(".outcome-of")).to_contain_text("The user rejected this call")
