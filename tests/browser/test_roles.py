@@ -121,6 +121,18 @@ def test_in_a_conversation_a_decision_that_came_too_late_says_so(tabs: Tabs, ser
     expect(notice).to_contain_text("Another decision came first")
 
 
+def test_a_long_name_stays_within_the_card(tabs: Tabs, service: ServiceThread) -> None:
+    """Of the user who decided."""
+    name = "b" * 200
+    pause = _paused(service, name, "long.txt")
+    with service.client(name) as client:
+        client.post(f"/requests/{pause['request_id']}/resume", json={"action": "reject"}).raise_for_status()
+    tab = tabs.signed_in(_console(service), name).open("approvals")
+    tab.button("Decided").click()
+    expect(tab.page.get_by_text(f"Decided by {name}")).to_be_visible()
+    assert tab.page.locator(".page").evaluate("page => page.scrollWidth <= page.clientWidth")
+
+
 def test_what_was_decided_elsewhere_stays_with_what_became_of_it(tabs: Tabs, service: ServiceThread) -> None:
     """On the inbox of one who was about to decide it: which call it was, and who decided."""
     of_ada = _paused(service, "ada", "gone.txt")
