@@ -1492,12 +1492,18 @@ def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_p
 
 
 def test_images_are_sent_and_shown(ada: Tab) -> None:
-    """An image is chosen, seen before it is sent, and seen in the conversation."""
+    """An image is chosen, seen before it is sent, and seen in the conversation; the message is sent again
+    without its text."""
     picture = Path(__file__).parents[2] / "demos/images/teapot.png"
     ada.page.get_by_label("Images", exact=True).set_input_files(picture)
     expect(ada.page.get_by_role("img", name="teapot.png")).to_be_visible()
     ada.say("What is on it?")
     expect(ada.page.locator(".bubble img")).to_be_visible()
+    expect(ada.page.locator(".answer")).to_contain_text("I see 1 image (image/png")
+    ada.button("Edit and send again").click()
+    ada.page.locator(".editing textarea").fill("")
+    ada.page.locator(".editing").get_by_role("button", name="Send").click()
+    expect(ada.page.locator(".bubble .plain")).to_have_count(0)
     expect(ada.page.locator(".answer")).to_contain_text("I see 1 image (image/png")
 
 

@@ -8,9 +8,10 @@ const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /**
  * `onSend(items, key)` resolves when the service has taken the message, known by its key; a refused one stays.
- * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`.
+ * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`. A message
+ * without a text needs an image, of its own or of the `others` that are added to it.
  */
-export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
+export function Composer({onSend, onStop, placeholder, draft, initial = "", others = 0, autofocus = false}) {
   const {client, drafts, notify} = useApp();
   const [written, setWritten] = useState();
   const [, redraw] = useState();
@@ -38,7 +39,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     const timer = setInterval(() => client.health().then(({status}) => status === "ok" && setError(null), () => {}), 3000);
     return () => clearInterval(timer);
   }, [error]);
-  const empty = text.trim() === "" && images.length === 0;
+  const empty = text.trim() === "" && images.length + others === 0;
 
   /** names the message where it is not known whether it was taken */
   const key = `key ${draft}`;

@@ -236,7 +236,7 @@ function Edit({message, task, before}) {
     return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => ((opened.current = true), setEditing(true))} />`;
   return html`
     <div class="editing">
-      <${Composer} draft=${draft} onSend=${send} initial=${text} placeholder="The message" autofocus=${opened.current} />
+      <${Composer} draft=${draft} onSend=${send} initial=${text} others=${images.length} placeholder="The message" autofocus=${opened.current} />
       <button class="quiet" onClick=${cancel}>Cancel</button>
     </div>
   `;
