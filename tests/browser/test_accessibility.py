@@ -42,7 +42,7 @@ MORE = {
 }
 
 #: nothing fades any more: what is half there has half its contrast
-_SETTLED = """document.getAnimations().every((each) =>
+_SETTLED = """() => document.getAnimations().every((each) =>
   each.playState !== "running" || each.effect.getTiming().iterations === Infinity)"""
 
 _DOCUMENT_SCROLLS = """(() => {
