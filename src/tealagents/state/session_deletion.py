@@ -10,7 +10,7 @@
    no longer among those that are being deleted; then the note goes.
 
 Any number of processes may carry out one deletion at once, and any of them may die: each commit expects the
-session as it was marked, so whoever is late changes nothing.
+session as it was marked, so one that comes late changes nothing.
 """
 
 from collections.abc import Mapping
