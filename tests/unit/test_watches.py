@@ -1,10 +1,13 @@
 """Watches: by a timer where the store cannot push, and over a link that is asked for a word."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 
+import pytest
+
 from tealagents.engine.publishing import GATHER_SECONDS
+from tealagents.stores import postgres_link
 from tealagents.stores.links import ANSWER_SECONDS, HEARTBEAT_SECONDS, LinkedWatches
 from tealagents.stores.watches import LONGEST_PAUSE, Topic, Watches
 
@@ -105,6 +108,35 @@ async def test_a_link_that_brings_something_is_asked_for_a_word_as_well() -> Non
             watches.hear("topic")
             async with watches.watch("p", "another"):
                 await asyncio.sleep(0)
+    await watches.close()
+
+
+async def test_what_commits_notify_on_postgres_goes_in_few_statements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is sent at once; what comes soon after it is sent later, with all that has come since."""
+    slept, sent, over = asyncio.Queue[float](), asyncio.Queue[Sequence[str]](), asyncio.Semaphore(0)
+
+    async def sleep(seconds: float) -> None:
+        slept.put_nowait(seconds)
+        await over.acquire()
+
+    async def send(prefix: str, payloads: Sequence[str]) -> None:
+        sent.put_nowait(payloads)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(postgres_link, "INTERVAL_SECONDS", 3600.0)
+    watches = postgres_link.PostgresWatches(0.25, schema="tealagents", arguments={}, send=send)
+    async with asyncio.timeout(30):
+        watches.announce("p", ["a"])
+        assert await slept.get() == postgres_link.GATHER_SECONDS
+        over.release()
+        assert len(await sent.get()) == 1
+        watches.announce("p", ["b"])
+        assert await slept.get() > 3000
+        watches.announce("p", ["b", "c"])
+        over.release()
+        assert len(await sent.get()) == 2
     await watches.close()
 
 

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -27,8 +28,9 @@ __all__ = ["LOST", "PostgresWatches"]
 
 log = logging.getLogger(__name__)
 
-#: seconds for which topics are gathered before one statement notifies them
+#: seconds for which topics are gathered before one statement notifies them, and at least between two of those
 GATHER_SECONDS: Final = 0.003
+INTERVAL_SECONDS: Final = 0.015
 #: seconds between attempts to send what could not be sent, and how many of them there are
 RETRY_SECONDS: Final = 0.5
 ATTEMPTS: Final = 20
@@ -67,6 +69,7 @@ class PostgresWatches(LinkedWatches):
         self._send = send
         self._unsent: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
+        self._next_send = 0.0
 
     def announce(self, partition: str, topics: Collection[str]) -> None:
         """Wakes this process's watches now, and all others' within some milliseconds."""
@@ -88,7 +91,9 @@ class PostgresWatches(LinkedWatches):
     async def _send_all(self) -> None:
         failures = 0
         while self._unsent and failures < ATTEMPTS:
-            await asyncio.sleep(RETRY_SECONDS if failures else GATHER_SECONDS)
+            early = self._next_send - time.monotonic()
+            await asyncio.sleep(RETRY_SECONDS if failures else max(GATHER_SECONDS, early))
+            self._next_send = time.monotonic() + INTERVAL_SECONDS
             names, self._unsent = self._unsent, set()
             try:
                 await self._send(self._prefix, [name + self._sender for name in names])
