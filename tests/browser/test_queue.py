@@ -1,5 +1,6 @@
 """A conversation whose agent takes messages while it answers."""
 
+import re
 from pathlib import Path
 
 from agents import ENVIRONMENT, SCRIPT, agent
@@ -86,6 +87,37 @@ def test_a_request_that_was_interrupted_does_not_come_back(tabs: Tabs, tmp_path:
         ada.page.evaluate(_NOTE_WHAT_RUNS)
         ada.say("wait at it again")
         expect(ada.page.locator("[data-live] .answer")).to_contain_text("Let me see first.")
+        gate.touch()
+        expect(ada.text("The gate is open now.")).to_be_visible()
+        expect(ada.page.locator("[data-live]")).to_have_count(0)
+        assert ada.page.evaluate("[...ran]") == ["wait at the gate", "wait at it again"]
+
+
+def test_an_interrupted_request_does_not_come_back_where_the_next_was_seen_before_it_was_answered(
+    tabs: Tabs, tmp_path: Path
+) -> None:
+    """The page reads that the task runs the new message before it hears that this one was taken."""
+    gate = tmp_path / "open"
+    script = SCRIPT.replace("GATE", str(gate))
+    with offline_service(script, ENVIRONMENT, **agent(concurrency="interrupt")) as (service, _):
+        ada = tabs.signed_in(f"{service.url}/console/", "ada")
+        ada.say("hello")
+        expect(ada.page.locator(".turn-footer")).to_be_visible()
+        unheard: list[Route] = []
+        ada.page.route("**/events", lambda route: unheard.append(route), times=1)
+        ada.say("wait at the gate")
+        ada.held(unheard)
+        ada.page.evaluate(_NOTE_WHAT_RUNS)
+        held: list[Route] = []
+        sending = re.compile("/Tester/0.1$")
+        ada.page.route(sending, lambda route: held.append(route), times=1)
+        ada.say("wait at it again")
+        sent = ada.held(held)
+        answer = sent.fetch()
+        ada.look_again()
+        expect(ada.page.locator("[data-live]")).to_contain_text("wait at it again")
+        sent.fulfill(response=answer)
+        expect(ada.button("Send")).to_have_count(0)
         gate.touch()
         expect(ada.text("The gate is open now.")).to_be_visible()
         expect(ada.page.locator("[data-live]")).to_have_count(0)

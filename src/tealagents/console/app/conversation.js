@@ -51,10 +51,8 @@ export function Conversation({task, foreign, reload, left}) {
   const [canceled] = useState(() => new Set());
   const running = task.request_id ?? sent.find((each) => !canceled.has(each.request_id))?.request_id;
   // what was sent before it is over
-  useEffect(
-    () => setSent((known) => known.slice(Math.max(0, known.findIndex((each) => each.request_id === running)))),
-    [running],
-  );
+  const over = sent.findIndex((each) => each.request_id === running);
+  useEffect(() => void (over > 0 && setSent((known) => known.slice(over))), [over]);
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
