@@ -36,8 +36,9 @@ class Limits(Options):
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75
     """Seconds that a connection stays open for its next request, or for the rest of one that stopped
-    arriving. A client that reads nothing of an answer for that long is disconnected. Keep this longer than
-    a proxy in front keeps idle connections: 60 with nginx and AWS's load balancer."""
+    arriving. A client that reads nothing of an answer for that long, or of a stream for 60 seconds, is
+    disconnected. Keep this longer than the proxy in front keeps idle connections open: 60 with nginx and
+    AWS's load balancer."""
     drain_seconds: DrainSeconds = 20
     """Seconds that running requests get to finish after SIGTERM."""
     approval_expiry_seconds: Seconds = 86_400

@@ -62,14 +62,14 @@ class EntraOptions(Options):
     scopes: Words = ()
     """Scopes, all of which a user's token must have."""
     allowed_tenants: TenantIds = ()
-    """Ids of the tenants whose users may call. Required when `tenant_id` stands for many, as `organizations`
-    does."""
+    """Ids of the tenants whose users may call. Required if `tenant_id` stands for many tenants, as
+    `organizations` does."""
     allowed_clients: Words = ()
     """Client applications that may call. Empty: all."""
     approver_role: Text | None = None
-    """Role of those who may decide the tool calls of other users in their tenant. If omitted: no one may."""
+    """Role of users who may decide on the tool calls of others in their tenant. If omitted: no one."""
     auditor_role: Text | None = None
-    """Role of those who may read everything in their tenant. If omitted: no one may."""
+    """Role of users who may read everything in their tenant. If omitted: no one."""
     allow_app_tokens: Flag = False
     """Whether applications may call without a user. Needs `app_roles`."""
     app_roles: Words = ()
@@ -117,6 +117,6 @@ class MockOptions(Options):
     """Development without an authority: the bearer token is the user's id."""
 
     approver_users: Words = ()
-    """Users who may decide the tool calls of others."""
+    """Users who may decide on the tool calls of others."""
     auditor_users: Words = ()
     """Users who may read everything."""

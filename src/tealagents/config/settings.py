@@ -112,7 +112,7 @@ class Settings(Options):
     metrics_port: Port | None = None
     """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
     metrics_host: Text = "127.0.0.1"
-    """Address at which it listens. Beyond loopback, restrict access with a firewall."""
+    """Address at which that port listens. Beyond loopback, restrict access with a firewall."""
     log_level: LogLevel = "INFO"
     """Lowest severity that is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     log_content: Flag = False

@@ -74,7 +74,7 @@ class MCPServerOptions(Options):
     """Which tools need approval, unless the catalogue or an override decides: `trusted` none, `sandboxed`
     those that do more than read, `untrusted` all."""
     tool_governance_overrides: dict[str, GovernanceOverride] = Field({})
-    """Governance of single tools, by the tool's name on the server."""
+    """Governance of individual tools, by the tool's name on the server."""
     auth_server: Authority | None = None
     """OAuth authorization server where the user grants access. If omitted, the one that the server names."""
     scopes: Words = ()
@@ -86,9 +86,9 @@ class MCPServerOptions(Options):
     enable_dynamic_registration: Flag = True
     """Whether the service may register itself at the authorization server (RFC 7591)."""
     assume_pkce: Flag = False
-    """Whether PKCE (S256) is taken as supported where the metadata of `auth_server` does not mention it."""
+    """Whether to assume that `auth_server` supports PKCE (S256) if its metadata does not mention it."""
     canonical_uri: HttpUrl | None = None
-    """The resource that access is requested for, if it is not `url` (RFC 8707)."""
+    """The resource to request access to, if it is not `url` (RFC 8707)."""
     protocol_version: Text | None = None
     """Protocol version to require: checked, not offered. If omitted, the newest that both sides support."""
     on_behalf_of_scopes: Words = ()
