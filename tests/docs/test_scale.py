@@ -18,6 +18,8 @@ from tealagents.testing.service import offline_service
 from tealagents.testing.waits import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+#: the page in one line, however it is wrapped
+PROSE = " ".join(PAGE.split())
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +58,8 @@ async def test_what_an_idle_process_asks(tmp_path: Path) -> None:
         StoreOperation("scan", "erasing"): 4,
         StoreOperation("now", ""): 12 + 4,
     }
-    assert "renews its lease every five seconds: one look at the clock and one commit" in PAGE
-    assert "resumes pending deletions every 15 seconds: one look at the clock and one scan" in PAGE
+    assert "renews its lease every five seconds: one reading of the store's clock and one commit" in PROSE
+    assert "looks for pending deletions every 15 seconds: one reading of the clock and one scan" in PROSE
 
 
 def test_a_background_request_that_no_one_follows_stores_its_deltas() -> None:
@@ -71,7 +73,7 @@ def test_a_background_request_that_no_one_follows_stores_its_deltas() -> None:
             until(lambda path=path: client.get(path).json()["status"] == "Completed")  # type: ignore[misc]
             stored[prefer] = client.get(f"{path}/events").text.count("event: partial-response")
     assert stored["respond-async"] > stored["wait"] == 0
-    assert "JSON answers write none. A background request writes them as a stream does" in PAGE
+    assert "JSON answers write none. A background request writes them as a stream does" in PROSE
 
 
 def test_the_tables_of_costs_and_sizes() -> None:
