@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 def test_each_requirement_names_a_test_that_there_is() -> None:
     """And each requirement is named once."""
     page = (HERE.parents[2] / "docs" / "a2a.md").read_text()
-    _, _, table = page.partition("## What the specification asks")
+    _, _, table = page.partition("## What the specification requires")
     files = (*HERE.glob("test_*.py"), *HERE.parent.glob("test_*.py"))
     tests = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
     named = re.findall(r"`(test_\w+)`", table)
