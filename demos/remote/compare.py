@@ -1,4 +1,4 @@
-"""Local against remote, with the library: python demos/remote/compare.py"""
+"""Local and remote, with the library: python demos/remote/compare.py"""
 
 import asyncio
 from pathlib import Path
