@@ -399,7 +399,8 @@ class ServiceWiring:
             await stack.enter_async_context(self.store)
             if not existed:
                 log.warning(
-                    "there was no store at %s: a new one was made; check TA_PERSISTENCE or spec.persistence",
+                    "there was no store at %s: a new one was created; check TA_PERSISTENCE or "
+                    "spec.persistence",
                     plain.where,
                 )
             await check_key(self.config, self.service.records)

@@ -175,7 +175,7 @@ def _upper(value: Any) -> Any:
 
 def _queue_length(number: int) -> int:
     if number > 2000:
-        raise ValueError("must be at most 2000: they are in the task's record, which each message rewrites")
+        raise ValueError("must be at most 2000: the task's record holds them, and each message rewrites it")
     return number
 
 

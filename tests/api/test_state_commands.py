@@ -623,7 +623,7 @@ def test_a_file_or_folder_of_another_application_is_no_empty_store(agent: Agent,
     examined = agent.run("doctor", TA_PERSISTENCE=url)
     if name == "of another application":  # which `serve` refuses
         assert examined.exit_code == 1
-        assert f"the store cannot be made: {there} is the database of another" in examined.output
+        assert f"the store cannot be created: {there} is the database of another" in examined.output
     else:
         assert examined.exit_code == 0  # as before the first start
     for command in (["stats"], ["delete-user", "t.ada", "--yes"]):
@@ -755,7 +755,7 @@ def test_migrating_a_store_of_a_later_version_is_refused(agent: Agent) -> None:
 def test_migrating_no_store_says_that_a_new_one_was_made(agent: Agent) -> None:
     """A mistyped name is noticed: the store that was meant is not migrated."""
     url = f"sqlite:///{agent.folder}/mistyped.db"
-    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was made. "
+    warning = f"There was no store at {agent.folder}/mistyped.db: a new one was created. "
     warning += "Check TA_PERSISTENCE or spec.persistence."
     assert warning in " ".join(agent.run("migrate", TA_PERSISTENCE=url).output.split())
     assert agent.run("migrate", TA_PERSISTENCE=url).output == "sqlite is up to date\n"

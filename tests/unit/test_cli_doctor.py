@@ -358,7 +358,7 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         ),
         (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
         (certificate_that_is_none, "the tools cannot be opened: "),
-        (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}"), "or correct TA_OTEL_ENDPOINT"),
+        (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}"), "or set TA_OTEL_ENDPOINT to the address"),
         (collector_that_knows_no_traces, "/v1/traces: Failed to export spans batch code: 404"),
         (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}/v1/traces"), "TA_OTEL_ENDPOINT: must be without /v1/"),
     ],

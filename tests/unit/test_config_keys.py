@@ -107,7 +107,7 @@ spec:
 def test_a_queue_that_a_task_could_not_hold_is_a_mistake(tmp_path: Path) -> None:
     """At the start, rather than a message refused below the limit that was set."""
     [complaint] = complaints(tmp_path, with_spec("limits: {max_queued_requests: 2001}"))
-    assert "max_queued_requests: must be at most 2000: they are in the task" in complaint
+    assert "max_queued_requests: must be at most 2000: the task" in complaint
     assert read(tmp_path, with_spec("limits: {max_queued_requests: 2000}")).limits.max_queued_requests == 2000
 
 

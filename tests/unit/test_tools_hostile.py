@@ -289,7 +289,7 @@ def test_a_service_that_may_not_register_itself_needs_its_client_id() -> None:
         "enable_dynamic_registration": False,
     }
     with pytest.raises(
-        ValidationError, match="needs oauth_client_id where enable_dynamic_registration is false"
+        ValidationError, match="needs oauth_client_id if enable_dynamic_registration is false"
     ):
         MCPServerOptions.model_validate(given)
     MCPServerOptions.model_validate({**given, "oauth_client_id": "me"})

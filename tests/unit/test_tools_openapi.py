@@ -1322,7 +1322,7 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
         ("remote_plugins: [{plugin_name: A}]", r"remote_plugins\[0\]\.openapi_json_path: is missing"),
         (
             "remote_plugins: [{plugin_name: A, openapi_json_path: a, server_url: 'ftp://x'}]",
-            "'server_url' has to be an http:// or https:// URL",
+            "'server_url' must be an http:// or https:// URL",
         ),
         (
             "remote_plugins: [{plugin_name: A, openapi_json_path: a, sever_url: x}]",

@@ -93,8 +93,8 @@ class EntraOptions(Options):
     def _no_tenant_is_implied(self) -> Self:
         if self.tenant_id in MULTI_TENANT and not self.allowed_tenants:
             raise ValueError(
-                f"tenant_id {self.tenant_id!r} stands for every tenant there is: list those that may call "
-                "in allowed_tenants"
+                f"tenant_id {self.tenant_id!r} stands for all tenants: list those whose users may call in "
+                "allowed_tenants"
             )
         return self
 

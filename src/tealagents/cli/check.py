@@ -25,8 +25,8 @@ def check_command(
     Every mistake is shown with its file, line and key; exit status 2 if there is one. Those of the file
     itself come first; once there are none, those of its providers, store, tools and agent. Secrets that are
     not set are listed as what `serve` will need, so that a file can be checked without them. The plugin file
-    and OpenAPI documents that are files are loaded, too; the store, the model service and tool servers are
-    not contacted.
+    and local OpenAPI documents are loaded as well; the store, the model service and tool servers are not
+    contacted.
     """
     found = find(config)
     warn(*(f"serve will need: {each.what}" for each in found.needed))

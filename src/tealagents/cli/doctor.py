@@ -80,8 +80,9 @@ def doctor_command(
 ) -> None:
     """Find problems with a service, and say how to fix them. Exit status 1 if there are any.
 
-    It examines the config, the store, the authority, the model service, the tools and the clocks, and with a
-    URL the running service as well. With a URL and no config, it examines only that service.
+    It examines the config, the store, the authority, the model service, the tools, the context providers, the
+    collector and the clocks, and with a URL also the running service. With a URL and no config, it examines
+    only that service.
     """
     # what is logged of a model is found, too; without a handler, Python would print it
     logging.getLogger("tealagents.llm").addHandler(logging.NullHandler())
@@ -195,7 +196,7 @@ def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
     if obstacle is not None:
         right = "" if store.name in _OF_FILES else ", or grant its user that right"
         yield Ailment(
-            f"the store cannot be made: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
+            f"the store cannot be created: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
         )
     elif store.name not in _OF_FILES:
         return
@@ -203,7 +204,7 @@ def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
         yield Ailment(absent(store), "The service creates a new store and its folder when it first starts.")
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield Ailment(
-            f"the store cannot be made: {folder} cannot be written",
+            f"the store cannot be created: {folder} cannot be written to",
             "Grant this user the right to write to it.",
         )
 
@@ -214,7 +215,7 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
         seconds = await _write(config, store)
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
-            f"the store cannot be written: {error}",
+            f"the store cannot be written to: {error}",
             "Free space on its disk or memory, let this user write to it, or stop the "
             "process that locks its tables.",
         )
@@ -255,7 +256,7 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
     except CorruptState as error:
         yield Ailment(
             f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}",
-            "Set TA_ENCRYPTION_KEY to the key that it was stored with; earlier keys go in "
+            "Set TA_ENCRYPTION_KEY to the key that it was stored with, and list earlier keys in "
             "TA_ENCRYPTION_OLD_KEYS.",
         )
         return
@@ -267,13 +268,14 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
     for damage in inventory.damaged[:1]:
         yield Ailment(
             f"a stored record cannot be read: {damage}",
-            "If TA_ENCRYPTION_KEY was changed, put the earlier key into TA_ENCRYPTION_OLD_KEYS; else restore "
-            "a backup.",
+            "If TA_ENCRYPTION_KEY was changed, add the earlier key to TA_ENCRYPTION_OLD_KEYS; otherwise "
+            "restore a backup.",
         )
     if fault is not None:
         yield Ailment(
             f"an audit does not verify: {fault}",
-            "If TA_AUDIT_KEY was changed, set the earlier one; else run `tealagents state verify-audit`.",
+            "If TA_AUDIT_KEY was changed, set the earlier one; otherwise run `tealagents state "
+            "verify-audit`.",
         )
 
 
@@ -363,7 +365,9 @@ async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
         why = described(error)
     else:
         return []
-    remedy = "Correct it, or start what it names; check that this machine can connect to it."
+    remedy = (
+        "Correct the config, or start the server that it names; check that this machine can connect to it."
+    )
     return [Ailment(f"the tools cannot be opened: {why}", remedy)]
 
 
@@ -400,7 +404,7 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
         yield Ailment(
             f"the authority's keys cannot be read at {url}: {error}",
             _remedy_of_connection(str(error))
-            or "Correct TA_ENTRA_AUTHORITY and TA_ENTRA_TENANT_ID, and let this machine connect to it.",
+            or "Correct TA_ENTRA_AUTHORITY or TA_ENTRA_TENANT_ID; check that this machine can connect to it.",
         )
         return
     if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
@@ -425,10 +429,10 @@ async def _collector(config: ServiceConfig) -> list[Ailment]:
         return []
     return [
         Ailment(
-            f"the collector takes no traces at {shown(url)}: {why}",
-            "Start it, or correct TA_OTEL_ENDPOINT: where it takes OTLP over HTTP, usually at port 4318. Set "
-            "OTEL_EXPORTER_OTLP_HEADERS if it asks for a key, and OTEL_EXPORTER_OTLP_CERTIFICATE if its "
-            "certificate is not trusted.",
+            f"the collector accepts no traces at {shown(url)}: {why}",
+            "Start it, or set TA_OTEL_ENDPOINT to the address at which it accepts OTLP over HTTP, usually "
+            "with port 4318. Set OTEL_EXPORTER_OTLP_HEADERS if it requires a key, and "
+            "OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.",
         )
     ]
 
@@ -442,7 +446,7 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
     try:
         prefix = await asyncio.to_thread(find_agent, url)
     except NotAUrl as error:
-        yield Ailment(str(error), "A config file is named with --config.")
+        yield Ailment(str(error), "To name a config file, use --config.")
         return
     except NoAgent as error:
         yield Ailment(str(error), _remedy_of_connection(str(error)))
@@ -475,7 +479,7 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
 
 def _remedy_of_connection(said: str) -> str:
     if "CERTIFICATE" in said.upper():
-        return "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name its CA's certificate."
+        return "Its certificate is not trusted: renew it, or set SSL_CERT_FILE to the certificate of its CA."
     return ""
 
 

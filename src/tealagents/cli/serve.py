@@ -55,7 +55,8 @@ _BEARER = "-H 'Authorization: Bearer ada'"
 
 Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")]
 Workers = Annotated[
-    int, typer.Option(metavar="NUMBER", min=1, help="Processes; more than one needs a shared store.")
+    int,
+    typer.Option(metavar="NUMBER", min=1, help="Number of processes; more than one needs a shared store."),
 ]
 
 

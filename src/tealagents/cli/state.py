@@ -206,8 +206,8 @@ def export_command(
 ) -> None:
     """Export all state as JSON Lines.
 
-    The same state gives the same bytes, from every store. Exit status 1 if something was damaged or kept
-    changing; everything else is exported all the same.
+    The same state exports to the same bytes from every store. Exit status 1 if something was damaged or kept
+    changing; everything else is still exported.
     """
     if file != Path("-"):
         with _accessible(file):
@@ -267,7 +267,7 @@ def import_command(
 
     The store may hold other state, but no different version of the same records. Nothing is overwritten, and
     a store is written with its own TA_ENCRYPTION_KEY only. Every line is checked before the first is written.
-    Can be repeated.
+    The command can be repeated.
     """
 
     async def work(opened: OpenedState) -> Importer:
@@ -334,7 +334,8 @@ def prune_command(
 ) -> None:
     """Erase tasks that are past their `expires_at`, or old; finish deletions that a crash interrupted.
 
-    Nothing is pruned automatically. Tasks that a process works on, or that wait for approval, are kept.
+    Nothing is pruned automatically. Tasks that a process works on, or whose pause can still be decided, are
+    kept.
     """
     before = _ago(older_than) if older_than is not None else None
 
@@ -382,9 +383,9 @@ Named = Annotated[
     ),
 ]
 Tid = Annotated[
-    str | None, typer.Option(metavar="TID", help="In place of TID.OID: the tenant as it is, perhaps empty.")
+    str | None, typer.Option(metavar="TID", help="Instead of TID.OID: the tenant as it is; may be empty.")
 ]
-Oid = Annotated[str | None, typer.Option(metavar="OID", help="In place of TID.OID: the object id as it is.")]
+Oid = Annotated[str | None, typer.Option(metavar="OID", help="Instead of TID.OID: the object id as it is.")]
 
 
 @state.command("delete-user", cls=CommandWithHelp)
@@ -399,8 +400,8 @@ def delete_user_command(
     """Erase everything of one user: sessions, tasks, memories, secrets, and the user's own record.
 
     What Mem0 keeps is not erased: if Mem0 is a context provider, the command warns about that. Revoke the
-    user's access first: a message sent in the meantime creates the user again. Can be repeated. Exit status 1
-    if nothing is stored for the user.
+    user's access first: a message sent in the meantime creates the user again. The command can be
+    repeated. Exit status 1 if nothing is stored for the user.
     """
     whom, others = _meant(user, tid, oid)
     records, has_mem0 = _run(config, partial(_stored_of, whom=whom, others=others))
@@ -499,8 +500,8 @@ def verify_command(
 ) -> None:
     """Verify audits entry by entry, and name the first bad one of each task. Exit status 1 if there is one.
 
-    With the TA_AUDIT_KEY that they were written with, finds any entry that was changed, dropped, moved or
-    recomputed; without one, accidental damage only.
+    With the TA_AUDIT_KEY that they were written with, it finds any entry that was changed, dropped, moved or
+    recomputed; without one, only accidental damage.
     """
 
     tasks, entries, faults, damaged, keyed = _run(config, partial(_verified, only=task))
@@ -547,7 +548,7 @@ def migrate_command(config: Config = None) -> None:
     """Update the store's tables to what this version needs.
 
     An empty store needs no migration. Stop the service, make a backup, migrate, and start the new version.
-    Where there is no store yet, one is made, with a warning.
+    If there is no store yet, one is created, with a warning.
     """
     url = load_or_exit(config, needed="spec.persistence").persistence
     try:
@@ -561,7 +562,7 @@ def migrate_command(config: Config = None) -> None:
         raise fail(str(error)) from None
     if not existed:
         warn(
-            f"There was no store at {store.where}: a new one was made. Check TA_PERSISTENCE or "
+            f"There was no store at {store.where}: a new one was created. Check TA_PERSISTENCE or "
             "spec.persistence."
         )
     for name in applied:

@@ -73,7 +73,7 @@ def token_command(
         str, typer.Option(metavar="ID", envvar="TA_ENTRA_TENANT_ID", help="Id of the user's tenant.")
     ] = TENANT,
 ) -> None:
-    """Print a user's access token from the local authority that is running."""
+    """Print a user's access token from a running local authority."""
     try:
         host = httpx.URL(authority).host
     except httpx.InvalidURL:

@@ -48,8 +48,8 @@ def upgrade_command(
 ) -> None:
     """Convert an earlier file to tealagents/v1alpha1.
 
-    Comments are kept, and keys without a counterpart become comments. Shows the difference, and what changes
-    for clients. The file itself is changed only if --output names it.
+    Comments are kept, and keys without a counterpart become comments. The command shows the difference, and
+    what changes for clients. The file itself is changed only if --output names it.
     """
     try:
         config = load(file, env=os.environ, unset=[], upgrading=True)

@@ -123,12 +123,14 @@ class MCPServerOptions(Options):
             raise ValueError(f"transport {self.transport} needs '{needed}'")
         if self.oauth_client_secret and not self.auth_server:
             raise ValueError(
-                "oauth_client_secret needs auth_server, or the server would choose who is sent it"
+                "oauth_client_secret needs auth_server, or the server would choose who receives the secret"
             )
         if self.assume_pkce and not self.auth_server:
-            raise ValueError("assume_pkce needs auth_server, or the server would choose what it is said of")
+            raise ValueError(
+                "assume_pkce needs auth_server, or the tool server would choose where PKCE is assumed"
+            )
         if self.auth_server and not self.oauth_client_id and not self.enable_dynamic_registration:
-            raise ValueError("auth_server needs oauth_client_id where enable_dynamic_registration is false")
+            raise ValueError("auth_server needs oauth_client_id if enable_dynamic_registration is false")
         if self.transport == "stdio" and self.on_behalf_of_scopes:
             raise ValueError("on_behalf_of_scopes needs transport http: a program has no caller")
         return self
@@ -160,7 +162,7 @@ class RemotePluginOptions(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.server_url is not None and not is_http_url(self.server_url):
-            raise ValueError("'server_url' has to be an http:// or https:// URL")
+            raise ValueError("'server_url' must be an http:// or https:// URL")
         if self.pass_user_token and self.on_behalf_of_scopes:
             raise ValueError("'pass_user_token' and 'on_behalf_of_scopes' exclude each other")
         return self
