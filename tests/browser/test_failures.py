@@ -717,7 +717,7 @@ def test_a_rollback_or_a_fork_whose_answer_was_lost_is_shown(ada: Tab, service: 
     ada.may_be_cut = True
     ada.open("tasks", last["task_id"], "travel")
     first = ada.page.locator(".node", has_text="hello")
-    in_doubt = ada.page.locator(".notice", has_text="It may have been done. Look before you try again.")
+    in_doubt = ada.page.locator(".notice", has_text="It may have been done. Check before you try again.")
     ada.page.route("**/rollback", _lost)
     first.get_by_role("button", name="Roll back").click()
     expect(in_doubt).to_have_attribute("data-shown", "true")

@@ -7,7 +7,7 @@
 const KEPT = "tealagents.console.session";
 
 /** Why a session is over that the user did not end. */
-export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
+export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer accepts your token. Sign in again."};
 
 const DRAFT = "tealagents.console.draft ";
 

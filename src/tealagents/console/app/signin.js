@@ -28,7 +28,7 @@ function NameForm({onSignedIn}) {
       <p id="name-help" class=${wrong ? "wrong" : "muted"}>
         ${wrong
           ? "Up to 200 letters from A to Z, digits and symbols, without accents or spaces."
-          : "This service checks no passwords: you are who you say you are. Everything you create belongs to that name."}
+          : "This service checks no passwords: you are who you say you are. Everything you create belongs to this name."}
       </p>
       <button class="primary" disabled=${!NAME.test(name)}>Continue</button>
     </form>

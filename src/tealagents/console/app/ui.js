@@ -102,10 +102,10 @@ const AGAIN = "Try again in a moment.";
 /** What to do, where the service says it to those who write clients. */
 const DETAILS = {
   already_decided: "Another decision came first, and this one changes nothing.",
-  approval_expired: "The request was canceled. If it is still wanted, the message has to be sent again.",
+  approval_expired: "The request was canceled. If an answer is still wanted, the message must be sent again.",
   approval_pending: "Decide, or stop the answer, and try again.",
   draining: AGAIN,
-  interrupted: "The process that was answering stopped before it was done. If it is still wanted, the message has to be sent again.",
+  interrupted: "The process that was answering stopped before it was done. If an answer is still wanted, the message must be sent again.",
   persistence_unavailable: AGAIN,
   request_timeout: "Send the message again, or ask for less at once.",
   too_large: "It is too large for this service. Shorten it, or use fewer or smaller images.",
@@ -119,7 +119,7 @@ export function inWords(error) {
   const {code, detail, words = DETAILS[code]} = error;
   if (typeof code === "string") return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
   if (error.inDoubt)
-    return {title: "The connection broke before the answer came", detail: "It may have been done. Look before you try again."};
+    return {title: "The connection broke before the answer came", detail: "It may have been done. Check before you try again."};
   if (isAway(error))
     return {
       title: "The service cannot be reached",
