@@ -553,6 +553,13 @@ def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str)
         problem(client.get(discovery, headers=headers), 404, "not_found")
 
 
+def test_a_value_out_of_its_range_is_refused_in_the_words_of_other_refusals(ada: httpx.Client) -> None:
+    """A detail says what a field "must" be, whoever finds that it is not."""
+    assert ada.get("/tasks?limit=201").json()["detail"] == "limit: must be less than or equal to 200"
+    refused = ada.post("", json={"items": [{"content_type": "audio", "content": "x"}]}).json()
+    assert refused["detail"] == "items.0.content_type: must be 'text' or 'image'"
+
+
 def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) -> None:
     """404 and 405 are problem documents, too; a trailing slash is another path."""
     for path in ("/nothing", "/tasks/", "/tasks/x/y/z", "/%2e%2e/x", "/" + "n" * 3000):

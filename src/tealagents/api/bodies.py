@@ -414,7 +414,8 @@ def _field(error: ErrorDetails) -> str:
 
 def _lowered(text: str) -> str:
     text = text.removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]
+    wanted = text.removeprefix("Input should ")
+    return f"must {wanted}" if wanted != text else text[:1].lower() + text[1:]
 
 
 def _kind_of(value: Any) -> str:
