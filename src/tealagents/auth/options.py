@@ -58,9 +58,9 @@ class EntraOptions(Options):
     tenant_id: Tenant
     """The Entra tenant that issues the tokens."""
     audience: Annotated[Words, Field(min_length=1), AfterValidator(_own_audience)]
-    """Audiences of which a token must have one: the service's client id or App ID URI."""
+    """Accepted audiences, one of which a token must name: the service's client id or App ID URI."""
     scopes: Words = ()
-    """Scopes, all of which a user's token must have."""
+    """Required scopes: a user's token must have all of them."""
     allowed_tenants: TenantIds = ()
     """Ids of the tenants whose users may call. Required if `tenant_id` stands for many tenants, as
     `organizations` does."""
@@ -73,7 +73,7 @@ class EntraOptions(Options):
     allow_app_tokens: Flag = False
     """Whether applications may call without a user. Needs `app_roles`."""
     app_roles: Words = ()
-    """Roles, all of which an application's token must have."""
+    """Required roles: an application's token must have all of them."""
     authority: Authority = "https://login.microsoftonline.com"
     """Where tokens come from; national clouds have their own."""
     leeway: Leeway = 60
