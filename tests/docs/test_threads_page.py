@@ -65,8 +65,6 @@ def test_what_the_page_names_of_a_thread_is_there() -> None:
     named = set(re.findall(r"(?<![\w.])thread\.(\w+)", LIBRARY))
     assert {"checkpoint_id", "checkpoints", "to_json"} <= named
     assert {each for each in named if not hasattr(LocalThread(), each)} == set()
-    [here, there] = re.findall(
-        r"errors,?\s(?:such\sas\s)?((?:`\w+`(?:,\s|\sand\s)?)+),\scome from", LIBRARY
-    )
+    [here, there] = re.findall(r"errors,?\s(?:such\sas\s)?((?:`\w+`(?:,\s|\sand\s)?)+),\scome from", LIBRARY)
     assert all(hasattr(tealagents.threads, each) for each in re.findall(r"`(\w+)`", here))
     assert all(hasattr(errors, each) for each in re.findall(r"`(\w+)`", there))
