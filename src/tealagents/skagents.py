@@ -258,7 +258,7 @@ class _Wiring:
         each = [one for _, one in agents(config)]
         # of two with one name the first counts
         self.agents = {one.agent.name: _AgentWiring(one, self, clock) for one in reversed(each)}
-        self.turns = Turns(self._plan(), clock)
+        self.turns = Turns(self._plan(), clock, users=self.auth is not None)
         self.observer.loaded(self.turns.load)
 
     def app(self) -> StatelessApp:

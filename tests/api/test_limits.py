@@ -1,5 +1,6 @@
 """How much at once, how long, and for whom: overload, deadlines, and clients that read nothing."""
 
+import asyncio
 import json
 import select
 import socket
@@ -19,6 +20,7 @@ from talk import (
     call,
     cancel,
     connections,
+    in_service,
     items,
     lines,
     paused,
@@ -30,8 +32,10 @@ from talk import (
 from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
+from tealagents.api.exchange import COPIES
 from tealagents.domain.errors import Overloaded
-from tealagents.engine.admission import Admission
+from tealagents.domain.models import Caller, User
+from tealagents.engine.admission import LARGEST_PER_PROCESS, LARGEST_PER_USER, Admission, ByteBudget
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -83,11 +87,11 @@ def test_bodies_on_their_way_have_a_budget() -> None:
         eve = stack.enter_context(service.client("eve"))
         unfinished = partial(sending, service, sent=990_000, announced=999_000)
         large = text("x" * 500_000)
-        refused = until_full(ada, [partial(unfinished, "ada")] * bodies.BODIES_PER_USER, stack)
+        refused = until_full(ada, [partial(unfinished, "ada")] * LARGEST_PER_USER, stack)
         problem(refused, 429, "overloaded")
         assert send(ada, "a short one")["status"] == "Completed"
         assert eve.post("", json=large).status_code == 200
-        crowd = [partial(unfinished, f"u{n}") for n in range(bodies.BODIES_PER_PROCESS)]
+        crowd = [partial(unfinished, f"u{n}") for n in range(LARGEST_PER_PROCESS)]
         problem(until_full(eve, crowd, stack), 503, "overloaded")
         assert send(eve, "a short one")["status"] == "Completed"
         assert ada.get("/health/ready").status_code == 200
@@ -97,6 +101,69 @@ def test_bodies_on_their_way_have_a_budget() -> None:
                 problem(answer, answer.status_code, "overloaded")
 
 
+def test_large_messages_that_are_answered_have_the_budget_of_bodies() -> None:
+    """Messages in flight hold a share of it to their end, whether or not their clients wait for them, and an
+    import holds one while it is carried out. covers: STATE-5"""
+    limits = {"max_body_bytes": 1_000_000}
+    with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
+        long = "hang " + "x" * 950_000
+        task = send(ada, "x" * 900_000)["task_id"]
+        whole = ada.get(f"/tasks/{task}/export").json()
+        ada.delete(f"/tasks/{task}").raise_for_status()
+        running = [begin(ada, long) for _ in range(LARGEST_PER_USER)]
+        problem(ada.post("", json=text(long)), 429, "overloaded")
+        problem(ada.post("/tasks/import", json=whole), 429, "overloaded")
+        assert send(ada, "a short one")["status"] == "Completed"
+        with service.client("eve") as eve:
+            assert send(eve, "x" * 950_000)["status"] == "Completed"
+        cancel(ada, running[0])
+        assert ada.post("/tasks/import", json=whole).status_code == 201
+        for _ in range(2):
+            assert send(ada, "x" * 900_000)["status"] == "Completed"
+
+
+def test_a_large_message_that_waits_for_its_turn_takes_no_share() -> None:
+    """It is in the store until then. Once it is answered it has one, to its end."""
+    limits = {"max_body_bytes": 1_000_000}
+    with (
+        working_service(SCRIPT, limits=limits, concurrency="enqueue") as (service, _),
+        service.client() as ada,
+    ):
+        running = begin(ada, "hang")
+        long = partial(begin, ada, "hang " + "x" * 950_000, task_id=running["task_id"])
+        waiting = [long() for _ in range(LARGEST_PER_USER + 1)]
+        cancel(ada, running)
+        budget = service.app.exchange.service.admission.budget
+        until(lambda: 900_000 > budget._held > 800_000)
+        for each in reversed(waiting):
+            cancel(ada, each)
+        until(lambda: budget._held == 0)
+
+
+def test_forks_of_one_user_wait_for_each_other() -> None:
+    """Each holds what it copies: beyond a few they wait, and another user's do not."""
+    with (
+        working_service(SCRIPT) as (service, _),
+        service.client() as ada,
+        service.client("eve") as eve,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        task, other = send(ada, "hello"), send(eve, "hello")
+        owner = ada.get(f"/tasks/{task['task_id']}").json()["owner"]
+        copying = service.app.exchange.copying(Caller(user=User(**owner)))
+        for _ in range(COPIES):
+            in_service(service, copying.acquire())
+        waiting = pool.submit(ada.post, f"/tasks/{task['task_id']}/fork")
+        assert eve.post(f"/tasks/{other['task_id']}/fork").status_code == 201
+        assert not waiting.done()
+        in_service(service, released(copying))
+        assert waiting.result().status_code == 201
+
+
+async def released(semaphore: asyncio.Semaphore) -> None:
+    semaphore.release()
+
+
 async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     """Nothing more is waited for, and what was received counts no longer."""
     whole: list[Message] = [{"type": "http.request", "body": b" " * 200_000}]
@@ -104,10 +171,11 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     async def receive() -> Message:
         return whole.pop()
 
-    budget, admission = bodies.BodyBudget(largest=25_000), Admission(per_process=1, per_user=1)
+    budget = ByteBudget(largest=25_000)
+    admission = Admission(per_process=1, per_user=1, budget=budget)
     request = Request({"type": "http", "headers": []}, receive)
     with pytest.raises(Overloaded):
-        await bodies.read(request, 1_000_000, budget, "ada", admission)
+        await bodies.read(request, 1_000_000, "ada", admission)
     budget.take("ada", 100_000)
 
 

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
-from math import inf
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -38,7 +36,7 @@ from tealagents.domain.json_limits import (
 from tealagents.domain.models import Json
 from tealagents.domain.texts import TOO_DEEP, check_storable
 from tealagents.domain.texts import short as short  # the protocols word their refusals with it, too
-from tealagents.engine.admission import Admission
+from tealagents.engine.admission import Admission, ByteBudget, counted
 
 T = TypeVar("T", bound=BaseModel)
 N = TypeVar("N")
@@ -50,10 +48,6 @@ _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | 
 DISCARDED = 64 * 1024 * 1024
 #: who stops sending for this long is answered at once
 DISCARD_SECONDS = 5.0
-#: bodies of the largest size that may be on their way at once, of one user and in the process
-BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
-#: bytes of each body that are not counted
-FREE = 64 * 1024
 #: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
 MESSAGE_COUNTER = "tealagents.message_counter"
 #: values that a body may hold, and one more for so many bytes of an exported task
@@ -111,39 +105,10 @@ Several = Annotated[list[E], _FirstElement()]
 Entries = Annotated[dict[N, E], WrapValidator(_first_entries)]
 
 
-class BodyBudget:
-    """Bytes of bodies that are on their way into this process, in all and by user.
-
-    A body counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
-    """
-
-    def __init__(self, largest: int, *, per_user: bool = True) -> None:
-        """`largest`: bytes that one body may have. Unless `per_user`, the process alone bounds them."""
-        self._per_user = BODIES_PER_USER * largest if per_user else inf
-        self._per_process = BODIES_PER_PROCESS * largest
-        self._by_user: Counter[str] = Counter()
-        self._held = 0
-
-    def take(self, user: str, size: int) -> None:
-        """`Overloaded` where it would be too much."""
-        if self._by_user[user] + size > self._per_user:
-            raise Overloaded("You are sending too much at once. Wait for some to finish.", per_user=True)
-        if self._held + size > self._per_process:
-            raise Overloaded("Too much is being sent to this process at once. Try again shortly.")
-        self._by_user[user] += size
-        self._held += size
-
-    def give_back(self, user: str, size: int) -> None:
-        self._held -= size
-        self._by_user[user] -= size
-        if not self._by_user[user]:
-            del self._by_user[user]
-
-
 class IncomingBody:
     """What one body takes of a budget while it is received."""
 
-    def __init__(self, budget: BodyBudget, user: str) -> None:
+    def __init__(self, budget: ByteBudget, user: str) -> None:
         self._budget = budget
         self._user = user
         self._held = 0
@@ -152,7 +117,7 @@ class IncomingBody:
 
     def resize(self, size: int) -> None:
         """So many bytes are in memory now. `Overloaded`."""
-        held = max(size - FREE, 0)
+        held = counted(size)
         if held > self._held:
             try:
                 self._budget.take(self._user, held - self._held)
@@ -164,12 +129,12 @@ class IncomingBody:
         self._held = held
 
 
-async def read(request: Request, limit: int, budget: BodyBudget, user: str, admission: Admission) -> bytes:
+async def read(request: Request, limit: int, user: str, admission: Admission) -> bytes:
     """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget.
 
     `Draining` where it is still arriving when the server ends what is left of a process that drains.
     """
-    body = IncomingBody(budget, user)
+    body = IncomingBody(admission.budget, user)
     try:
         return await _read(request, limit, body.resize)
     except asyncio.CancelledError:

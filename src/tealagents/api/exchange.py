@@ -10,9 +10,10 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -56,6 +57,8 @@ from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+#: tasks of one user that are copied at the same time
+COPIES = 2
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
 _KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
@@ -120,8 +123,8 @@ class Exchange:
         self.importer = TaskImporter(service.tasks)
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
-        #: the bodies on their way
-        self._incoming = bodies.BodyBudget(settings.max_body_bytes)
+        #: of each user who forks tasks: how many more at the same time
+        self._copying: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
         #: cancels and erasures on their way whose clients may have left
@@ -193,12 +196,16 @@ class Exchange:
     async def raw_body(self, request: Request) -> bytes:
         """The body as it came, within the limits."""
         user, most = request.scope.get(_USER, ""), self.settings.max_body_bytes
-        return await bodies.read(request, most, self._incoming, user, self.service.admission)
+        return await bodies.read(request, most, user, self.service.admission)
+
+    def holding(self, caller: Caller, size: int) -> AbstractContextManager[None]:
+        """Around work on so many bytes that the caller has sent. `Overloaded`."""
+        return self.service.admission.budget.taken(caller.user.key, size)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
             self._check_count(each.items, "earlier", "a message of ")
-        self.check_size(sum(len(item.content) for each in said for item in each.items))
+        self.check_size(sum(each.size for each in said))
 
     def check_size(self, size: int) -> None:
         """`TooLarge` for more earlier messages than a body could hold: it may refer to them instead."""
@@ -229,13 +236,15 @@ class Exchange:
         """A new task that waits for its first message, or continues what was said before."""
         check_metadata(metadata)
         self._check_earlier(earlier)
-        return await self.service.submission.open(caller, metadata, earlier)
+        with self.holding(caller, sum(each.size for each in earlier)):
+            return await self.service.submission.open(caller, metadata, earlier)
 
     async def add(self, caller: Caller, partition: str, head: Head, said: Sequence[Earlier]) -> Head:
         """Adds messages from elsewhere behind what a task holds; see `Changes.add` for what it raises."""
         self._check_earlier(said)
         remote = self.agent.thread_kind == "remote"
-        return await self.changes.add(partition, head.task_id, caller.user, said, remote=remote)
+        with self.holding(caller, sum(each.size for each in said)):
+            return await self.changes.add(partition, head.task_id, caller.user, said, remote=remote)
 
     async def branch(
         self,
@@ -255,15 +264,16 @@ class Exchange:
         if key is not None and await self.service.submission.first_use(caller, key) is not None:
             return await self.submit(caller, message, key, streamed=streamed)
         answered = behind.status == "Completed"
-        forked = await fork(
-            self.tasks,
-            partition,
-            behind.task_id,
-            caller.user,
-            checkpoint_id=behind.request_id if answered else None,
-            failed=None if answered else behind,
-            expires_at=message.expires_at,
-        )
+        async with self.copying(caller):
+            forked = await fork(
+                self.tasks,
+                partition,
+                behind.task_id,
+                caller.user,
+                checkpoint_id=behind.request_id if answered else None,
+                failed=None if answered else behind,
+                expires_at=message.expires_at,
+            )
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:
@@ -273,6 +283,10 @@ class Exchange:
         if view.record.task_id != forked.task_id:  # another message under the same key was quicker
             await self.eraser.delete_task(partition, forked.task_id)
         return view
+
+    def copying(self, caller: Caller) -> asyncio.Semaphore:
+        """Around the fork of a task, which holds what it copies: of one user a few at a time, others wait."""
+        return self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES))
 
     async def _drop_fork(self, partition: str, forked: Head) -> None:
         """Erases a fork, unless its message has come to it after all; one that is on its way fails."""

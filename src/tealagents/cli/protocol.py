@@ -17,8 +17,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 from websockets.http11 import Request
 
-from tealagents.api.bodies import DISCARD_SECONDS, FREE, MESSAGE_COUNTER
+from tealagents.api.bodies import DISCARD_SECONDS, MESSAGE_COUNTER
 from tealagents.domain.errors import Draining, Overloaded
+from tealagents.engine.admission import FREE
 from tealagents.limits import Limits
 
 __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]

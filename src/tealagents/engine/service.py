@@ -14,7 +14,7 @@ from tealagents.domain.models import (
     Caller,
     RequestRecord,
 )
-from tealagents.engine.admission import Admission
+from tealagents.engine.admission import Admission, ByteBudget, counted
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.following import Tails, follow
@@ -57,7 +57,9 @@ class Service:
         self.tasks = tasks
         self.conversations = TaskConversations(agent, tasks)
         self.admission = Admission(
-            per_process=agent.limits.max_concurrent_requests, per_user=agent.limits.max_requests_per_user
+            per_process=agent.limits.max_concurrent_requests,
+            per_user=agent.limits.max_requests_per_user,
+            budget=ByteBudget(agent.limits.max_body_bytes),
         )
         #: the process has drained: followers of what continues elsewhere are sent there
         self.closed = False
@@ -89,24 +91,24 @@ class Service:
 
         Raises `Overloaded`, `Draining`, `RequestInProgress`, and what `Submission.begin` raises.
         """
-        user = caller.user.key
+        user, share = caller.user.key, counted(message.size)
         try:
-            self.admission.enter(user)
+            self.admission.enter(user, share)
         except Overloaded:  # what is known already takes no place
             if key is None or (first := await self.submission.first_use(caller, key)) is None:
                 raise
             return _replayed(first)
         try:
-            sent = await self._begin(caller, message, key, streamed=streamed)
+            sent = await self._begin(caller, message, key, share, streamed=streamed)
         except BaseException:
-            self.admission.leave(user)
+            self.admission.leave(user, share)
             raise
         if sent.replayed:
-            self.admission.leave(user)
+            self.admission.leave(user, share)
         return sent
 
     async def _begin(
-        self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
+        self, caller: Caller, message: NewMessage, key: Key | None, share: int, *, streamed: bool
     ) -> Submitted:
         while True:
             begun = await self.submission.begin(caller, message, key, announced=streamed)
@@ -116,9 +118,10 @@ class Service:
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
+                self.admission.budget.give_back(caller.user.key, share)  # what waits is in the store alone
                 self._wait_in_queue(caller, begun, streamed=streamed)
                 return Submitted(begun.request, begun.partition)
-            self.start(caller, begun, streamed=streamed)
+            self.start(caller, begun, share=share, streamed=streamed)
             return Submitted(begun.request, begun.partition)
 
     async def _give_way(self, running: GivesWay, actor: str) -> None:
@@ -138,11 +141,17 @@ class Service:
             )
 
     def start(
-        self, caller: Caller, writer: TaskWriter, resumption: Resumption | None = None, *, streamed: bool
+        self,
+        caller: Caller,
+        writer: TaskWriter,
+        resumption: Resumption | None = None,
+        *,
+        share: int = 0,
+        streamed: bool,
     ) -> None:
         """Runs a request whose task was taken for it, or continues a decided one.
 
-        The caller has a place in `admission`, which is given back when the run is over.
+        The caller has a place in `admission`, and a share of its budget, given back when the run is over.
         """
         request = writer.request
         context = CallContext(
@@ -159,12 +168,12 @@ class Service:
         if self.tasks.ended_early.get(request.request_id) == len(request.approvals):
             run.stop(Stop(CANCELED))
         task = asyncio.create_task(
-            self._carry(run, caller.user.key, resumption), name=f"request {request.request_id}"
+            self._carry(run, caller.user.key, share, resumption), name=f"request {request.request_id}"
         )
         self._carrying.add(task)
         task.add_done_callback(self._carrying.discard)
 
-    async def _carry(self, run: Run, user: str, resumption: Resumption | None) -> None:
+    async def _carry(self, run: Run, user: str, share: int, resumption: Resumption | None) -> None:
         """A run to its end, and what there is to do then."""
         request_id = run.request.request_id
         try:
@@ -175,7 +184,7 @@ class Service:
             self.tasks.over(request_id)
             if run.outcome.exception() is not None:
                 self.tasks.leave(run.partition, request_id)
-            self.admission.leave(user)
+            self.admission.leave(user, share)
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
@@ -194,7 +203,9 @@ class Service:
         try:
             begun = await self._wait_queues.turn(waiting, caller.user.key)
             if isinstance(begun, TaskWriter):
-                self.start(caller, begun, streamed=streamed)
+                share = counted(begun.message.size if begun.message is not None else 0)
+                self.admission.budget.keep(caller.user.key, share)
+                self.start(caller, begun, share=share, streamed=streamed)
                 started = True
         finally:
             if not started:

@@ -20,6 +20,11 @@ class Earlier(Struct, frozen=True):
     role: Literal["user", "assistant"]
     items: tuple[Item, ...]
 
+    @property
+    def size(self) -> int:
+        """Characters of all its items."""
+        return sum(len(item.content) for item in self.items)
+
 
 class NewMessage(PerRequest, frozen=True, kw_only=True):
     """What a client sends: what holds for its request is inherited, what places it is named here."""
@@ -40,6 +45,11 @@ class NewMessage(PerRequest, frozen=True, kw_only=True):
     #: an id that the client names, claimed for its owner as session ids are; None: a fresh one
     new_task_id: str | None = None
     expires_at: datetime | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters of all its items, and of what was said before."""
+        return sum(len(item.content) for item in self.items) + sum(each.size for each in self.earlier)
 
 
 class Key(Struct, frozen=True):

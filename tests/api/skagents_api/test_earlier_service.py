@@ -22,7 +22,7 @@ from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tealagents.api import bodies
+from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
@@ -468,12 +468,12 @@ def test_unfinished_bodies_behind_a_gateway_do_not_shut_others_out(tmp_path: Pat
         def hold(bodies_held: int) -> None:
             while len(connections) < bodies_held:
                 connections.append(stack.enter_context(unfinished(service)))
-            until(lambda: service.app._incoming._held == bodies_held * (sent - bodies.FREE))
+            until(lambda: service.app._front.turns.admission.budget._held == bodies_held * (sent - FREE))
 
         connections: list[socket.socket] = []
-        hold(bodies.BODIES_PER_USER)
+        hold(LARGEST_PER_USER)
         assert post(service.url, json=larger).status_code == 200
-        hold(bodies.BODIES_PER_PROCESS + 1)  # what is free of each leaves room for one more
+        hold(LARGEST_PER_PROCESS + 1)  # what is free of each leaves room for one more
         assert post(service.url, json=larger).status_code == 503
         assert post(service.url, json=HELLO).status_code == 200
 
@@ -569,7 +569,7 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
     config = write(tmp_path, CHAT + "  limits: {max_body_bytes: 1000000}\n")
     with served(config, env={"TA_AUTH": "mock"}) as (service, _), ExitStack() as stack:
         for sent in unfinished:
-            sockets = (upgraded(service, "ada") for _ in range(bodies.BODIES_PER_USER + 1))
+            sockets = (upgraded(service, "ada") for _ in range(LARGEST_PER_USER + 1))
             opened = [stack.enter_context(each) for each in sockets]
             for each in opened:
                 each.sendall(sent)
@@ -579,7 +579,7 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
                 assert eve.recv(1) == b"\x81"
             for each in opened:
                 each.close()
-            until(lambda: service.app._incoming._held == 0)
+            until(lambda: service.app._front.turns.admission.budget._held == 0)
         with upgraded(service, "ada") as ada:
             ada.sendall(frame(text | end, b"no JSON"))
             until(lambda: closed(ada) == 1011)
@@ -589,7 +589,7 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
             ada.shutdown(socket.SHUT_WR)
             while ada.recv(65536):
                 pass
-        assert service.app._incoming._held == 0
+        assert service.app._front.turns.admission.budget._held == 0
 
 
 def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> 
         while b"Late." not in received:
             received += lasting.recv(1000)
         assert received[0] == text | end
-    assert service.app._incoming._held == 0
+    assert service.app._front.turns.admission.budget._held == 0
 
 
 def test_hostile_types(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tealagents.api.origins import with_cors
 from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
-from tealagents.api.skagents.identity import Gateway, Identity, check_origin
+from tealagents.api.skagents.identity import Identity, check_origin
 from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import (
     Draining,
@@ -84,9 +84,6 @@ class StatelessApp:
         self._prefix = front.settings.prefix
         self._began = time.monotonic()
         self._origins = frozenset(front.settings.cors_origins)
-        # all that a gateway lets through is one caller here, and not bounded as one user
-        apart = not isinstance(front.identity, Gateway)
-        self._incoming = bodies.BodyBudget(front.settings.max_body_bytes, per_user=apart)
         self._document = openapi.document(
             name=front.name,
             version=front.version,
@@ -136,13 +133,13 @@ class StatelessApp:
     # --- calls -----------------------------------------------------------------------------------
 
     async def _invoke(self, request: Request) -> Response:
-        caller, given = await self._read(request)
-        answered = await _unless_left(self._answer(caller, given, request), request.receive)
+        caller, given, size = await self._read(request)
+        answered = await _unless_left(self._answer(caller, given, size, request), request.receive)
         return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
-    async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
+    async def _answer(self, caller: Caller, given: inputs.Input, size: int, request: Request) -> Json:
         answered: Json | None = None
-        async with aclosing(self._events(caller, given, request, streamed=False)) as events:
+        async with aclosing(self._events(caller, given, size, request, streamed=False)) as events:
             async for event in events:  # to their end: who leaves before has canceled the call
                 if isinstance(event, Done):
                     answered = event.response
@@ -151,16 +148,16 @@ class StatelessApp:
         return answered
 
     async def _invoke_sse(self, request: Request) -> Response:
-        caller, given = await self._read(request)
+        caller, given, size = await self._read(request)
         self._front.turns.admission.check(caller.user.key)  # while there is still a status to answer with
-        frames = self._frames(caller, given, request)
+        frames = self._frames(caller, given, size, request)
         return sse.EventStreamResponse(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
 
     async def _frames(
-        self, caller: Caller, given: inputs.Input, request: Request
+        self, caller: Caller, given: inputs.Input, size: int, request: Request
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(self._events(caller, given, request, streamed=True)) as events:
+            async with aclosing(self._events(caller, given, size, request, streamed=True)) as events:
                 async for event in events:
                     match event:
                         case StepPiece(call, text):
@@ -185,7 +182,7 @@ class StatelessApp:
             self._note(error)
             await socket.send_denial_response(documents.refusal(error, self._front.challenge))
             return
-        body = bodies.IncomingBody(self._incoming, caller.user.key)
+        body = bodies.IncomingBody(self._front.turns.admission.budget, caller.user.key)
         try:
             await self._talk(socket, caller, await self._received(socket, body))
         except TealError as error:
@@ -233,27 +230,27 @@ class StatelessApp:
         await _unless_left(self._say(socket, caller, given), socket.receive)
 
     async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
-        async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
+        async with aclosing(self._events(caller, given, 0, socket, streamed=True)) as events:
             async for event in events:
                 if isinstance(event, StepPiece):
                     await socket.send_text(event.text)
         await socket.close()
 
     def _events(
-        self, caller: Caller, given: inputs.Input, connection: HTTPConnection, *, streamed: bool
+        self, caller: Caller, given: inputs.Input, size: int, connection: HTTPConnection, *, streamed: bool
     ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
         kept = {"authorization", *self._front.forward_headers}
         headers = {name: value for name, value in connection.headers.items() if name in kept}
-        return self._front.turns.events(caller, given, headers, streamed=streamed)
+        return self._front.turns.events(caller, given, size, headers, streamed=streamed)
 
-    async def _read(self, request: Request) -> tuple[Caller, inputs.Input]:
-        """The caller and what was sent. A body that does not say what it is, is JSON."""
+    async def _read(self, request: Request) -> tuple[Caller, inputs.Input, int]:
+        """The caller, what was sent, and of how many bytes. A body that does not say what it is, is JSON."""
         caller = await self._identify(request)
         if "content-type" in request.headers:
             bodies.require_json(request)
         most, admission = self._front.settings.max_body_bytes, self._front.turns.admission
-        body = await bodies.read(request, most, self._incoming, caller.user.key, admission)
-        return caller, self._given(bodies.parse(body))
+        body = await bodies.read(request, most, caller.user.key, admission)
+        return caller, self._given(bodies.parse(body)), len(body)
 
     def _given(self, body: Any) -> inputs.Input:
         return inputs.read(self._front.input_type, body, self._front.settings.max_items)

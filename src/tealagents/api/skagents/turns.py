@@ -37,7 +37,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Clock, Model
 from tealagents.domain.texts import storable
-from tealagents.engine.admission import Admission
+from tealagents.engine.admission import Admission, ByteBudget, counted
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.observer import Load
@@ -147,12 +147,16 @@ class StepContext(CallContext):
 class Turns:
     """Answers calls of one config."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
+    def __init__(self, plan: Plan, clock: Clock, *, users: bool) -> None:
+        """`users`: each caller is one; else a gateway stands for all."""
         self._plan = plan
         self._clock = clock
         limits = plan.limits
         self.admission = Admission(
-            per_process=limits.max_concurrent_requests, per_user=limits.max_requests_per_user
+            per_process=limits.max_concurrent_requests,
+            per_user=limits.max_requests_per_user,
+            # all that a gateway lets through is one caller here, and not bounded as one user
+            budget=ByteBudget(limits.max_body_bytes, per_user=users),
         )
         #: calls under way
         self._running: set[_Call] = set()
@@ -161,13 +165,16 @@ class Turns:
         self._interrupted = False
 
     async def events(
-        self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
+        self, caller: Caller, given: Input, size: int, headers: Mapping[str, str], *, streamed: bool
     ) -> CallEvents:
-        """What happens in a call; the last event is its answer. `headers` are those that tools may see."""
+        """What happens in a call; the last event is its answer.
+
+        `size`: bytes of what was given that nothing else counts. `headers` are those that tools may see.
+        """
         plan = self._plan
         call = _Call(plan, self._clock, caller, given, headers)
         observer = plan.steps[0].agent.observer
-        with self.admission.admitted(caller.user.key), observer.request(call.record) as watch:
+        with self.admission.admitted(caller.user.key, counted(size)), observer.request(call.record) as watch:
             self._running.add(call)
             self._streams += streamed
             try:

@@ -1,7 +1,6 @@
 """Tasks at another point, or in another place: rollback, fork, export, import."""
 
 import hashlib
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -68,14 +67,15 @@ async def fork_task(request: Request, task_id: TaskId) -> Response:
     if command.checkpoint_id is not None and command.message_id is not None:
         raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
     partition = await exchange.locate(caller, keys.task, name)
-    head = await fork(
-        exchange.tasks,
-        partition,
-        name,
-        caller.user,
-        checkpoint_id=command.checkpoint_id,
-        message_id=command.message_id,
-    )
+    async with exchange.copying(caller):
+        head = await fork(
+            exchange.tasks,
+            partition,
+            name,
+            caller.user,
+            checkpoint_id=command.checkpoint_id,
+            message_id=command.message_id,
+        )
     return _made(exchange, head)
 
 
@@ -110,15 +110,12 @@ async def export_task(request: Request, task_id: TaskId) -> Response:
 async def import_task(request: Request) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
-    document, digest = await _document(exchange, request)
-    return _made(exchange, await exchange.importer.import_(caller, document, digest))
-
-
-async def _document(exchange: Exchange, request: Request) -> tuple[Any, str]:
-    """What is to be imported, and the digest of its bytes, which are not held any longer."""
     bodies.require_json(request)
     sent = await exchange.raw_body(request)
-    return bodies.parse(sent, around=AROUND), hashlib.sha256(sent).hexdigest()
+    with exchange.holding(caller, len(sent)):
+        digest, document = hashlib.sha256(sent).hexdigest(), bodies.parse(sent, around=AROUND)
+        del sent
+        return _made(exchange, await exchange.importer.import_(caller, document, digest))
 
 
 def _made(exchange: Exchange, head: Head) -> Response:
