@@ -200,3 +200,21 @@ async def test_a_slow_store_costs_no_lease() -> None:
             await asyncio.sleep(0)
     assert (lease.held, lease.losses) == (True, 0)
     await lease.stop()
+
+
+async def test_a_lease_lasts_from_when_its_beat_was_sent() -> None:
+    """Others count from then: a process whose beat was answered late writes no longer than that.
+    covers: STATE-5"""
+    clock = FakeClock()
+
+    class Late(MemoryStore):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            await super().commit(partition, commit)
+            clock.advance(SECONDS - 5)
+
+    lease = Lease(RecordStore(Late(), "Agent", clock), SECONDS)
+    await lease.start()
+    assert lease.held
+    clock.advance(5)
+    assert not lease.held
+    await lease.stop()
