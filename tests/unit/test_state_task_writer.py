@@ -154,6 +154,25 @@ async def test_of_two_commits_in_doubt_either_may_be_applied_later(late: int) ->
         assert len([body for body in found if isinstance(body, Note)]) == 1
 
 
+async def test_what_another_has_written_is_not_taken_for_a_commit_in_doubt() -> None:
+    """It stands where that one would: what was not applied is written behind it. covers: STATE-4"""
+    store, clock = Faulty(MemoryStore()), FakeClock()
+    async with process(store, clock=clock) as here:
+        writer = await begun(here)
+        entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
+        store.fault = lambda *_: "unheard"
+        trying = asyncio.ensure_future(writer.append([entry]))
+        while not trying.done():
+            clock.advance(0.02)
+            await asyncio.sleep(0)
+        assert isinstance(trying.exception(), PersistenceUnavailable)
+        store.fault = lambda *_: None
+        await here.changes.patch(here.partition(), writer.head.task_id, ADA.user, metadata={"by": "ada"})
+        await writer.append([entry])
+        notes = [body.text for body in await bodies(here, writer.head.task_id) if isinstance(body, Note)]
+        assert notes == ["changed", "paid"]
+
+
 async def begun(here: Process) -> TaskWriter:
     """The writer of a new request that no run carries on."""
     message = NewMessage(items=(Item("text", "hi"),))
