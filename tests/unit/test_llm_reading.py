@@ -21,7 +21,7 @@ from tealagents.domain.models import TokenUsage, ToolCall
 from tealagents.llm import chat_reading
 from tealagents.llm.chat_reading import ChatReading
 from tealagents.llm.encoding import MAX_EXTREMES, is_object
-from tealagents.llm.failures import AttemptFailed, complaint_of_body
+from tealagents.llm.failures import MAX_SEARCHED, AttemptFailed, complaint_of_body, quoted
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
@@ -477,6 +477,13 @@ def test_an_answer_that_does_not_end_as_it_should_is_a_failure(said: list[Any], 
         chat(*said)
     assert isinstance(failed.value.error, ModelFailed)
     assert expected in failed.value.error.detail
+
+
+def test_no_part_of_a_secret_is_quoted_where_a_long_message_is_cut() -> None:
+    """Blanks count as they came, and are shown as one."""
+    secret = "canary-of-the-model-service"
+    for blanks in range(MAX_SEARCHED - len(secret) - 1, MAX_SEARCHED + 1):
+        assert "canary" not in quoted(f"no {' ' * (blanks - 3)}{secret}", [secret])
 
 
 def test_a_secret_in_an_unreadable_answer_is_masked() -> None:
