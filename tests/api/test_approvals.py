@@ -720,6 +720,9 @@ def test_a_call_that_needs_the_owners_token_waits_approved_for_the_owner(
     again = decide(boss, waiting, action="approve").json()
     assert (again["status"], again["content"]) == ("Paused", None)
     problem(decide(boss, waiting, action="reject"), 409, "already_decided")
+    # nor are arguments taken, which the owner's resume would leave out
+    edited = [{"id": pause["tool_calls"][0]["id"], "action": "approve", "arguments": {"file": "/elsewhere"}}]
+    problem(decide(boss, waiting, decisions=edited), 409, "already_decided")
     # a repeated answer to the first pause, which showed the same call, does not decide this one
     named = [{"id": pause["tool_calls"][0]["id"], "action": "approve"}]
     for client in (boss, ada):
