@@ -40,7 +40,7 @@ from tealagents.state.new_message import Key
 from tealagents.state.queue import try_start
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
-from tealagents.testing.clock import FakeClock, advance
+from tealagents.testing.clock import FakeClock, ShiftedClock, advance
 from tealagents.testing.waits import eventually
 from tealagents.threads import windows
 from tealagents.threads.components import open_view
@@ -391,6 +391,22 @@ async def test_a_request_that_is_canceled_in_its_queue_gives_its_place_back() ->
             assert (await here.service.outcome(waiting)).status == "Canceled"
         last = await here.send("last", first.request.task_id)
         assert last.request.status == "Queued"
+
+
+async def test_the_time_in_which_a_request_waited_its_turn_counts() -> None:
+    """What is left of the request timeout is all that it has to run. covers: TASK-5"""
+    clock, gate = ShiftedClock(), asyncio.Event()
+    model = Scripted(waits(gate), waits(asyncio.Event()))
+    rules: dict[str, Any] = {"concurrency": "enqueue", "lease_seconds": 1e9, "clock": clock}
+    async with process(None, model, **rules) as here:
+        first = await here.send("first")
+        second = await here.send("second", first.request.task_id)
+        clock.shift = timedelta(seconds=here.tasks.rules.request_timeout_seconds - 0.5)
+        gate.set()
+        async with asyncio.timeout(30):
+            ended = await here.service.outcome(second)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("Failed", "request_timeout")
 
 
 async def test_the_sender_of_a_queued_request_hears_at_once_that_it_was_canceled(
