@@ -9,7 +9,7 @@ import pytest
 from auth_setup import ALICE, KEY, entra
 from hostile_tokens import b64
 
-from tealagents.auth.jwks import KeysUnreadable, read_key_set
+from tealagents.auth.jwks import KeysUnreadable, _as_safe_as, read_key_set
 from tealagents.domain.errors import AuthUnavailable, Unauthenticated
 from tealagents.domain.ports import Authenticator
 from tealagents.outbound.reading import BoundedClient
@@ -235,6 +235,25 @@ async def test_a_hanging_authority_does_not_stall_the_loop(
 async def client() -> AsyncIterator[BoundedClient]:
     async with BoundedClient("http://localhost", seconds=5) as opened:
         yield opened
+
+
+@pytest.mark.parametrize(
+    ("metadata", "keys", "read"),
+    [
+        ("https://login.example", "https://keys.example/keys", True),
+        ("https://login.example", "http://login.example/keys", False),
+        ("https://login.example", "http://127.0.0.1:9/keys", False),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/keys", True),
+        ("http://127.0.0.1:9", "http://keys.example/keys", False),
+        ("https://login.example", "ftp://login.example/keys", False),
+        ("https://login.example", "http://[::", False),
+    ],
+)
+def test_keys_are_read_over_https_or_where_all_is_on_this_machine(
+    metadata: str, keys: str, read: bool
+) -> None:
+    """Who could change them on the way could sign any token."""
+    assert _as_safe_as(f"{metadata}/.well-known/openid-configuration", keys) is read
 
 
 async def test_a_reading_takes_bounded_time(authority: LocalAuthority, client: BoundedClient) -> None:
