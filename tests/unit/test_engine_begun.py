@@ -1,15 +1,17 @@
 """Calls that found within that they need their user: what they did before is unknown, and not forgotten."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
-from engine_setup import ADA, Function, Process, Scripted, calls, process, says
+from engine_setup import ADA, Function, Process, Scripted, calls, process, says, waits
 
 from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import Action, Json, RequestRecord, ToolCall
 from tealagents.engine.approvals import Command
 from tealagents.engine.run import Stop
-from tealagents.state.tasks import CANCELED
+from tealagents.state.tasks import CANCELED, INTERRUPTED
+from tealagents.testing.waits import eventually
 
 BEFORE, WITHIN = False, True
 
@@ -107,3 +109,27 @@ async def test_a_call_that_had_begun_runs_once_its_user_has_agreed() -> None:
         assert here.model.calls[-1].prompt[-1] == b"tool: ran"
         await here.ask("Go on.", done.task_id)
         assert not any(NOTE in part for part in here.model.calls[-1].prompt)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_stands_for_a_failed_request_repeats_no_round_that_lacks_a_result(whole: bool) -> None:
+    """A model service refuses calls without results: a note says what they may have done. covers: TASK-4"""
+    again, never = says("I see."), asyncio.Event()
+    made = (ToolCall("c1", "Mail-send", "{}"), ToolCall("c2", "Notes-read", "{}"))
+    scripted = Scripted(calls(*made), waits(never) if whole else again, again)
+    reading = Function("Notes-read", lambda _: "read" if whole else never.wait())
+    async with process(None, scripted, Function("Mail-send", lambda _: "sent"), reading) as here:
+        sent = await here.send()
+        run = here.service.run_of(sent.request.request_id)
+        assert run is not None
+        await eventually(
+            lambda: {*run._recorder.intents} - {*run._recorder.running} == ({"c1", "c2"} if whole else {"c1"})
+        )
+        run.stop(Stop(INTERRUPTED))
+        failed = await here.service.outcome(sent)
+        assert failed.status == "Failed"
+        answered = await here.ask("hello", failed.task_id, retries=failed.request_id)
+        assert answered.status == "Completed"
+        prompt = b"\n".join(scripted.calls[-1].prompt)
+        assert (b"<Mail-send" in prompt, b"tool: sent" in prompt) == (whole, whole)
+        assert b"Mail-send" in prompt
