@@ -92,6 +92,30 @@ async def test_a_fork_remembers_the_tools_of_its_own_past_only() -> None:
         assert [tool.call_id for tool in late.effects[0].tools] == ["c1"]
 
 
+async def test_a_fork_expires_when_its_source_does() -> None:
+    """What was to be gone by then is not kept by a copy. covers: THREAD-6"""
+    async with process() as here:
+        request = await here.ask()
+        soon = here.records.clock.now() + timedelta(hours=1)
+        where = here.partition(), request.task_id
+        await here.changes.patch(*where, ADA.user, expires_at=soon)
+        forked = await fork(here.tasks, *where, ADA.user)
+        assert (await here.tasks.head(here.partition(), forked.task_id)).value.expires_at == soon
+
+
+async def test_an_idempotency_key_neither_leaves_with_a_task_nor_comes_with_one() -> None:
+    """It is no task data; a document may name any. covers: THREAD-7"""
+    key = Key("k" * 64, "d" * 64)
+    async with process() as here:
+        request = await here.ask(key=key)
+        document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+        assert [each.get("idempotency") for each in document["requests"]] == [None]
+        document["requests"][0]["idempotency"] = [key.name, key.digest]
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        await here.importer.import_(ADA, document)
+        assert (await here.request(request.request_id)).idempotency is None
+
+
 async def test_a_fork_that_is_rolled_back_forgets_the_tools_that_its_source_forgets() -> None:
     """Those of requests behind the checkpoint; in its import as well. covers: THREAD-6, THREAD-7"""
     model = Scripted(says("one"), calls(ToolCall("c1", "Shell-look", "{}")), fails, says("three"), says("on"))
