@@ -347,6 +347,18 @@ async def test_what_a_dead_process_left_in_the_queue_leaves_it_wherever_it_stand
         assert (await here.request(second.request.request_id)).status == "Queued"
 
 
+async def test_a_pause_that_its_owner_cancels_stays_in_the_history() -> None:
+    """Only what gives way to a newer message is rolled back. covers: TASK-5"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True), concurrency="rollback") as here:
+        paused = await here.ask("delete it")
+        await here.service.cancel(here.partition(), paused.request_id, ADA.user.key)
+        head = (await here.tasks.head(here.partition(), paused.task_id)).value
+        assert head.status == "Canceled"
+        said, _ = await here.tasks.history.messages(here.partition(), head.task_id, head.path, limit=10)
+        assert [message.text for message in said if message.role == "user"] == ["delete it"]
+
+
 async def test_a_request_that_another_process_rolls_back_leaves_no_message_in_its_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
