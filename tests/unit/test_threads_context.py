@@ -617,6 +617,21 @@ async def test_preferences_are_remembered_in_new_sessions(store: CountedStore) -
         assert last_sent(model) == ["Be brief.", "hello"]
 
 
+async def test_nothing_is_learned_or_forgotten_with_a_request_that_fails(store: CountedStore) -> None:
+    """Its message is no part of the conversation. covers: THREAD-10"""
+    model = ScriptedModel(lambda sent: ModelFailed("away") if "!" in sent[-1]["content"] else "ok")
+    providers = Providers([UserPreferences(), Facts(FactsOptions(tools=False))])
+    async with Engine(store, model, providers=providers) as engine:
+        await engine.say("I prefer tea.")
+        for text in ("I prefer milk!", "Forget my preferences!", "My cat is called Tom!"):
+            assert (await engine.say(text)).status == "Failed"
+        await engine.say("hello")
+    known = "\n".join(last_sent(model))
+    assert known.count("- tea") == 1
+    assert "milk" not in known
+    assert "Tom" not in known
+
+
 async def test_preferences_that_are_not_to_be_forgotten_are_kept(store: CountedStore) -> None:
     """Asked not to forget them, in whatever words, it does not."""
     model = ScriptedModel()
