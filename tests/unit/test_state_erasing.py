@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,29 @@ async def test_nothing_is_learned_in_an_erased_task() -> None:
         await here.eraser.delete_task(partition, request.task_id)
         assert await memory.recall() == ()
         await memory.remember("likes coffee")
+        assert await memory.recall() == ()
+
+
+async def test_nothing_is_learned_in_a_task_that_is_erased_just_then() -> None:
+    """Between the look at the task and the write: what is remembered would outlive it. covers: STATE-2"""
+
+    class Erasing(Faulty):
+        erase: Callable[[], Awaitable[None]] | None = None
+
+        async def commit(self, partition: str, commit: Commit) -> None:
+            erase = self.erase
+            if erase is not None and any(key.startswith(keys.MEMORIES) for key in commit.put):
+                self.erase = None
+                await erase()
+            await super().commit(partition, commit)
+
+    store = Erasing(MemoryStore())
+    async with process(store) as here:
+        request = await here.ask()
+        memory = Memory(here.records, here.partition(), "facts", request.session_id, request.task_id)
+        store.erase = partial(here.eraser.delete_task, here.partition(), request.task_id)
+        await memory.remember("Ada has a cat.")
+        assert store.erase is None
         assert await memory.recall() == ()
 
 
