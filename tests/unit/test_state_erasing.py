@@ -1,6 +1,7 @@
 """Deletion: complete, and resumed after any interruption."""
 
 import asyncio
+import json
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ from engine_setup import (
     says,
     waits,
 )
+from msgspec import to_builtins
 
 from tealagents.domain.errors import (
     AlreadyExists,
@@ -337,6 +339,20 @@ async def test_the_id_of_a_deleted_session_is_free_again() -> None:
         assert await names(here.store, keys.locators("Tester", session)) == []
         assert (await here.ask(session_id=session, caller=EVE)).session_id == session
         assert ADA != EVE
+
+
+async def test_nothing_is_kept_of_whose_the_requests_of_a_deleted_import_were() -> None:
+    """Their ids were made elsewhere, as of another agent's task. covers: STATE-2"""
+    async with process() as here:
+        request = await here.ask()
+        document = json.dumps(to_builtins(await export(here.tasks, here.partition(), request.task_id)))
+        task_id, request_id = random_id(), random_id()
+        document = document.replace(request.task_id, task_id).replace(request.request_id, request_id)
+        await here.importer.import_(ADA, json.loads(document))
+        places = [keys.locators("Tester", each) for each in (task_id, request_id)]
+        assert all([await names(here.store, place) for place in places])
+        await here.eraser.delete_task(here.partition(), task_id)
+        assert [await names(here.store, place) for place in places] == [[], []]
 
 
 async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its_session() -> None:
