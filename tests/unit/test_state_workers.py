@@ -1,6 +1,7 @@
 """Leases: losing them, getting them back, and telling the dead from the living."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -101,6 +102,31 @@ async def test_dead_processes_are_recognized_even_where_the_clock_was_set_back(c
         assert (await here.request(sent.request.request_id)).status == "Running"
         await pass_by(clock, 17)
         assert (await here.request(sent.request.request_id)).status == "Failed"
+
+
+class Beating(Faulty):
+    """A store that lets a process beat just before another one declares it dead."""
+
+    beat: Callable[[], Awaitable[None]] | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if self.beat is not None and any(b'"dead":true' in put.value for put in commit.put.values()):
+            beat, self.beat = self.beat, None
+            await beat()
+        await super().commit(partition, commit)
+
+
+async def test_a_process_that_beats_while_it_is_looked_at_is_not_dead(clock: FakeClock) -> None:
+    """Between the look and the mark: nothing that it runs is ended. covers: STATE-5"""
+    store = Beating(SharedMemory(clock))
+    async with process(store, clock=clock) as here:
+        late = Process(store, Scripted(waits(asyncio.Event())), clock=clock)
+        await late.lease._renew()
+        sent = await late.send()
+        await pass_by(clock, 17)
+        store.beat = late.lease._keep
+        assert (await here.request(sent.request.request_id)).status == "Running"
+        assert store.beat is None
 
 
 async def test_a_process_whose_lease_is_damaged_is_dead_once_it_stays_so(clock: FakeClock) -> None:
