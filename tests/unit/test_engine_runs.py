@@ -393,6 +393,28 @@ async def test_a_request_that_is_canceled_in_its_queue_gives_its_place_back() ->
         assert last.request.status == "Queued"
 
 
+async def test_a_pause_is_in_the_inbox_for_as_long_as_it_can_be_decided() -> None:
+    """However long that is, and for a week more. covers: HITL-1"""
+    clock, month, week = ShiftedClock(), 30 * 86400, 7 * 86400
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    asks = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    rules: dict[str, Any] = {"limits": {"approval_expiry_seconds": month}, "lease_seconds": 1e9}
+    async with process(store, asks, noting([], governed=True), clock=clock, **rules) as here:
+        paused = await here.ask()
+
+        async def listed(status: str | None) -> int:
+            page = await here.catalog.inbox(ADA.user.tid, status=status, cursor=None, limit=10)
+            return len(page.items)
+
+        clock.shift = timedelta(seconds=month - 60)
+        assert await listed("pending") == 1
+        clock.shift = timedelta(seconds=month + week - 60)
+        assert (await here.request(paused.request_id)).status == "Canceled"
+        assert await listed("expired") == 1
+        clock.shift = timedelta(seconds=month + week + 60)
+        assert await listed(None) == 0
+
+
 async def test_the_time_in_which_a_request_waited_its_turn_counts() -> None:
     """What is left of the request timeout is all that it has to run. covers: TASK-5"""
     clock, gate = ShiftedClock(), asyncio.Event()
