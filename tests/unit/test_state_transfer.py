@@ -103,6 +103,19 @@ async def test_a_fork_expires_when_its_source_does() -> None:
         assert (await here.tasks.head(here.partition(), forked.task_id)).value.expires_at == soon
 
 
+async def test_the_requests_of_a_fork_have_neither_the_pauses_nor_the_keys_of_their_source() -> None:
+    """Those are decided, and repeated, where they belong. covers: THREAD-6"""
+    model = Scripted(calls(ToolCall("c1", "Shell-look", "{}")), says("done"))
+    async with process(None, model, noting([], "Shell-look", governed=True)) as here:
+        paused = await here.ask(key=Key("k" * 64, "d" * 64))
+        command = Command(action="approve")
+        sent = await here.approvals.resume(ADA, paused.request_id, command, streamed=False)
+        assert (await here.service.outcome(sent)).approvals
+        forked = await fork(here.tasks, here.partition(), paused.task_id, ADA.user)
+        copied = await here.request(forked.checkpoint_id or "")
+        assert (copied.approvals, copied.pause, copied.idempotency) == ((), None, None)
+
+
 async def test_an_idempotency_key_neither_leaves_with_a_task_nor_comes_with_one() -> None:
     """It is no task data; a document may name any. covers: THREAD-7"""
     key = Key("k" * 64, "d" * 64)
