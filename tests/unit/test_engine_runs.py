@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from engine_setup import (
     ADA,
+    EVE,
     Answer,
     Faulty,
     Process,
@@ -650,6 +651,20 @@ async def test_a_request_is_canceled_where_it_runs_though_the_store_is_away() ->
             await here.service.cancel(sent.partition, sent.request.request_id, ADA.user.key)
         store.unreadable = False
         assert (await here.service.outcome(sent)).status == "Canceled"
+
+
+async def test_no_one_cancels_the_request_of_another_user_while_the_store_is_away() -> None:
+    """Whose it is cannot be asked then: only a request of the caller's own is stopped. covers: AUTH-3"""
+    store = Faulty(MemoryStore())
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate))) as here:
+        sent = await here.send()
+        store.unreadable = True
+        with pytest.raises(PersistenceUnavailable):
+            await here.service.cancel(here.partition(EVE), sent.request.request_id, EVE.user.key)
+        store.unreadable = False
+        gate.set()
+        assert (await here.service.outcome(sent)).status == "Completed"
 
 
 async def test_work_in_the_background_begins_again_where_it_fails(caplog: pytest.LogCaptureFixture) -> None:
