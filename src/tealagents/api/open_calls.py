@@ -27,8 +27,8 @@ class OpenCalls:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        #: what gives up the calls that have a name
-        self._named: dict[Hashable, Callable[[], object]] = {}
+        #: what gives up the calls that have a name: the last one, which ends what a call is at
+        self._named: dict[Hashable, list[Callable[[], object]]] = {}
 
     @contextmanager
     def begun(
@@ -49,37 +49,36 @@ class OpenCalls:
             self.exchange.in_background(self._given_up(sent) if gives_up else asyncio.wait([sent]))
             raise
 
-    async def unless_decided(
-        self, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T], name: Hashable | None
-    ) -> T | None:
-        """What comes of asking the user about a pause; None where it ends before, which ends the asking.
+    async def unless_given_up(self, waiting: Coroutine[Any, Any, T], name: Hashable | None) -> T | None:
+        """What comes of waiting; None where the call of this name is given up, which ends the waiting alone.
 
-        Giving up the call of this name ends the asking, too, and leaves the pause.
+        What is begun under the same name meanwhile is given up in its place, until it has ended.
         """
-        asked = asyncio.ensure_future(asking)
-        elsewhere = asyncio.ensure_future(_continued(self.exchange, replace(view, after=pause.event_id)))
+        waited = asyncio.ensure_future(waiting)
         try:
-            with self._known(name, asked.cancel):
-                await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done() and elsewhere.exception() is not None:
-                    await asyncio.wait([asked])  # what cannot be followed is asked all the same
-            return asked.result() if asked.done() and not asked.cancelled() else None
+            with self._known(name, waited.cancel):
+                await asyncio.wait([waited])
+            return None if waited.cancelled() else waited.result()
         finally:
-            await unwound((asked, elsewhere))
+            await unwound((waited,))
 
     @contextmanager
     def _known(self, name: Hashable | None, give_up: Callable[[], object]) -> Iterator[None]:
-        if name is not None:
-            self._named[name] = give_up
+        if name is None:
+            yield
+            return
+        known = self._named.setdefault(name, [])
+        known.append(give_up)
         try:
             yield
         finally:
-            if self._named.get(name) is give_up:
+            known.remove(give_up)
+            if not known:
                 del self._named[name]
 
     def give_up(self, name: Hashable) -> None:
-        """Cancels the request that the call of this name waits for, or ends its asking, if it waits here."""
-        if (give_up := self._named.get(name)) is not None:
+        """Cancels the request that the call of this name has begun, or ends its waiting, if it waits here."""
+        for give_up in self._named.get(name, ())[-1:]:
             give_up()
 
     async def _given_up(self, sent: asyncio.Future[RequestView]) -> None:
@@ -116,6 +115,21 @@ async def _reports(
         if text := "".join(in_words(each.event) for each in batch):
             await report(batch[-1].id, message=text)
             await asyncio.wait([ended], timeout=GATHER_SECONDS)
+
+
+async def unless_decided(
+    exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
+) -> T | None:
+    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
+    asked = asyncio.ensure_future(asking)
+    elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
+    try:
+        await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() or elsewhere.exception() is not None:  # what cannot be followed is asked all the same
+            return await asked
+        return None
+    finally:
+        await unwound((asked, elsewhere))
 
 
 async def _continued(exchange: Exchange, view: RequestView) -> None:

@@ -273,6 +273,28 @@ def test_a_call_that_is_given_up_asks_no_longer(
     assert lines(file) == ["one"]
 
 
+@pytest.mark.parametrize("session", [None, "another.f.1"], ids=["own", "of another process"])
+def test_a_call_that_is_given_up_waits_no_longer_for_what_was_decided_elsewhere(
+    service: ServiceThread, file: Path, session: str | None
+) -> None:
+    """It would ask again at the next pause. What was approved elsewhere runs on: that is another's call."""
+    words = call("Work-linger", file=str(file), line="one", seconds=30)
+    with service.client("ulf") as own:
+        session = session or opened(own, elicitation={})
+        with OlderCall(session, own, words) as older:
+            older.comes()
+            request = f"/requests/{_last_paused(own)}"
+            aside = {"prefer": "respond-async"}
+            own.post(f"{request}/resume", json={"action": "approve"}, headers=aside).raise_for_status()
+            assert older.comes().get("method") == "notifications/cancelled"
+            assert older.cancel(own) == 202
+            (ended,) = older.events
+        if session.startswith("another"):  # in its own process the SDK ends it, with an error
+            assert ended["result"]["structuredContent"]["status"] == "Running"
+        assert own.get(request).json()["status"] == "Running"
+        own.post(f"{request}/cancel").raise_for_status()
+
+
 async def test_a_dismissed_question_says_what_came_of_its_pause(
     service: ServiceThread, era: Era, file: Path
 ) -> None:
@@ -297,10 +319,15 @@ def _delete_the_last(service: ServiceThread, user: str) -> None:
 def _approve_the_last(service: ServiceThread, user: str) -> None:
     """Approves the pause of the user's newest task over the service's own API."""
     with service.client(user) as own:
-        task_id = own.get("/tasks?status=Paused").json()["items"][0]["task_id"]
-        (_, paused) = own.get(f"/tasks/{task_id}/messages").json()["items"][:2]
-        done = own.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
+        done = own.post(f"/requests/{_last_paused(own)}/resume", json={"action": "approve"})
         assert done.json()["status"] == "Completed"
+
+
+def _last_paused(own: httpx.Client) -> str:
+    """The id of the request that the user's newest paused task waits with."""
+    task_id = own.get("/tasks?status=Paused").json()["items"][0]["task_id"]
+    (_, paused) = own.get(f"/tasks/{task_id}/messages").json()["items"][:2]
+    return str(paused["request_id"])
 
 
 def test_a_malformed_answer_leaves_the_pause(service: ServiceThread, file: Path) -> None:

@@ -42,10 +42,9 @@ MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 def build(exchange: Exchange, path: str) -> Served:
     """The agent at `path`. Hosts before 2026-07-28 have sessions: they are asked while their call waits."""
     agent, settings, calls = exchange.agent, exchange.settings, OpenCalls(exchange)
-    about = settings.description
+    about, name = settings.description, agent.name
     said: Json = {"description": about, "instructions": f"{about} Call `ask` to talk to the agent."}
-    tools = partial(listed, agent.name, about)
-    server = Server(agent.name, version=agent.version, **said, on_list_tools=tools)
+    server = Server(name, version=agent.version, **said, on_list_tools=partial(listed, name, about))
     server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
     server.middleware.clear()  # the SDK's own span of a call: each request has one already
     sessions = _Sessions(server, settings, calls)
@@ -82,8 +81,7 @@ class _Sessions:
     """
 
     def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
-        self._calls = calls
-        most, self._keepalive = settings.max_body_bytes, settings.keepalive_seconds
+        self._calls, self._keepalive, most = calls, settings.keepalive_seconds, settings.max_body_bytes
         manager = partial(_Manager, server, max_request_body_size=most, max_sessions=MOST_SESSIONS)
         self._own, self._others = manager(), manager(stateless=True)
         self._serve = modern_on_request(server, None)

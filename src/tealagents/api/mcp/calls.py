@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tealagents.api import gate, questions, requests, sse
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
-from tealagents.api.open_calls import OpenCalls, awaited
+from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -56,6 +56,8 @@ class _Call:
         self._elicits = documents.elicits(able) if self._modern else documents.how_of(self._call)
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
         report = partial(context.session.report_progress, total=None) if self._streamed else None
+        self._own = partial(requests.own, calls.exchange, self._call.user)
+        self._decide = partial(calls.exchange.decide, self._call.user, streamed=self._streamed)
         self._settled = partial(awaited, calls.exchange, receive=self._call.request.receive, report=report)
 
     async def result(self) -> Result:
@@ -63,7 +65,7 @@ class _Call:
         if self._params.request_state is not None:
             # the call again, with the user's answers; its state names what the caller may name anyway
             request_id, _, approval_id = self._params.request_state.partition("/")
-            view = await requests.own(exchange, user, request_id)
+            view = await self._own(request_id)
             if approval_id not in view.record.approvals:
                 raise NotFound(f"The request {request_id} has no pause with that id. Check `requestState`.")
             pause = await exchange.catalog.approval(view.partition, view.record.request_id, approval_id)
@@ -72,23 +74,19 @@ class _Call:
             return await self._answered(pause, documents.command(pause, answers))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
-            view = await requests.own(exchange, user, request_id)
-            return await self._decided(view.record.request_id, command)
+            view = await self._own(request_id)
+            return await self._waited(self._decide(view.record.request_id, command))
         message, key = tools.message(arguments)
         return await self._waited(requests.submitted(exchange, user, message, key, streamed=self._streamed))
 
     async def _answered(self, pause: Approval, command: Command | None) -> Result:
         """The request after the user's decision; without one as it is, unless it was decided elsewhere."""
         if command is not None:
-            return await self._decided(pause.request_id, command)
-        view = await requests.own(self._exchange, self._call.user, pause.request_id)
+            return await self._waited(self._decide(pause.request_id, command))
+        view = await self._own(pause.request_id)
         if view.record.pause is not None and view.record.pause.approval_id == pause.approval_id:
             return documents.of_request(view.record)
         return await self._concluded(await self._settled(replace(view, after=pause.event_id)))
-
-    async def _decided(self, request_id: str, command: Command) -> Result:
-        user, streamed = self._call.user, self._streamed
-        return await self._waited(self._exchange.decide(user, request_id, command, streamed=streamed))
 
     async def _waited(self, beginning: Coroutine[Any, Any, RequestView]) -> Result:
         """What comes of the request that this call begins; canceled where the host gives the call up."""
@@ -105,8 +103,13 @@ class _Call:
         if self._modern:
             state = f"{pause.request_id}/{pause.approval_id}"
             return types.InputRequiredResult(input_requests={**asked}, request_state=state)
+        waited = await self._calls.unless_given_up(self._ask(view, pause, asked), self._name)
+        return waited or documents.of_request((await self._own(pause.request_id)).record)
+
+    async def _ask(self, view: RequestView, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Result:
+        """The request after the user was asked in the call, or the pause has ended before."""
         asking = self._elicited(pause, asked)
-        return await self._answered(pause, await self._calls.unless_decided(view, pause, asking, self._name))
+        return await self._answered(pause, await unless_decided(self._exchange, view, pause, asking))
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""

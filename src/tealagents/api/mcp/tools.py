@@ -1,6 +1,6 @@
 """The tools `ask` and `decide`: as they are listed, and what was sent with a call."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from mcp_types import ListToolsResult, Tool, ToolAnnotations
 from pydantic import BaseModel, Field
@@ -9,7 +9,7 @@ from tealagents.api import bodies
 from tealagents.api.decisions import DecisionDocument, StrictDocument, decision
 from tealagents.api.exchange import key_of
 from tealagents.domain import ids
-from tealagents.domain.models import Item, Json
+from tealagents.domain.models import Item, Json, Status
 from tealagents.engine.approvals import Command
 from tealagents.state.new_message import Key, NewMessage
 
@@ -57,16 +57,15 @@ async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
 
 
 def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
-    said = {"name": name, "title": title, "description": about}
+    schemas = {"input_schema": takes.model_json_schema(), "output_schema": _RESULT}
     annotations = ToolAnnotations(read_only_hint=False, **hints)
-    schema = takes.model_json_schema()
-    return Tool(**said, input_schema=schema, output_schema=_RESULT, annotations=annotations)
+    return Tool(name=name, title=title, description=about, annotations=annotations, **schemas)
 
 
 _RESULT: Json = {
     "type": "object",
     "properties": {
-        "status": {"type": "string", "enum": ["Completed", "Paused", "Failed", "Canceled", "Refused"]},
+        "status": {"type": "string", "enum": [*get_args(Status), "Refused"]},
         "conversation": {"type": "string", "description": "Pass it to `ask` to continue."},
         "request_id": {"type": "string", "description": "Quote it to the operator."},
         "output": {"type": "string", "description": "The answer."},
