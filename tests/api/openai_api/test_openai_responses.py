@@ -223,6 +223,22 @@ def test_a_key_stands_for_what_was_sent_and_not_for_what_it_refers_to(
     assert wire.post("/responses", json={"input": [user]}, headers=key).status_code == 422
 
 
+def test_a_key_stands_for_what_was_sent_where_the_response_before_it_is_deleted(wire: httpx.Client) -> None:
+    """The same body gets its branch, which remains; another body is refused."""
+    root = create(wire, input="one")
+    create(wire, input="two", previous_response_id=root["id"])
+    body = {"input": "three", "previous_response_id": root["id"]}
+    key = {"idempotency-key": "continues"}
+    first = wire.post("/responses", json=body, headers=key).json()
+    assert first["conversation"] != root["conversation"]
+    wire.delete(f"/conversations/{root['conversation']['id']}").raise_for_status()
+    again = wire.post("/responses", json=body, headers=key)
+    assert (again.status_code, again.json()) == (200, first)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert wire.post("/responses", json={"input": "three"}, headers=key).status_code == 422
+    assert wire.post("/responses", json={**body, "input": "four"}, headers=key).status_code == 404
+
+
 def test_a_reference_that_can_lead_to_nothing_says_what_to_send(wire: httpx.Client) -> None:
     """To a message that was sent, which has no place in a response; or without an id that is a text."""
     sent = wire.get(f"/responses/{create(wire, input='hello')['id']}/input_items").json()["data"][0]["id"]

@@ -69,7 +69,7 @@ async def send(
     """Stores what was sent and begins to answer it."""
     streamed, declares = bool(body.stream or body.background), body.tools is not None
     behind: sending.Place = None
-    if body.previous_response_id is not None:
+    if body.previous_response_id is not None and not await requests.is_repeated(exchange, caller, key):
         behind = await find(exchange, caller, body.previous_response_id)
     elif body.conversation is not None:
         behind = await conversation(exchange, caller, body.conversation)
