@@ -189,7 +189,7 @@ class Named(Struct, frozen=True):
 
     async def last_pauses(self, request_id: str | None) -> Sequence[str]:
         """The last pause of this task's newest request, as all that there is; none where that is another."""
-        if self.head is None:
+        if self.head is None or request_id is None:
             return ()
         async with aclosing(of_task(self.exchange, self.partition, self.head, 1)) as newest_first:
             newest = await anext(newest_first, None)

@@ -22,6 +22,7 @@ from agui_talk import (
     user,
 )
 from talk import call, lines, send
+from threads_setup import CountedStore
 
 from tealagents.domain import ids
 from tealagents.domain.models import User
@@ -87,6 +88,19 @@ def test_history_that_comes_again_is_not_stored_twice(page: Page, ada: httpx.Cli
     stored = ada.get(f"/tasks/{task}/messages").json()["items"]
     assert [m["items"][0]["content"] for m in stored if m["role"] == "user"] == ["one", "two", "three"]
     assert len(stored) == 6
+
+
+def test_a_message_reads_no_request_before_it(
+    page: Page, service: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the page has their answers, and no call of its own to give an output of."""
+    page.say("one")
+    page.say("two")
+    records = service.app.exchange.service.records
+    store = CountedStore(records.store)
+    monkeypatch.setattr(records, "store", store)
+    page.say("three")
+    assert store.trips <= 6, "four reads and two commits"
 
 
 def test_the_same_run_is_replayed(page: Page) -> None:
