@@ -213,6 +213,27 @@ def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:
             assert traces == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("sampler", "traced"), [(None, True), ("parentbased_always_on", False)])
+def test_a_caller_does_not_decide_whether_their_call_is_traced(
+    nursery: Nursery, sampler: str | None, traced: bool
+) -> None:
+    """A call whose caller records no trace is in the operator's, unless the operator has a sampler for it."""
+    with OfflineModel() as model, Collector() as collector:
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_OTEL_ENDPOINT": collector.url,
+            **({"OTEL_TRACES_SAMPLER": sampler} if sampler else {}),
+        }
+        with nursery.service(agent_config(), env) as service, service.client() as ada:
+            unrecorded = {"traceparent": f"00-{7:032x}-b7ad6b7169203331-00"}
+            ada.post("", json=text("hello"), headers=unrecorded).raise_for_status()
+            service.terminate()
+        spans = {each.name.split()[0] for each in collector.spans if int.from_bytes(each.trace_id) == 7}
+    assert spans == ({"POST", "invoke_agent", "chat"} if traced else set())
+
+
 def test_why_a_model_call_failed_is_in_the_log_and_on_its_span(nursery: Nursery) -> None:
     """With the request that it belongs to, and nothing of what the service said."""
     refusal = {"status": 401, "code": "invalid_api_key", "message": "Incorrect API key provided"}

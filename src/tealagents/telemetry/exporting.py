@@ -18,11 +18,13 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
@@ -33,6 +35,8 @@ from tealagents.telemetry.scraping import offered
 
 #: seconds that what is left may take to be exported at the end
 LAST_EXPORTS_SECONDS = 2.0
+
+_EVERY_CALL = ParentBased(ALWAYS_ON, remote_parent_not_sampled=ALWAYS_ON)
 
 _SEVERITIES = (
     (logging.CRITICAL, SeverityNumber.FATAL),
@@ -161,7 +165,9 @@ def _session(endpoint: str) -> requests.Session | None:
 
 
 def _tracing(base: str, resource: Resource) -> TracerProvider:
-    tracing = OwnTraces(resource=resource, shutdown_on_exit=False)
+    # a caller that records no trace of its own must not keep its call out of the operator's
+    sampler = None if os.environ.get(OTEL_TRACES_SAMPLER) else _EVERY_CALL
+    tracing = OwnTraces(sampler, resource=resource, shutdown_on_exit=False)
     tracing.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces", session=_session(base)))
     )
