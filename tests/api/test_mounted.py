@@ -7,7 +7,9 @@ import httpx
 import pytest
 import yaml
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
 
 from tealagents.api.host import Host
 from tealagents.bootstrap import application
@@ -49,6 +51,41 @@ async def test_every_protocol_of_a_mounted_service_answers(service: Host, prefix
         ):
             answer = await asking.request("POST" if body else "GET", base + path, json=body)
             assert answer.status_code == 200, (path, answer.text)
+
+
+@pytest.mark.parametrize("prefix", ["", "/agents"])
+async def test_a_mounted_service_names_the_methods_of_its_paths(service: Host, prefix: str) -> None:
+    """Below a prefix, too, and that a path which clients know is not served."""
+    outer = Starlette(routes=[Mount(prefix or "/", service)], lifespan=service.lifespan)
+    base = prefix + service.exchange.settings.prefix
+    async with outer.router.lifespan_context(outer), client(outer) as asking:
+        for path, allowed in (
+            ("/openai/v1/responses/x", "DELETE, GET, HEAD"),
+            ("/tasks/x", "DELETE, GET, PATCH"),
+        ):
+            refused = await asking.put(base + path, json={})
+            assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+        unserved = await asking.post(f"{base}/openai/v1/responses/compact", json={})
+        assert unserved.status_code == 404
+
+
+async def test_addresses_of_a_service_at_the_root_of_an_application_lead_to_it(service: Host) -> None:
+    """As the documentation mounts it, behind a route of the application's own."""
+
+    async def own(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("mine")
+
+    outer = Starlette(routes=[Route("/mine", own), Mount("/", service)], lifespan=service.lifespan)
+    base = service.exchange.settings.prefix
+    async with outer.router.lifespan_context(outer), client(outer) as asking:
+        assert (await asking.get("/mine")).text == "mine"
+        (agent,) = (await asking.get("/")).json()["agents"]
+        begun = await asking.post(base, json=SAID, headers={"prefer": "respond-async"})
+        redirected = await asking.get(f"{base}/console")
+        settings = (await asking.get(f"{base}/console/config.json")).json()
+        given = begun.headers["location"], redirected.headers["location"], settings["url"] + "/me"
+        for address in (*given, agent["url"] + "/health", agent["docs"], agent["openapi"], agent["console"]):
+            assert (await asking.get(address)).status_code == 200, address
 
 
 async def test_a_service_whose_lifespan_has_not_run_says_so(service: Host) -> None:

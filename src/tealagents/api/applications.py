@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import Refuse, WrongMethod, reported
+from tealagents.api.http import Refuse, WrongMethod, own_path, reported
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, TealError
@@ -93,7 +93,7 @@ def application(
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await refused(request, _no_route(request.url.path, error.status_code, routes, unserved))
+        return await refused(request, _no_route(own_path(request.scope), error.status_code, routes, unserved))
 
     async def fault(_: Request, error: Exception) -> Response:
         return refuse(reported(error), {})

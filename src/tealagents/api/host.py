@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import ending_connection, json_response
+from tealagents.api.http import ending_connection, json_response, own_path
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound
@@ -88,7 +88,7 @@ class Host:
     def _owner(self, scope: Scope) -> ASGIApp:
         if not self._others or scope["type"] == "websocket":  # the others take none, and would fail on it
             return self.base.app
-        path: str = scope["path"].removeprefix(scope.get("root_path", ""))  # within another application
+        path = own_path(scope)
         for served in self._others:
             if path == served.path or path.startswith(served.path + "/"):
                 return served.app

@@ -149,6 +149,12 @@ async def left(receive: Receive) -> None:
         pass
 
 
+def own_path(scope: Scope) -> str:
+    """The path as the service's own routes have it, also within another application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def ending_connection(send: Send) -> Send:
     """Sends a response as the last one of its connection: another process gets its client's next request."""
     return with_headers(send, lambda headers: [*headers, (b"connection", b"close")])

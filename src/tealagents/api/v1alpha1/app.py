@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import FAULT, WrongMethod, nowhere
+from tealagents.api.http import FAULT, WrongMethod, nowhere, own_path
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
@@ -126,7 +126,7 @@ def _ids_of(request: Request) -> dict[str, str]:
 
 
 def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute], docs: str) -> TealError:
-    path = request.scope["path"]
+    path = own_path(request.scope)
     if error.status_code == 404:
         where = bodies.short(path)
         if request.scope["type"] == "websocket":
