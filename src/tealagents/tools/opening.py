@@ -5,7 +5,7 @@ import logging
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
-from tealagents.domain.errors import ends_task
+from tealagents.domain.errors import ends_task, ungrouped
 from tealagents.registry import raised
 from tealagents.tools.errors import ToolsetError
 
@@ -56,16 +56,17 @@ class Held:
             raise
 
     async def _hold(self) -> BaseException | None:
-        """What the context raises, unless that is what the body ended with.
+        """What the context raises, unless that is what the body ended with, which a task group wraps.
 
         It is returned: a task that raises `SystemExit` stops the event loop.
         """
         try:
-            async with self._context:
-                self._is_entered.set()
-                await self._is_left.wait()
-                if self._given is not None:
-                    raise self._given
+            with ungrouped():
+                async with self._context:
+                    self._is_entered.set()
+                    await self._is_left.wait()
+                    if self._given is not None:
+                        raise self._given
         except BaseException as error:
             if error is self._given:
                 return None
