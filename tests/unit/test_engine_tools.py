@@ -109,6 +109,34 @@ async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: ob
         assert words in result.output
 
 
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "implied"])
+async def test_what_led_to_a_failure_in_a_group_is_logged(
+    stated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is often the reason; that the failure was one of a group says nothing."""
+
+    async def load(_: Json) -> str:
+        try:
+            raise OSError("no file of rivers")
+        except OSError as error:
+            failure = ValueError("cannot load the table")
+            if stated:
+                raise failure from error
+            raise failure  # noqa: B904
+
+    async def loads(_: Json) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load(_))
+        return "never"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", loads)) as here:
+        await here.ask()
+    assert "OSError: no file of rivers" in caplog.text
+    assert "ValueError: cannot load the table" in caplog.text
+    assert "ExceptionGroup" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("kind", "start"), [(ToolFailed, "Error: xx"), (ValueError, "Error: ValueError: xx")]
 )

@@ -417,7 +417,12 @@ def ungrouped() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        raise _meant(group) from group.__cause__
+        meant = _meant(group)
+        led_to_it = meant.__context__
+        try:
+            raise meant
+        finally:
+            meant.__context__ = led_to_it  # `raise` has put the group in its place
 
 
 def _meant(group: BaseExceptionGroup[Any]) -> BaseException:
