@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+from tealagents.domain.errors import ungrouped
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -20,8 +22,9 @@ class Overdue(TimeoutError):
 async def within(
     seconds: float, work: Callable[[], Awaitable[T]], answers: tuple[type[Exception], ...] = ()
 ) -> T:
-    """What the work returns or raises. `Overdue` where it takes longer; it is canceled then, and left behind
-    where it ignores that. What it raises as it is canceled counts only where it is one of its `answers`."""
+    """What the work returns or raises, in a task group too: see `ungrouped`. `Overdue` where it takes longer;
+    it is canceled then, and left behind where it ignores that. What it raises as it is canceled counts only
+    where it is one of its `answers`."""
     task = asyncio.ensure_future(_contained(work))
     try:
         ended, _ = await asyncio.wait((task,), timeout=seconds)
@@ -39,7 +42,8 @@ async def within(
 
 async def _contained(work: Callable[[], Awaitable[T]]) -> T | SystemExit:
     try:
-        return await work()
+        with ungrouped():
+            return await work()
     except SystemExit as error:  # a task that raises it stops the event loop
         return error
 

@@ -274,6 +274,28 @@ async def test_a_server_that_cannot_list_fails_its_own_call_alone() -> None:
         )
 
 
+class Asking(StandIn):
+    """The same for a server that asks who the user is before it lists, among others at once."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        need = NeedsAuthorization("shell", "https://shell.example/authorize")
+        raise ExceptionGroup("two tasks", [ConnectionError("reset"), need])
+
+
+async def test_a_server_that_asks_in_a_group_who_the_user_is_gets_its_answer() -> None:
+    """The request pauses for the authorization; the call does not fail. covers: HITL-1"""
+    ran: list[Json] = []
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("Done."))
+    listed = noting(ran, governed=True)
+    async with process(None, model, listed) as here:
+        request = await here.ask()
+        here.service.agent.toolbox.load([Tools(Asking(Relisting(listed)))])
+        again = await approve(here, request)
+        assert again.status == "Paused"
+        asked = await approval_of(here, again)
+        assert [authorization["server"] for authorization in asked.authorizations] == ["shell"]
+
+
 def boxed(*toolsets: GovernedToolset) -> Toolbox:
     box = Toolbox(Scripted(), 30)
     box.load(toolsets)

@@ -418,13 +418,17 @@ def test_what_a_call_shows_of_its_tool(name: str, plugin: str, shown: tuple[str,
     assert (call.plugin_name, call.function_name) == shown
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("kind", [KeyError, Panic, SystemExit])
-def test_whatever_a_tool_makes_of_edited_arguments_is_a_refusal(kind: type[BaseException]) -> None:
+def test_whatever_a_tool_makes_of_edited_arguments_is_a_refusal(
+    kind: type[BaseException], grouped: bool
+) -> None:
     """As in a call: a validator of its own may raise anything."""
 
     class Picky(Function):
         def check(self, arguments: Json) -> None:
-            raise kind(next(iter(arguments)))
+            failure = kind(next(iter(arguments)))
+            raise BaseExceptionGroup("one task", [failure]) if grouped else failure
 
     toolbox = Toolbox(Scripted(), 1)
     toolbox.load([Tools(Picky("Picky-eat", lambda _: "ok"), Function("Plain-eat", lambda _: "ok"))])

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from msgspec.structs import replace
@@ -415,6 +415,8 @@ class Broken(ContextProvider):
             raise asyncio.CancelledError("its helper")
         if self._where == "giving up":
             raise GeneratorExit("no pencil")
+        if self._where == "in a group":
+            raise ExceptionGroup("two tasks", [ExceptionGroup("one task", [RuntimeError("no pencil")])])
         return None
 
     async def invoked(
@@ -434,6 +436,7 @@ class Broken(ContextProvider):
         ("leaving", "SystemExit: 3"),
         ("canceled", "CancelledError: its helper"),
         ("giving up", "GeneratorExit: no pencil"),
+        ("in a group", "RuntimeError: no pencil"),
     ],
 )
 async def test_a_provider_that_fails_is_reported_and_skipped(
@@ -584,6 +587,26 @@ async def test_a_required_provider_takes_the_request_down(store: CountedStore, w
         assert "The context provider broken failed in" in record.error.detail
         again = await engine.say("hello", record.task_id)
         assert again.task_id == record.task_id
+
+
+async def test_a_provider_that_holds_a_task_group_does_not_hide_why_another_cannot_be_opened() -> None:
+    """The group is passed the error, and raises one of its own."""
+
+    class Holding(ContextProvider):
+        async def __aenter__(self) -> Self:
+            self.group = await asyncio.TaskGroup().__aenter__()
+            return self
+
+        async def __aexit__(self, *exc: Any) -> None:
+            await self.group.__aexit__(*exc)
+
+    class Closed(ContextProvider):
+        async def __aenter__(self) -> Self:
+            raise ThreadConfigError("there is no pencil: buy one")
+
+    with pytest.raises(ThreadConfigError, match="buy one"):
+        async with Providers([Holding(), Closed()]):
+            pass
 
 
 async def test_an_answer_of_a_request_that_fails_after_it_is_no_message(store: CountedStore) -> None:

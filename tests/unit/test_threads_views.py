@@ -448,6 +448,11 @@ async def failing(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterat
         yield part
 
 
+async def failing_in_a_group(found: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    raise ExceptionGroup("one task", [LookupError("no such part")])
+    yield
+
+
 async def without_yield(found: AsyncIterator[Part], upcoming: Upcoming) -> list[Part]:
     return [part async for part in found]
 
@@ -522,6 +527,7 @@ async def test_what_a_reducer_raises_is_made_storable() -> None:
         ([without_yield], "coroutine"),
         ([raising], "cannot begin"),
         ([every_other, raising], "cannot begin"),
+        ([failing_in_a_group], "LookupError: no such part"),
         ([texts_only], "yielded str, not a Part"),
         ([texts_within], "yielded a Part with a str in place of a Message"),
         ([no_messages], "not iterable"),
@@ -530,7 +536,10 @@ async def test_what_a_reducer_raises_is_made_storable() -> None:
     ],
 )
 async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
-    """One without `yield`, one that raises when it is called, one that yields no parts. covers: THREAD-8"""
+    """One without `yield`, one that raises when it is called or in a task group, one that yields no parts.
+
+    covers: THREAD-8
+    """
     which = "The reducer" if len(reducers) == 1 else "One of the reducers every_other,"
     with pytest.raises(ViewFailed, match=rf"{which} {reducers[-1].__name__} failed .*{why}"):
         await sent(View(reducers), HELLOS, [said("user", "now")])

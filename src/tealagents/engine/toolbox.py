@@ -315,7 +315,8 @@ class Toolbox:
         if not isinstance(tool, Checking):
             return
         try:
-            tool.check(arguments)
+            with ungrouped():
+                tool.check(arguments)
         except ToolFailed:
             raise
         except BaseException as error:
@@ -395,8 +396,7 @@ class Toolbox:
 
 
 async def _called(tool: Tool, context: CallContext, arguments: Json) -> str:
-    with ungrouped():
-        return _text(tool.spec.name, await tool.call(context, arguments))
+    return _text(tool.spec.name, await tool.call(context, arguments))
 
 
 def _text(name: str, output: object) -> str:

@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.domain.errors import ContextProviderFailed, described, ends_task
+from tealagents.domain.errors import ContextProviderFailed, described, ends_task, ungrouped
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.domain.texts import storable
@@ -169,10 +169,11 @@ class Providers:
         return [provider.name for provider in self._providers]
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for provider in self._providers:
-                await stack.enter_async_context(provider)
-            self._stack = stack.pop_all()
+        with ungrouped():
+            async with AsyncExitStack() as stack:
+                for provider in self._providers:
+                    await stack.enter_async_context(provider)
+                self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -21,7 +21,7 @@ from typing import Literal, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described
+from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described, ungrouped
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
@@ -172,9 +172,10 @@ class View:
         source = _Counted(earlier)
         streams: list[AsyncIterator[Part]] = [source.parts()]
         try:
-            for reducer in reducers:
-                streams.append(reducer(streams[-1], upcoming))
-            shown = [_checked(part) async for part in streams[-1]]
+            with ungrouped():
+                for reducer in reducers:
+                    streams.append(reducer(streams[-1], upcoming))
+                shown = [_checked(part) async for part in streams[-1]]
             for report in upcoming.reports:
                 if not isinstance(report, Report):
                     raise TypeError(f"it reported {type(report).__name__}, not a Report")
