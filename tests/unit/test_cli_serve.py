@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 from uvicorn import Config
 from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
@@ -479,23 +479,40 @@ def test_workers_that_cannot_be_built_are_not_started_again(
     assert served.stdout == ""
 
 
-async def test_a_start_that_fails_says_why_whatever_is_served(tmp_path: Path) -> None:
-    """What a protocol keeps open does not wrap what the store says."""
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(agent_config(protocols=[name for name in PROTOCOLS if "/" not in name])))
-    away = {"TA_PERSISTENCE": "redis://127.0.0.1:1", "TA_API_KEY": "any", "TA_AUTH": "mock"}
-    app = build_or_exit(load(path, env=away, dotenv=None))
-    sent: list[Message] = []
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Statuses with which the process would end soon, whatever still runs."""
+    statuses = list[int]()
+    monkeypatch.setattr("tealagents.cli.serve._end_soon", lambda *_, status=0: statuses.append(status))
+    monkeypatch.setattr("tealagents.cli.serve._settled", lambda: None)
+    return statuses
+
+
+async def lifespan_of(app: ASGIApp, *, stopped: bool = True) -> list[Message]:
+    """What it says of its start and its shutdown; unless it is `stopped`, it is canceled once it has started."""
+    left, sent = ["startup", *(["shutdown"] if stopped else [])], list[Message]()
 
     async def receive() -> Message:
-        return {"type": "lifespan.startup"}
+        if not left:
+            raise asyncio.CancelledError
+        return {"type": f"lifespan.{left.pop(0)}"}
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     await app({"type": "lifespan"}, receive, send)
-    assert [each["type"] for each in sent] == ["lifespan.startup.failed"]
-    assert sent[0]["message"].startswith("The redis store at 127.0.0.1:1 is unavailable")
+    return sent
+
+
+async def test_a_start_that_fails_says_why_whatever_is_served(tmp_path: Path, ended: list[int]) -> None:
+    """What a protocol keeps open does not wrap what the store says, and what is left running ends as well."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config(protocols=[name for name in PROTOCOLS if "/" not in name])))
+    away = {"TA_PERSISTENCE": "redis://127.0.0.1:1", "TA_API_KEY": "any", "TA_AUTH": "mock"}
+    (failed,) = await lifespan_of(build_or_exit(load(path, env=away, dotenv=None)))
+    assert failed["type"] == "lifespan.startup.failed"
+    assert failed["message"].startswith("The redis store at 127.0.0.1:1 is unavailable")
+    assert ended == [3]
 
 
 @pytest.mark.parametrize(
@@ -826,31 +843,44 @@ from tealagents.plugins import Plugin, tool
 class Stuck(Plugin):
     async def __aenter__(self): pass
     async def __aexit__(self, *_):
-        raise SystemExit("it is stuck")
+        raise {raised}
     @tool
     def stay(self) -> None:
         "Stay."
 """
 
 
-async def test_a_shutdown_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no start that fails: the server is sent the reason."""
-    for left_out in ("_settled", "_end_soon"):  # they are for a process that ends
-        monkeypatch.setattr(f"tealagents.cli.serve.{left_out}", lambda *_: None)
-    (tmp_path / "custom_plugins.py").write_text(STUCK)
+def built(tmp_path: Path, **config: Any) -> ASGIApp:
+    """A service in memory, as `serve` builds it."""
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(agent_config(agent={"plugins": ["Stuck"]})))
+    path.write_text(yaml.safe_dump(agent_config(**config)))
     given = {"TA_PERSISTENCE": "memory://", "TA_API_KEY": "any", "TA_AUTH": "mock"}
-    app = build_or_exit(load(path, env=given, dotenv=None))
-    stages, sent = iter(("startup", "shutdown")), list[Message]()
+    return build_or_exit(load(path, env=given, dotenv=None))
 
-    async def receive() -> Message:
-        return {"type": f"lifespan.{next(stages)}"}
 
-    async def send(message: Message) -> None:
-        sent.append(message)
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            "SystemExit('it is stuck')",
+            "The plugin Stuck failed to close: custom_plugins.py, line 6: SystemExit: it is stuck.",
+        ),
+        ("ValueError('it is stuck')", "ValueError: it is stuck"),
+    ],
+)
+async def test_a_shutdown_that_fails_says_why(
+    tmp_path: Path, ended: list[int], raised: str, said: str
+) -> None:
+    """It is no start that fails: the server is sent the reason. What is left running ends as well."""
+    (tmp_path / "custom_plugins.py").write_text(STUCK.format(raised=raised))
+    complete, failed = await lifespan_of(built(tmp_path, agent={"plugins": ["Stuck"]}))
+    assert complete["type"] == "lifespan.startup.complete"
+    assert failed == {"type": "lifespan.shutdown.failed", "message": said}
+    assert ended == [0]
 
-    await app({"type": "lifespan"}, receive, send)
-    assert [each["type"] for each in sent] == ["lifespan.startup.complete", "lifespan.shutdown.failed"]
-    where = "The plugin Stuck failed to close: custom_plugins.py, line 6"
-    assert sent[1]["message"] == f"{where}: SystemExit: it is stuck."
+
+async def test_a_service_that_is_canceled_ends_what_is_left_running(tmp_path: Path, ended: list[int]) -> None:
+    """On a second signal the server cancels it, without a shutdown."""
+    with pytest.raises(asyncio.CancelledError):
+        await lifespan_of(built(tmp_path), stopped=False)
+    assert ended == [0]

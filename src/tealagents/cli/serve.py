@@ -484,17 +484,17 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
             with _ended_by_signals(started, asyncio.current_task()):
                 await app(scope, receive, passed_on)
         except asyncio.CancelledError:
+            _end_soon()
             if started.is_set():
                 raise
-            _end_soon()
             log.info("startup was ended by a signal")
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
             await send({"type": "lifespan.startup.failed"})
         except START_ERRORS as error:
-            await send(_failed(started, str(error)))
+            await _fail(send, started, str(error))
         except (Exception, SystemExit) as error:
             log.exception("the %s failed", "shutdown" if started.is_set() else "start")
-            await send(_failed(started, f"{type(error).__name__}: {error}"))
+            await _fail(send, started, f"{type(error).__name__}: {error}")
 
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
@@ -502,8 +502,13 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     return plainly
 
 
-def _failed(started: threading.Event, why: str) -> "Message":
-    return {"type": f"lifespan.{'shutdown' if started.is_set() else 'startup'}.failed", "message": why}
+async def _fail(send: "Send", started: threading.Event, why: str) -> None:
+    """Reports why the start or the shutdown failed; the process ends with the status that the server gives it."""
+    from uvicorn.config import STARTUP_FAILURE
+
+    _end_soon(status=0 if started.is_set() else STARTUP_FAILURE)
+    stage = "shutdown" if started.is_set() else "startup"
+    await send({"type": f"lifespan.{stage}.failed", "message": why})
 
 
 @contextlib.contextmanager
@@ -545,14 +550,16 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
 
 
 def _end_soon(
-    said: str = "work that ignores its cancellation is left behind", seconds: float = LEFT_SECONDS
+    said: str = "work that ignores its cancellation is left behind",
+    seconds: float = LEFT_SECONDS,
+    status: int = 0,
 ) -> threading.Timer:
     """Ends the process also where a tool ignores its cancellation, or blocks a thread: it would never end."""
 
     def end() -> None:
         log.warning(said)
         logging.shutdown()
-        os._exit(2 if _lost.is_set() else 0)
+        os._exit(2 if _lost.is_set() else status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
