@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -23,6 +23,7 @@ from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
 from tealagents.api.protocols import PROTOCOLS
+from tealagents.auth.mock import MockAuthenticator
 from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, _settled, build_or_exit
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
@@ -489,7 +490,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def lifespan_of(app: ASGIApp, *, stopped: bool = True) -> list[Message]:
-    """What it says of its start and its shutdown; unless it is `stopped`, it is canceled once it has started."""
+    """What it says of its start and its shutdown; without one, it is canceled once it has started."""
     left, sent = ["startup", *(["shutdown"] if stopped else [])], list[Message]()
 
     async def receive() -> Message:
@@ -850,12 +851,36 @@ class Stuck(Plugin):
 """
 
 
-def built(tmp_path: Path, **config: Any) -> ASGIApp:
+def built(tmp_path: Path, auth: str = "mock", **config: Any) -> ASGIApp:
     """A service in memory, as `serve` builds it."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(agent_config(**config)))
-    given = {"TA_PERSISTENCE": "memory://", "TA_API_KEY": "any", "TA_AUTH": "mock"}
+    given = {"TA_PERSISTENCE": "memory://", "TA_API_KEY": "any", "TA_AUTH": auth}
     return build_or_exit(load(path, env=given, dotenv=None))
+
+
+class Refreshing(MockAuthenticator):
+    """Holds a task group, as one does that looks at its authority's keys from time to time."""
+
+    async def __aenter__(self) -> Self:
+        self._group = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._group.__aexit__(*exc)
+
+
+async def test_an_auth_provider_that_holds_a_task_group_does_not_hide_why_the_start_fails(
+    tmp_path: Path, ended: list[int]
+) -> None:
+    """The group is passed the error, and raises one of its own."""
+    source = STUCK.replace("pass", "raise ValueError('no drawer')").format(raised="SystemExit")
+    (tmp_path / "custom_plugins.py").write_text(source)
+    app = built(tmp_path, f"{__name__}:Refreshing", agent={"plugins": ["Stuck"]})
+    (failed,) = await lifespan_of(app)
+    where = "The plugin Stuck cannot be opened: custom_plugins.py, line 4"
+    assert failed == {"type": "lifespan.startup.failed", "message": f"{where}: ValueError: no drawer."}
+    assert ended == [3]
 
 
 @pytest.mark.parametrize(

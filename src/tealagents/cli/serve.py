@@ -25,6 +25,7 @@ from tealagents.cli.help import Host
 from tealagents.cli.loading import fail, load_or_exit, plain_console, unusable, warn
 from tealagents.config import ServiceConfig, TelemetryOptions
 from tealagents.config.problems import reason
+from tealagents.domain.errors import ungrouped
 from tealagents.serving import STOPPING
 
 if TYPE_CHECKING:
@@ -481,7 +482,7 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
                 await send(message)
 
         try:
-            with _ended_by_signals(started, asyncio.current_task()):
+            with _ended_by_signals(started, asyncio.current_task()), ungrouped():
                 await app(scope, receive, passed_on)
         except asyncio.CancelledError:
             _end_soon()
@@ -503,7 +504,7 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
 
 
 async def _fail(send: "Send", started: threading.Event, why: str) -> None:
-    """Reports why the start or the shutdown failed; the process ends with the status that the server gives it."""
+    """Reports why the start or the shutdown failed; the process ends with the status that uvicorn gives."""
     from uvicorn.config import STARTUP_FAILURE
 
     _end_soon(status=0 if started.is_set() else STARTUP_FAILURE)
