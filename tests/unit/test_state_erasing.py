@@ -31,6 +31,7 @@ from engine_setup import (
 )
 from msgspec import to_builtins
 
+from tealagents.domain import ids
 from tealagents.domain.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -692,6 +693,27 @@ async def test_a_user_is_erased_page_after_page() -> None:
         assert await erasure.erase() == 136
         assert store.begun == [None, "x/049", "x/099", "x/134", None, "a", None]
         assert await names(store, partition) == []
+
+
+async def test_a_user_is_erased_although_the_record_of_the_owners_is_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes as well, and so do the user's locators. Other users that it listed are listed again with their
+    next request. covers: STATE-2, STATE-4"""
+    monkeypatch.setattr(ids, "owner_tag", lambda _: "0" * 12)  # digests that collide
+    store, name = MemoryStore(), random_id()
+    async with process(store) as here:
+        await here.ask(session_id=name)
+        await here.ask(caller=EVE)
+        await damage(store, keys.owners("Tester", "0" * 12), keys.owner("0" * 12))
+        erasure = UserErasure(here.eraser, ADA.user)
+        assert await erasure.erase() > 0
+        assert await erasure.count() == 0
+        assert await names(store, keys.locators("Tester", name)) == []
+    async with process(store) as there:
+        await there.ask(caller=EVE)
+        assert await there.tasks.directory.knows(EVE.user)
+        assert not await there.tasks.directory.knows(ADA.user)
 
 
 async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path) -> None:

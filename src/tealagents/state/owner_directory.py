@@ -144,16 +144,21 @@ class Directory:
             if left := tuple(each for each in found.value.kinds if each != _WORDS[kind]):
                 put[key] = replace(found.value, kinds=left)
         except CorruptState:
-            log.error("the record %r is damaged; it is deleted with what it named", key)
-            page = await self._records.store.scan(partition, key, limit=1)  # which damage does not fail
-            if not page:
+            damaged = await self._version_of_damaged(partition, key)
+            if damaged is None:
                 return
-            version = page[0][1].version
+            version = damaged
         if await unless():
             return
         with suppress(Conflict):
             gone = [] if put else [key]
             await self._records.commit(partition, marker=key, expect={key: version}, put=put, delete=gone)
+
+    async def _version_of_damaged(self, partition: str, key: str) -> str | None:
+        """The version of a damaged record, to delete it; None where it is gone by now."""
+        log.error("the record %r is damaged, and is deleted", key)
+        page = await self._records.store.scan(partition, key, limit=1)  # which damage does not fail
+        return page[0][1].version if page and page[0][0] == key else None
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:
@@ -244,25 +249,35 @@ class Directory:
             return False
 
     async def _forget_owner(self, user: User) -> bool:
-        """Whether the user was listed."""
+        """Whether the user was listed.
+
+        A damaged record is deleted. It may have listed others, whose digests collide with the user's: they
+        are listed again with their next request.
+        """
         tag = ids.owner_tag(user.key)
         partition, key = keys.owners(self._records.agent, tag), keys.owner(tag)
-        while found := await self._records.get(partition, key, Owners):
-            left = tuple(known for known in found.value.users if known != user)
-            if left == found.value.users:
+        while True:
+            left: tuple[User, ...] = ()
+            version: str | None = None
+            try:
+                if (found := await self._records.get(partition, key, Owners)) is not None:
+                    left = tuple(known for known in found.value.users if known != user)
+                    version = found.version if left != found.value.users else None
+            except CorruptState:
+                version = await self._version_of_damaged(partition, key)
+            if version is None:
                 return False
             try:
                 await self._records.commit(
                     partition,
                     marker=key,
-                    expect={key: found.version},
+                    expect={key: version},
                     put={key: Owners(left)} if left else {},
                     delete=[] if left else [key],
                 )
             except Conflict:
                 continue
             return True
-        return False
 
 
 Kind = Callable[[str], str]
