@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from pydantic import BaseModel
 from threads_setup import AT, CountedStore, Engine, call
 
@@ -152,6 +152,34 @@ async def test_a_provider_adds_tools(store: CountedStore) -> None:
         await engine.say("quiet", record.task_id)
         assert model.calls[-1].tools == []
         assert "there is no tool 'bell-ring'" in last_sent(model)[-1]
+
+
+class Strict(Governance, frozen=True, kw_only=True):
+    """Says besides how its provider reports to whom the tool belongs."""
+
+    notify: Any = print
+
+
+class Handled(ToolSpec, frozen=True, kw_only=True):
+    """Says besides how its provider serves it."""
+
+    handler: Any = print
+
+
+async def test_a_tool_whose_spec_has_fields_of_its_own_can_wait_for_an_approval(store: CountedStore) -> None:
+    """They are not stored, whatever they hold. covers: THREAD-10, HITL-1"""
+    given = {**asdict(Bell.spec), "governance": Strict(requires_hitl=True)}
+
+    class Asking(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            bell = Bell()
+            bell.spec = Handled(**given)
+            return Context(tools=(bell,))
+
+    model = ScriptedModel(lambda _: [call("c1", "bell-ring")])
+    async with Engine(store, model, providers=Providers([Asking()])) as engine:
+        record = await engine.say("ring the bell")
+    assert record.status == "Paused"
 
 
 # --- what it keeps in the thread ------------------------------------------------------------------

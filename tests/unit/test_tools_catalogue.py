@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from pydantic import BaseModel
 from tools_setup import FIXTURES, Context, by_name
 
@@ -676,6 +676,20 @@ async def test_tools_that_no_model_could_be_sent_are_refused_at_start(toolset: L
     with pytest.raises(ToolsetError, match=why):
         async with open_toolsets(Sources(), others=[toolset]):
             pass
+
+
+class Handled(ToolSpec, frozen=True, kw_only=True):
+    """Says besides how its toolset serves it."""
+
+    handler: Any
+
+
+async def test_a_spec_may_have_fields_of_its_own() -> None:
+    """They are the toolset's affair, whatever they hold: no model is sent them."""
+    tool = Named("A-b")
+    tool.spec = Handled(**asdict(tool.spec), handler=print)
+    async with open_toolsets(Sources(), others=[Wrong([tool])]) as [toolset]:
+        assert [each.spec.name for each in toolset.tools()] == ["A-b"]
 
 
 async def test_missing_package_for_servers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@
 `json_limits` what JSON from outside may hold, and how deep it may be nested
 `texts`       texts and JSON that every store can keep, and as much of them as is passed on
 `images`      what an image of a message must be
-`tool_specs`  whether a tool that code of others describes can be sent to a model
+`tool_specs`  whether a tool that code of others describes can be sent to a model; what is stored
 `ports`       the Protocols that adapters implement: Store, Model, Tool, Authenticator, Clock, …
 ============  ==========================================================================
 

@@ -39,6 +39,7 @@ from tealagents.domain.ports import (
     Unlisted,
 )
 from tealagents.domain.texts import bounded, storable, storable_json
+from tealagents.domain.tool_specs import bare
 from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ class _Brought:
 
 def digest_of_tool(spec: ToolSpec) -> str:
     """SHA-256 of what an approval is given for: what the tool says of itself, and how it is governed."""
-    said = (spec.name, spec.description, spec.parameters, spec.governance, spec.auth)
+    said = (spec.name, spec.description, spec.parameters, bare(spec).governance, spec.auth)
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
@@ -307,7 +308,7 @@ class Toolbox:
         """The tools of these calls that came with the request, and not from its client."""
         names = dict.fromkeys(call.tool for call in calls if not call.by_client)
         extra = {name: self._extra[name] for name in names if name in self._extra}
-        return tuple(tool.spec for name, tool in extra.items() if self._tools[name] is tool)
+        return tuple(bare(tool.spec) for name, tool in extra.items() if self._tools[name] is tool)
 
     def check(self, name: str, arguments: Json) -> None:
         """`ToolFailed` where the tool knows already that it would refuse these arguments."""
