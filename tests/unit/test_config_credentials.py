@@ -67,6 +67,9 @@ def test_store_urls_with_passwords(tmp_path: Path, url: str) -> None:
         f"env: {{PGPASSWORD: {SECRET}}}",
         f"env: {{LLM_API_KEY: {SECRET}}}",
         f"auth_server: 'https://user:{SECRET}@auth.example.com'",
+        f"auth_server: 'https://user:a {SECRET}@auth.example.com'",
+        f"args: ['postgresql://user:a {SECRET}@db.example.com/state']",
+        f"env: {{STATE: 'postgresql://user:a {SECRET}@db.example.com/state'}}",
         "args: ['sk-proj-canary-Xy7abcdefghijklmnop']",
         "env: {X: eyJhbGciOiJub25lIn0.eyJzdWIiOiJjYW5hcnktWHk3In0.canary-Xy7}",
     ],
@@ -104,8 +107,12 @@ def test_prose_may_speak_of_secrets(tmp_path: Path) -> None:
         "Never reveal a password, token or api_key. Basic arithmetic: use https://host:80/@scope/x?token="
     )
     assert read(tmp_path, with_agent(f"role: '{prompt}'")).agent.role == prompt
-    prompt = "https://shop.example.com: answer for ada@shop.example.com"
-    assert read(tmp_path, with_agent(f"role: '{prompt}'")).agent.role == prompt
+    for prompt in (
+        "https://shop.example.com: answer for ada@shop.example.com",
+        "http://intranet:8080 is our wiki; ask ops@example.com",
+        "http://intranet:<port> is our wiki; ask ops@example.com",
+    ):
+        assert read(tmp_path, with_agent(f"role: '{prompt}'")).agent.role == prompt
 
 
 def test_escaped_variable_is_a_literal(tmp_path: Path) -> None:

@@ -85,6 +85,12 @@ def test_odd_characters_of_the_folder_survive() -> None:
         ("postgresql://me:secret@h/db\n", "postgresql://…"),
         ("postgres:me:secret@h/db", "postgres:…"),
         ("me.secret@h/db", "…"),
+        ("my.stores:Mine://me:sec/ret@h", "my.stores:Mine://…"),
+        ("redis://:sec/ret@h:6379/0", "redis://…"),
+        ("postgresql://me:sec?ret@h/db", "postgresql://…"),
+        ("postgresql://me:sec#ret@h/db", "postgresql://…"),
+        ("postgresql://me:s@cr/et@h/db", "postgresql://…"),
+        ("https://h/v1/@me?to=me@h", "https://h/v1/@me?to=me@h"),
     ],
 )
 def test_secrets_are_masked(url: str, shown: str) -> None:

@@ -180,6 +180,8 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(StoreConfigError) as refused:
         plain_store(url.replace("postgresql", "memory") + "?password=hunter3")
     assert "hunter" not in str(refused.value)
+    for password in ("hun/ter2", "hun#ter2", "h@n/ter2"):  # that are not percent-encoded
+        assert StoreUrl.parse(f"my.stores:Mine://alice:{password}@host/db").safe == "my.stores:Mine://…"
 
 
 @pytest.mark.parametrize("url", ["file://{}/made/with/state", "sqlite:///{}/made/with/state.db"])

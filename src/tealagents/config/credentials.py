@@ -7,7 +7,7 @@ from typing import Any
 from tealagents.config.environment import is_literal
 from tealagents.config.file import Document
 from tealagents.config.problems import ConfigProblem, KeyPath
-from tealagents.config.urls import names_credential, secrets_of
+from tealagents.config.urls import names_credential, names_url, secrets_of
 
 #: Keys of services by their shape, wherever they stand.
 _SHAPES = re.compile(
@@ -44,9 +44,15 @@ def _is_credential(path: KeyPath, value: Any, previous: Any) -> bool:
     if value is None or isinstance(value, bool):
         return False
     text = str(value)
-    if _SHAPES.search(text) or any(is_literal(secret) for secret in secrets_of(text)):
+    found = secrets_of(text, prose=_may_be_prose(path))
+    if _SHAPES.search(text) or any(is_literal(secret) for secret in found):
         return True
     return bool(text) and is_literal(text) and _is_meant_as_credential(path, text, previous)
+
+
+def _may_be_prose(path: KeyPath) -> bool:
+    """As a prompt is; no URL, and nothing that a program is given."""
+    return not (names_url(_last_name(path)) or {"args", "env", "headers"} & set(path))
 
 
 def _is_meant_as_credential(path: KeyPath, text: str, previous: Any) -> bool:

@@ -24,11 +24,15 @@ _CREDENTIAL_PAIRS = {
     f"{kind} key"
     for kind in ("api", "access", "private", "secret", "account", "signing", "encryption", "audit")
 } | {"subscription key", "master key", "shared key"}
+_URL_WORDS = {
+    *("url", "urls", "uri", "uris", "dsn", "server", "servers", "endpoint", "host", "address"),
+    *("connection", "persistence", "store", "database", "db", "broker", "proxy"),
+}
 
 
 def names_credential(key: str) -> bool:
     """Whether a value under this key is meant to be secret: api_key, clientSecret, X-Auth-Token."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)]
+    words = _words(key)
     return (
         bool(words)
         and (
@@ -39,12 +43,27 @@ def names_credential(key: str) -> bool:
     )
 
 
-def secrets_of(url: str) -> list[str]:
-    """The passwords and keys that a URL carries: after the user's name, or as query parameters."""
+def names_url(key: str) -> bool:
+    """Whether a value under this key is meant to be a URL: base_url, persistence, auth_server."""
+    words = _words(key)
+    return bool(words) and words[-1] in _URL_WORDS
+
+
+def _words(key: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)]
+
+
+def secrets_of(url: str, *, prose: bool = False) -> list[str]:
+    """The passwords and keys that a URL carries: after the user's name, or as query parameters.
+
+    Where it may be `prose` that begins with a URL, its password has no spaces.
+    """
     match = _URL.fullmatch(url)
     if match is None:
         return []
     password = (match["password"] or "").removeprefix(":")
+    if prose and re.search(r"\s", password):
+        password = ""
     parameters = parse_qsl(match["query"] or "")
     return [secret for secret in (password, *(v for k, v in parameters if names_credential(k))) if secret]
 
@@ -52,12 +71,15 @@ def secrets_of(url: str) -> list[str]:
 def masked(url: str) -> str:
     """The URL with `***` where its secrets are, to be printed.
 
-    Only the scheme where it names a user and is not a valid URL: its password cannot be told apart.
+    Only the scheme where its password cannot be told apart: it names a user and is not a valid URL, or the
+    `@` after the password comes behind a / ? or # that is not percent-encoded.
     """
     match = _URL.fullmatch(url)
     if match is None:
         scheme = re.match(r"[\w.+-]+:(?://)?", url)
         return f"{scheme[0] if scheme else ''}…" if "@" in url else url
+    if "@" in url[match.end("host") :] and (match["password"] or ":" in match["host"]):
+        return f"{match['start']}…"
     query = "&".join(_masked_parameter(part) for part in (match["query"] or "").split("&"))
     password = match["password"] and ":***"
     user = f"{match['user']}{password or ''}@" if match["user"] or password else ""

@@ -115,6 +115,8 @@ class StoreUrl:
     @property
     def safe(self) -> str:
         """The URL without credentials and without its query: for logs and errors."""
+        if ":" in self.netloc and "@" in self.path:  # of a password with a / or # that is not percent-encoded
+            return f"{self.scheme}://…"
         return f"{self.scheme}://{self.netloc.rpartition('@')[2]}{self.path}"
 
 
