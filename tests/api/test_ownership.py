@@ -242,10 +242,15 @@ def test_an_approver_may_decide_and_nothing_else(town: Town, route: str, n: int)
 
 @pytest.mark.parametrize(("route", "n"), [case for case in OWN_CASES if case[0] in SHOWN], ids=str)
 def test_an_approver_reads_the_calls_that_wait(town: Town, route: str, n: int) -> None:
-    """With their tools, and nothing else of the conversation."""
-    call = RECIPES[route][n](Estate.of(town.alice))
+    """With their tools, and nothing else of the conversation; nothing of the calls that a client runs."""
+    estate = Estate.of(town.alice)
+    call = RECIPES[route][n](estate)
     before = town.stored()
     answer = call.by(town.approver)
+    if estate.asked in call.path:
+        problem(answer, 401, "not_owner")
+        assert SECRET not in answer.text
+        return
     assert answer.json() == call.by(town.alice).json()
     (shown,) = answer.json().pop("tool_calls")
     assert SECRET in shown["arguments"]
@@ -386,6 +391,38 @@ def test_an_approver_follows_a_second_pause_without_its_content(town: Town) -> N
     assert [event.name for event in shown] == ["request", "approval-required"]
     assert shown[-1].data["content"] is None
     assert SECRET not in answer.text
+
+
+def test_calls_that_a_client_runs_wait_for_their_owner_alone(town: Town) -> None:
+    """No approver is asked about them, so none reads or decides them. covers: AUTH-3, HITL-1"""
+    function = {"type": "function", "name": "save_diary", "parameters": {"type": "object"}}
+    body = {"input": 'call save_diary {"text": "my secret diary"}', "tools": [function]}
+    answer = town.alice.post("/openai/v1/responses", json=body).raise_for_status().json()
+    owner_too = town.client("alice", roles=["Approver"])
+
+    def listed(client: httpx.Client, status: str) -> list[Json]:
+        found = client.get("/approvals", params={"status": status, "limit": "200"}).json()["items"]
+        return [item for item in found if "diary" in str(item["tool_calls"])]
+
+    (pause,) = listed(town.alice, "pending")
+    assert listed(owner_too, "pending") == [pause]
+    where = f"/requests/{pause['request_id']}"
+    shown = f"{where}/approvals/{pause['approval_id']}"
+
+    def check_refusals() -> None:
+        problem(town.approver.get(shown), 401, "not_owner")
+        for path in ("/resume", "/resume/sse", f"/resume?approval_id={pause['approval_id']}"):
+            problem(town.approver.post(where + path, json={"action": "reject"}), 401, "not_owner")
+
+    assert listed(town.approver, "pending") == []
+    check_refusals()
+    assert town.auditor.get(shown).json() == town.alice.get(shown).json()
+    (called,) = [item for item in answer["output"] if item["type"] == "function_call"]
+    output = {"type": "function_call_output", "call_id": called["call_id"], "output": "saved"}
+    again = {"previous_response_id": answer["id"], "input": [output]}
+    assert town.alice.post("/openai/v1/responses", json=again).json()["status"] == "completed"
+    assert (listed(town.approver, "decided"), len(listed(town.alice, "decided"))) == ([], 1)
+    check_refusals()
 
 
 def test_unknown_ids_are_not_found_by_anyone(town: Town) -> None:

@@ -326,6 +326,8 @@ class Exchange:
             if not record.approvals:  # an approver may see what asks for approval, and nothing else
                 raise anothers(keys.request, request_id)
         approval = await self.catalog.approval(partition, request_id, approval_id)
+        if approval.is_closed_to(caller.user) and not caller.auditor:
+            raise anothers(keys.request, request_id)
         toolbox = self.agent.toolbox.of(approval.owner).with_brought(approval.brought)
         return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
 

@@ -662,6 +662,10 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it is decided as far as `user` is concerned, and waits for its owner alone."""
         return self.awaits_owner and self.status == "pending" and user != self.owner
 
+    def is_closed_to(self, user: User) -> bool:
+        """Whether another user's client is to run its calls: no one is asked to approve them."""
+        return user != self.owner and any(call.by_client for call in self.calls)
+
 
 class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`worker/{worker_id}`: one process's lease; dead when marked so, or a lease after its last beat."""

@@ -89,6 +89,8 @@ class Approvals:
             if not record.approvals and partition != self._records.partition(caller.user):
                 raise anothers(keys.request, request_id)
             stored = await self._meant(partition, record, command)
+            if stored.value.is_closed_to(caller.user):
+                raise anothers(keys.request, request_id)
             wanted = self._wanted(stored.value, caller.user, command)
             if stored.value.status != "pending":
                 check_same_decision(stored.value, wanted)

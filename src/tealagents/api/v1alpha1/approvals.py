@@ -39,9 +39,10 @@ async def list_approvals(
     else:
         partition = exchange.partition(caller)
         page = await exchange.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
+    user = caller.user
     items = [
-        documents.approval(item, exchange.prefix, caller.user)  # type: ignore[arg-type]
+        documents.approval(item, exchange.prefix, user)  # type: ignore[arg-type]
         for item in page.items
-        if not (isinstance(item, Approval) and item.awaits_another(caller.user))
+        if not (isinstance(item, Approval) and (item.awaits_another(user) or item.is_closed_to(user)))
     ]
     return json_response(documents.page(items, page.cursor))
