@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from tools_setup import Context, by_name, served
 
-from tealagents.domain.errors import NeedsAuthorization, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.ports import Checking, Tool
 from tealagents.llm.failures import complaint_of_body, explained, page
 from tealagents.outbound import addresses
@@ -272,6 +272,18 @@ def resource_of(pretender: Pretender, issuer: str) -> ProtectedServer:
     return ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
 
 
+def registering(pretender: Pretender) -> ProtectedServer:
+    """An MCP server that is its own authorization server, where this service registers itself."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    return ProtectedServer(name="x", resource=f"{pretender.url}/mcp")
+
+
+async def agreed(consents: Consents, server: ProtectedServer) -> None:
+    """The user visits the link and agrees."""
+    asked = await consents.ask(Context(), server)
+    await consents.complete(state_of(asked.url), "code")
+
+
 def test_a_secret_needs_its_authorization_server() -> None:
     """Otherwise the tool server would name who is sent it: the config is refused."""
     given = {"name": "a", "url": "https://a.example/mcp", "oauth_client_id": "me", "oauth_client_secret": "s"}
@@ -355,6 +367,29 @@ async def test_addresses_within_the_network_are_not_called_for_a_tool_server(pre
             said.add(str(raised.value).partition(" cannot")[2])
         assert len(said) == 1
         assert inside.paths == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint"])
+async def test_addresses_within_the_network_are_not_called_for_a_tool_servers_own_authorization_server(
+    pretender: Pretender, endpoint: str, scheme: str
+) -> None:
+    """The config names the tool server, and with it an authorization server at its origin, but not what that
+    one's metadata names elsewhere."""
+    reached = []
+
+    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(inside, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        server = registering(pretender)
+        metadata = pretender.documents["/.well-known/oauth-authorization-server"]
+        metadata[endpoint] = f"{scheme}://127.0.0.1:{port}/x"
+        with pytest.raises((ToolFailed, InvalidRequest), match="cannot be used for authorization"):
+            await agreed(Consents(CALLBACK), server)
+        assert reached == []
 
 
 @pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint", "authorization_endpoint"])

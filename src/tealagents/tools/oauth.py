@@ -518,7 +518,7 @@ class Consents:
 
 async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
     """Where the issuer of a grant has its token endpoint now; None: the server has another issuer by now."""
-    issuer = Issuer(at.issuer, at.named)
+    issuer = Issuer(at.issuer, at.named, at.resource)
     if server.issuer is None:
         named = issuer_of(server, await resource_metadata(server, Challenge()))
         if not same_issuer(named.url, issuer.url):

@@ -1,8 +1,9 @@
 """What is asked of resource and authorization servers, and what of their answers is believed.
 
 What a server says must not make us call others. Metadata of a resource is asked for at its own origin. An
-authorization server that the config does not name may be anyone's: it is called at public addresses only.
-All is https; plain http is for a server on loopback that the config names, and what it names there.
+authorization server that the config does not name may be anyone's: it is called at public addresses only,
+and at the origin of the resource where it is part of that. All is https; plain http is for a server on
+loopback that the config names, and for what an authorization server that the config names has there.
 """
 
 import logging
@@ -101,7 +102,7 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     client: OAuthClient
     #: what the tokens are for (RFC 8707)
     resource: str | None
-    #: the config names the issuer; else only public addresses are called
+    #: the config names the issuer; else only public addresses are called, and the resource's own origin
     named: bool
 
 
@@ -109,8 +110,10 @@ class Issuer(NamedTuple):
     """An authorization server, and what its metadata may make us call."""
 
     url: str
-    #: the config names it, or the resource that it is part of
+    #: the config names it, and so trusts its metadata
     named: bool
+    #: what its tokens are for: the config names that origin, whose own authorization server this may be
+    resource: str | None = None
 
     async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
         """Status and JSON object (empty where it is none) of one of its endpoints. `ToolFailed`.
@@ -121,7 +124,7 @@ class Issuer(NamedTuple):
         self.check(url)
         target, extensions, options = httpx2.URL(url), dict[str, Any](), dict[str, Any]()
         headers = {"accept": "application/json"}
-        if not self.named:
+        if not self._is_expected(url):
             address = await public_address(url)
             if address is None:
                 raise unusable(url, "its address is not public, and the config does not name it")
@@ -145,7 +148,7 @@ class Issuer(NamedTuple):
         """
         try:
             parts = urlsplit(url)
-            plain_is_fine = self.named and is_loopback(self.url) and is_loopback(url)
+            plain_is_fine = self._is_expected(url) and is_loopback(self.url) and is_loopback(url)
             fine = parts.scheme == "https" or (parts.scheme == "http" and plain_is_fine)
             if not fine or not parts.hostname or "@" in parts.netloc or parts.port == 0:
                 raise unusable(url, "it is not https")
@@ -154,6 +157,13 @@ class Issuer(NamedTuple):
             httpx2.URL(url)
         except (ValueError, httpx2.InvalidURL) as error:
             raise unusable(url, "it is not a URL") from error
+
+    def _is_expected(self, url: str) -> bool:
+        """Whether the config has us call this URL, wherever it is: a resource's origin, but not what else is
+        named there, which may be anyone's."""
+        if self.named or self.resource is None:
+            return self.named
+        return same_origin(self.url, self.resource) and same_origin(url, self.resource)
 
 
 def is_one_word(url: str) -> bool:
@@ -199,7 +209,7 @@ def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
         raise ToolFailed(f"{server.name}: no authorization server is configured.")
     offered = resource.get("authorization_servers")
     url = str(offered[0]) if isinstance(offered, list) and offered else _origin(server.resource)
-    return Issuer(url, named=same_origin(url, server.resource))
+    return Issuer(url, named=False, resource=server.resource)
 
 
 async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
@@ -275,7 +285,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     elif client.secret:
         # RFC 6749, section 2.3.1: form-encoded before they are joined
         auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
-    issuer = Issuer(at.issuer, at.named)
+    issuer = Issuer(at.issuer, at.named, at.resource)
     status, answer = await issuer.call("POST", at.token_endpoint, data=body, auth=auth)
     lifetime = answer.get("expires_in")
     if isinstance(lifetime, str) and lifetime.isdecimal():  # as some servers write it
