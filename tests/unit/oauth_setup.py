@@ -248,6 +248,8 @@ class Pretender:
         self.known: str | None = None
         #: what its answers say besides the tokens
         self.answered: Json = {}
+        #: what a client that registers is answered besides its id, or in place of it
+        self.registered: Json = {}
         self.url = ""
 
     def publish(self, **metadata: Any) -> None:
@@ -278,7 +280,8 @@ class Pretender:
         if "scope" in body and not self.takes_scopes:
             return JSONResponse({"error": "invalid_client_metadata"}, status_code=400)
         self.clients.append(body)
-        return JSONResponse({"client_id": f"registered-{len(self.clients)}"}, status_code=201)
+        answer = {"client_id": f"registered-{len(self.clients)}", **self.registered}
+        return JSONResponse(answer, status_code=201)
 
 
 @contextmanager

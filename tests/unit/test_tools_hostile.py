@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hostile_server import HostileServer
-from oauth_setup import CALLBACK, Pretender, pretending
+from oauth_setup import CALLBACK, Pretender, SecretStore, pretending
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -390,6 +390,68 @@ async def test_addresses_within_the_network_are_not_called_for_a_tool_servers_ow
         with pytest.raises((ToolFailed, InvalidRequest), match="cannot be used for authorization"):
             await agreed(Consents(CALLBACK), server)
         assert reached == []
+
+
+@pytest.mark.parametrize("scopes", [5, "read", {"read": 1}, [5, ["read"], None]], ids=str)
+async def test_scopes_that_are_not_a_list_of_texts_are_not_asked_for(
+    pretender: Pretender, scopes: object
+) -> None:
+    """Neither those of the tool server nor those of its authorization server are taken for others."""
+    server = registering(pretender)
+    pretender.documents["/.well-known/oauth-protected-resource"] = {
+        "resource": f"{pretender.url}/mcp",
+        "scopes_supported": scopes,
+    }
+    pretender.documents["/.well-known/oauth-authorization-server"].update(
+        scopes_supported=scopes, token_endpoint_auth_methods_supported=scopes
+    )
+    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ()
+    challenge = Challenge(scopes=("write",))
+    keeping = Consents(CALLBACK, secrets=SecretStore())
+    assert (await keeping.ask(Context(), server, challenge)).scopes == ("write",)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        {"scopes_supported": [f"scope-{n}" for n in range(5_000)]},
+        {"scopes_supported": ["a" * 200_000]},
+        {"resource": "{url}/mcp?" + "a" * 200_000},
+    ],
+    ids=["many scopes", "a long scope", "a long name"],
+)
+async def test_a_link_has_no_more_characters_than_servers_read(pretender: Pretender, resource: Json) -> None:
+    """Whatever a tool server asks for; the service registers itself for none of it."""
+    server = registering(pretender)
+    named = resource.get("resource", "{url}/mcp").format(url=pretender.url)
+    pretender.documents["/.well-known/oauth-protected-resource"] = {**resource, "resource": named}
+    with pytest.raises(ToolFailed, match=r"^x"):
+        await Consents(CALLBACK).ask(Context(), server)
+    assert pretender.clients == []
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        {"client_id": 5},
+        {"client_id": ""},
+        {"client_id": "a" * 200_000},
+        {"client_id": "a\r\nb"},
+        {"client_secret": 5},
+        {"client_secret": ["s"]},
+        {"client_secret": "s" * 200_000},
+    ],
+    ids=lambda registered: str(registered)[:30],
+)
+async def test_a_client_is_registered_under_texts_of_a_sane_length(
+    pretender: Pretender, registered: Json
+) -> None:
+    """Another answer is a failure of the call; nothing is kept that could not be read again."""
+    server, secrets = registering(pretender), SecretStore()
+    pretender.registered = registered
+    with pytest.raises(ToolFailed, match="did not register this service"):
+        await Consents(CALLBACK, secrets=secrets).ask(Context(), server)
+    assert secrets.secrets == {}
 
 
 @pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint", "authorization_endpoint"])

@@ -2,11 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
 from weakref import WeakValueDictionary
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
-from tealagents.tools.oauth_servers import Issuer, OAuthClient, ProtectedServer, secret_method
+from tealagents.tools.oauth_servers import (
+    LONGEST_LINK,
+    MAX_TOKEN,
+    Issuer,
+    OAuthClient,
+    ProtectedServer,
+    is_text,
+    secret_method,
+)
 
 #: registrations that are remembered; beyond it the oldest is forgotten
 MAX_REGISTRATIONS = 1_000
@@ -95,12 +104,18 @@ class Registrations:
         if "scope" in body and status in (400, 403):  # some let no client say its scopes, and grant them
             del body["scope"]
             status, answer = await issuer.call("POST", endpoint, json=body)
-        if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
+        client_id, secret = answer.get("client_id"), answer.get("client_secret") or ""
+        if status not in (200, 201) or not _is_client_id(client_id) or not is_text(secret, MAX_TOKEN):
             raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")
-        secret = answer.get("client_secret")
         method = answer.get("token_endpoint_auth_method") or ("client_secret_basic" if secret else "none")
         if method not in ("none", "client_secret_basic", "client_secret_post"):
             raise ToolFailed(
-                f"{endpoint} requires clients to authenticate with {method}, which is not supported."
+                f"{endpoint} requires clients to authenticate with {str(method)[:100]}, "
+                "which is not supported."
             )
-        return OAuthClient(answer["client_id"], secret, method)
+        return OAuthClient(client_id, secret or None, method)
+
+
+def _is_client_id(value: object) -> TypeGuard[str]:
+    """Whether it can be part of a link (RFC 6749, A.1)."""
+    return is_text(value, LONGEST_LINK) and value != "" and value.isprintable()

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import urlencode, urlsplit
 
 import httpx2
@@ -29,7 +29,7 @@ MAX_ANSWER, ANSWER_SECONDS = 256_000, 20.0
 MAX_TOKEN = 32_768
 #: characters of a challenge that are looked at
 MAX_CHALLENGE = 8_192
-#: characters of a URL that a user is sent to, without what is asked for
+#: characters of a URL that a user is sent to, without what is asked for; and of each thing that is asked for
 LONGEST_LINK = 8_000
 
 
@@ -171,6 +171,16 @@ def is_one_word(url: str) -> bool:
     return len(url) <= LONGEST_LINK and url.isprintable() and " " not in url
 
 
+def is_text(value: object, longest: int) -> TypeGuard[str]:
+    """Whether what a server says is a text of a sane length."""
+    return isinstance(value, str) and len(value) <= longest
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of what should be a list of texts."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
 def unusable(url: str, reason: str) -> ToolFailed:
     """The reason is for the operator's log."""
     place = shown(url)[:200] or "An empty URL"
@@ -195,7 +205,8 @@ async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Js
     for place in dict.fromkeys(places):
         status, document = await here.call("GET", place)
         if status == 200 and document:
-            if not _is_part_of(server.resource, str(document.get("resource", ""))):
+            named = str(document.get("resource", ""))
+            if not is_one_word(named) or not _is_part_of(server.resource, named):
                 raise ToolFailed(f"{server.name}: the metadata at {place} is that of another resource.")
             return document
     return {}
@@ -258,19 +269,25 @@ def _metadata_places(issuer: str) -> list[str]:
 def scopes_to_ask(
     server: ProtectedServer, challenge: Challenge, resource: Json, metadata: Json, *, renewable: bool
 ) -> tuple[str, ...]:
-    """Those configured and those the server asked for; without either, all that the resource knows."""
-    scopes = [*server.scopes, *challenge.scopes]
-    if not scopes:
-        scopes = [str(scope) for scope in resource.get("scopes_supported") or ()]
-    supported = metadata.get("scopes_supported") or ()
-    if scopes and renewable and "offline_access" in supported:
+    """Those configured and those the server asked for; without either, all that the resource knows.
+
+    `ToolFailed` for more than fit into a link.
+    """
+    scopes = [*server.scopes, *challenge.scopes] or _texts(resource.get("scopes_supported"))
+    if scopes and renewable and "offline_access" in _texts(metadata.get("scopes_supported")):
         scopes.append("offline_access")
-    return tuple(dict.fromkeys(scopes))
+    asked = tuple(dict.fromkeys(scopes))
+    if len(" ".join(asked)) > LONGEST_LINK:
+        raise ToolFailed(
+            f"{server.name} wants more scopes than fit into a link ({LONGEST_LINK:,} characters). The "
+            "operator has to name those that are needed in scopes."
+        )
+    return asked
 
 
 def secret_method(metadata: Json) -> str:
     """RFC 8414: without a list, `client_secret_basic`."""
-    methods = metadata.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+    methods = _texts(metadata.get("token_endpoint_auth_methods_supported")) or ["client_secret_basic"]
     return "client_secret_basic" if "client_secret_basic" in methods else "client_secret_post"
 
 
@@ -296,7 +313,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
 def _is_usable(name: str, value: object) -> bool:
     if name == "expires_in":
         return isinstance(value, int | float) and 0 < value < 2**31
-    return isinstance(value, str) and len(value) <= MAX_TOKEN
+    return is_text(value, MAX_TOKEN)
 
 
 def _form_encoded(text: str) -> str:
