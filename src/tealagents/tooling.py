@@ -56,6 +56,11 @@ def _without_url(config: ServiceConfig) -> str:
     return "The operator has to set TA_PUBLIC_URL."
 
 
+def _several(config: ServiceConfig) -> bool:
+    """Whether there may be several servers that users authorize: one could be after the codes of another."""
+    return len(config.agent.mcp_servers) > 1 or config.plugin_catalog_file is not None
+
+
 class Tooling:
     """Opens every toolset of a config, and what acts for users downstream."""
 
@@ -72,7 +77,9 @@ class Tooling:
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
         secrets = SecretStore(records) if records is not None and config.encryption_key is not None else None
         #: asks users to authorize tool servers, and takes what the browser brings back
-        self.consents = Consents(callback, without_url=_without_url(config), secrets=secrets)
+        self.consents = Consents(
+            callback, without_url=_without_url(config), own_callbacks=_several(config), secrets=secrets
+        )
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
         """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""

@@ -38,12 +38,18 @@ def serving(
     *,
     protocols: tuple[str, ...] = (),
     limits: Json | None = None,
+    beside: tuple[str, ...] = (),
     **options: Any,
 ) -> Iterator[ServiceThread]:
-    """A service with a protected tool server; `boss` is an approver, `clerk` an auditor."""
+    """A service with a protected tool server; `boss` is an approver, `clerk` an auditor.
+
+    `beside` are the names of further servers, which are the same one.
+    """
     port = free_port()
     with protected(provider) as url, OfflineModel() as model:
-        server = {"name": "secure", "url": url, "trust_level": "trusted", **options}
+        servers = [
+            {"name": name, "url": url, "trust_level": "trusted", **options} for name in ("secure", *beside)
+        ]
         env = {
             "TA_AUTH": "mock",
             "TA_BASE_URL": model.base_url,
@@ -52,7 +58,7 @@ def serving(
         }
         auth = {"provider": "mock", "options": {"approver_users": ["boss"], "auditor_users": ["clerk"]}}
         config = agent_config(
-            agent={"mcp_servers": [server]}, auth=auth, protocols=list(protocols), limits=limits or {}
+            agent={"mcp_servers": servers}, auth=auth, protocols=list(protocols), limits=limits or {}
         )
         with ServiceThread(config, env, port=port) as running:
             yield running
@@ -85,6 +91,18 @@ def test_a_user_agrees_and_the_tool_runs_as_that_user(service: ServiceThread, pr
         assert connected["status"] == "Completed"
         resumed = send(ada, "call secure-whoami {}", task_id=paused["task_id"])
         assert "Ada" in resumed["content"]["output"]
+
+
+def test_one_of_several_servers_has_a_callback_of_its_own(provider: Provider) -> None:
+    """A code that comes to another is refused, and the user's own still counts. covers: HITL-3"""
+    with serving(provider, beside=("second",)) as service, service.client("ada") as ada:
+        back = httpx.URL(back_from(provider, "Ada", send(ada, "call secure-connect {}")))
+        assert str(back).startswith(f"{service.url}/oauth/callback?server=")
+        for elsewhere in (back.copy_remove_param("server"), back.copy_set_param("server", "0" * 32)):
+            refused = httpx.get(elsewhere)
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+            assert "different authorization server" in refused.json()["detail"]
+        assert httpx.get(back).text.startswith("secure is authorized.")
 
 
 def test_a_user_sees_why_the_authorization_server_refuses(service: ServiceThread) -> None:

@@ -6,13 +6,15 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
+import httpx
 import pytest
 from hostile_server import HostileServer
-from oauth_setup import CALLBACK, Pretender, SecretStore, pretending
+from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -29,6 +31,7 @@ from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
 from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_clients import Registrations
 from tealagents.tools.oauth_servers import (
     Challenge,
     Issuer,
@@ -263,6 +266,10 @@ def state_of(url: str) -> str:
     return parse_qs(urlsplit(url).query)["state"][0]
 
 
+def parameters(asked: NeedsAuthorization) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(asked.url).query).items()}
+
+
 def resource_of(pretender: Pretender, issuer: str) -> ProtectedServer:
     """An MCP server that names its authorization server."""
     pretender.documents["/.well-known/oauth-protected-resource"] = {
@@ -452,6 +459,41 @@ async def test_a_client_is_registered_under_texts_of_a_sane_length(
     with pytest.raises(ToolFailed, match="did not register this service"):
         await Consents(CALLBACK, secrets=secrets).ask(Context(), server)
     assert secrets.secrets == {}
+
+
+async def test_a_tool_server_gets_no_code_of_another_authorization_server(pretender: Pretender) -> None:
+    """Not by sending the user on to it (mix-up, RFC 9700, 4.4): that one knows our client under a callback
+    URL of its own, and a code that comes back there is for no one else. It does not name itself in `iss`."""
+    honest = Provider()
+    with protected(honest) as url:
+        server = ProtectedServer(name="honest", resource=url)
+        consents = Consents(CALLBACK, own_callbacks=True)
+        asked = parameters(await consents.ask(Context(), server))
+        theirs = await consents.ask(Context(), registering(pretender))
+        link = {**parameters(theirs), "client_id": asked["client_id"], "resource": url}
+        at = url.removesuffix("/mcp") + "/authorize?"
+        async with httpx.AsyncClient() as browser:
+            assert (await browser.get(at + urlencode(link))).status_code == 400
+        link["redirect_uri"] = asked["redirect_uri"]
+        brought = await visited(honest, "ada", at + urlencode(link))
+        with pytest.raises(InvalidRequest, match="different authorization server"):
+            await consents.complete(**brought)
+        with pytest.raises(InvalidRequest, match="different authorization server"):
+            await consents.refuse(brought["state"], "access_denied", "", server=brought["server"])
+        assert pretender.forms == []
+        # what the user began at the honest one is not disturbed
+        brought = await visited(honest, "ada", at + urlencode(asked))
+        assert await consents.complete(**brought) == "honest"
+
+
+def test_what_the_operator_registered_keeps_its_callback() -> None:
+    """The authorization servers that the config names, and those where it names our client."""
+    registrations = Registrations(CALLBACK, time.time, own_callbacks=True)
+    issuer = "https://login.example"
+    discovered = ProtectedServer(name="x", resource="https://x.example/mcp")
+    for known in (replace(discovered, issuer=issuer), replace(discovered, client_id="me")):
+        assert registrations.redirect_uri(registrations.mark(known, issuer)) == CALLBACK
+    assert registrations.redirect_uri(registrations.mark(discovered, issuer)) != CALLBACK
 
 
 @pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint", "authorization_endpoint"])

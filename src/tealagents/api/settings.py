@@ -16,11 +16,13 @@ _KINDS = {"text": ("text/plain",), "image": IMAGES}
 class ConsentCallbacks(Protocol):
     """The authorizations that users were asked for, and what their browsers bring back."""
 
-    async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
+    async def complete(self, state: str, code: str, *, iss: str | None = None, server: str = "") -> str:
         """Turns a code into the owner's token; returns the name of the server it is for."""
         ...
 
-    async def refuse(self, state: str, error: str, description: str, *, iss: str | None = None) -> str:
+    async def refuse(
+        self, state: str, error: str, description: str, *, iss: str | None = None, server: str = ""
+    ) -> str:
         """The user, or the authorization server, said no; returns what the user is shown of it."""
         ...
 

@@ -8,8 +8,9 @@ What is kept: access tokens in memory; refresh tokens, and what is needed to com
 authorization on another replica or after a restart, only in a `Secrets`, if there is one.
 
 Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
-exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9728
-(metadata of the protected resource).
+exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9700
+(section 4.4.2.2: a redirect URI for each authorization server that registers us), 9728 (metadata of the
+protected resource).
 """
 
 import asyncio
@@ -102,7 +103,8 @@ class Consents:
     """What users have consented to, and are being asked to consent to.
 
     `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it. Where it is None, a
-    call that has to ask fails, and says `without_url`: what the operator can do about it.
+    call that has to ask fails, and says `without_url`: what the operator can do about it. With
+    `own_callbacks`, authorization servers that only a tool server names send browsers to a URL of their own.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Consents:
         callback_url: str | None,
         *,
         without_url: str = "",
+        own_callbacks: bool = False,
         secrets: Secrets | None = None,
         now: Callable[[], float] = time.time,
         pending_seconds: float = PENDING_SECONDS,
@@ -120,7 +123,7 @@ class Consents:
         self._secrets = secrets
         self._now = now
         self._pending = PendingConsents(secrets, now, pending_seconds)
-        self._registrations = Registrations(callback_url, now)
+        self._registrations = Registrations(callback_url, now, own_callbacks=own_callbacks)
         self._access: dict[tuple[str, str], _Access] = {}
         #: renewed grants that could not be stored, by what is stored in their place
         self._unsaved: dict[str, _Grant] = {}
@@ -392,6 +395,7 @@ class Consents:
             verifier=verifier,
             expires_at=self._pending.until(),
             consent=consent,
+            mark=self._registrations.mark(server, at.issuer),
             must_name_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         )
         return state, pending, self._url(metadata["authorization_endpoint"], state, pending)
@@ -403,7 +407,8 @@ class Consents:
             return True
         if self._registrations.may_be_forgotten(at.client):
             form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
-            form["redirect_uri"] = self._registrations.callback_url or ""
+            mark = self._registrations.mark(server, at.issuer)
+            form["redirect_uri"] = self._registrations.redirect_uri(mark)
             self._registrations.seen(at.client)  # without an answer, too, it is not asked again at once
             with suppress(ToolFailed, TimeoutError):  # it may be back when the user visits the link
                 async with asyncio.timeout(PROBE_SECONDS):
@@ -415,7 +420,7 @@ class Consents:
         query = {
             "response_type": "code",
             "client_id": pending.at.client.id,
-            "redirect_uri": self._registrations.callback_url,
+            "redirect_uri": self._registrations.redirect_uri(pending.mark),
             "state": state,
             "code_challenge": challenge.decode(),
             "code_challenge_method": "S256",
@@ -431,13 +436,13 @@ class Consents:
 
     # --- the way back ---
 
-    async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
+    async def complete(self, state: str, code: str, *, iss: str | None = None, server: str = "") -> str:
         """Turns the code that the browser brought back into the owner's token.
 
-        Returns the name of the server it is for. A state can be used once. `iss` is the callback's
-        parameter of this name, if it has one. Raises `InvalidRequest` that says what to do.
+        Returns the name of the server it is for. A state can be used once. `iss` and `server` are the
+        callback's parameters of these names, if it has them. Raises `InvalidRequest` that says what to do.
         """
-        asked = await self._pending.known(state, iss)
+        asked = await self._pending.known(state, iss, server)
         try:  # before it is used up: the store may be away
             if asked is not None:
                 await self._check_wanted(asked)
@@ -448,7 +453,7 @@ class Consents:
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": self._registrations.callback_url or "",
+            "redirect_uri": self._registrations.redirect_uri(pending.mark),
             "code_verifier": pending.verifier,
         }
         try:
@@ -494,12 +499,14 @@ class Consents:
         access = self._access.get((user_key, server_key))
         return access.consent if access else ""
 
-    async def refuse(self, state: str, error: str, description: str, *, iss: str | None = None) -> str:
+    async def refuse(
+        self, state: str, error: str, description: str, *, iss: str | None = None, server: str = ""
+    ) -> str:
         """The browser came back with an error in place of a code. The state is used up.
 
         Returns what the user is shown: that nothing was granted, or what the server says is wrong.
         """
-        await self._pending.known(state, iss)
+        await self._pending.known(state, iss, server)
         pending = await self._pending.take(state)
         said = ": ".join(filter(None, (error, description)))[:MAX_REASON]
         denied = error == "access_denied"

@@ -1,6 +1,7 @@
 """Who this service is to authorization servers: as the config says, or by dynamic registration (RFC 7591)."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 from weakref import WeakValueDictionary
@@ -22,16 +23,19 @@ MAX_REGISTRATIONS = 1_000
 #: for how long a server that has answered a client is believed to know it
 KNOWN_SECONDS = 10.0
 
-#: an authorization server, and the scopes it is asked for
-_Asking = tuple[str, frozenset[str]]
+#: an authorization server, its mark, and the scopes it is asked for
+_Asking = tuple[str, str, frozenset[str]]
 
 
 class Registrations:
     """The clients that this service is, one for each authorization server and set of scopes."""
 
-    def __init__(self, callback_url: str | None, now: Callable[[], float]) -> None:
+    def __init__(
+        self, callback_url: str | None, now: Callable[[], float], *, own_callbacks: bool = False
+    ) -> None:
         #: where browsers come back to
         self.callback_url = callback_url
+        self._own_callbacks = own_callbacks
         self._now = now
         #: the clients we registered as, oldest first
         self._registered: dict[_Asking, OAuthClient] = {}
@@ -39,6 +43,17 @@ class Registrations:
         self._known_until: dict[OAuthClient, float] = {}
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def mark(self, server: ProtectedServer, issuer: str) -> str:
+        """What the callback has in its parameter `server`, so that no authorization server is sent a code of
+        another (RFC 9700, 4.4.2.2). Empty for those that the operator knows: one URL is registered there."""
+        if server.issuer is not None or server.client_id or not self._own_callbacks:
+            return ""
+        return hashlib.sha256(issuer.encode()).hexdigest()[:32]
+
+    def redirect_uri(self, mark: str) -> str:
+        """Where browsers come back to from an authorization server."""
+        return (self.callback_url or "") + (f"?server={mark}" if mark else "")
 
     def forget(self, issuer: str, client: OAuthClient) -> None:
         """The server does not know this client; one that we registered is registered anew, next time."""
@@ -75,7 +90,8 @@ class Registrations:
         issuer = metadata["issuer"]
         endpoint = metadata.get("registration_endpoint")
         async with self._locks.setdefault(issuer, asyncio.Lock()):
-            key = (issuer, frozenset(scopes))
+            mark = self.mark(server, issuer)
+            key = (issuer, mark, frozenset(scopes))
             if key not in self._registered:
                 if not server.register or not endpoint:
                     raise ToolFailed(
@@ -85,14 +101,17 @@ class Registrations:
                 if len(self._registered) >= MAX_REGISTRATIONS:
                     oldest = next(iter(self._registered))
                     self.forget(oldest[0], self._registered[oldest])
-                client = self._registered[key] = await self._register(asked, str(endpoint), scopes)
+                uri = self.redirect_uri(mark)
+                client = self._registered[key] = await self._register(asked, str(endpoint), uri, scopes)
                 self._known_until[client] = self._now() + KNOWN_SECONDS
             return self._registered[key]
 
-    async def _register(self, issuer: Issuer, endpoint: str, scopes: Iterable[str]) -> OAuthClient:
+    async def _register(
+        self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: Iterable[str]
+    ) -> OAuthClient:
         body: Json = {
             "client_name": "tealagents",
-            "redirect_uris": [self.callback_url],
+            "redirect_uris": [redirect_uri],
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
             "token_endpoint_auth_method": "none",

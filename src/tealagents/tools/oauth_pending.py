@@ -62,6 +62,8 @@ class PendingConsent(Struct, frozen=True, kw_only=True):
     expires_at: float
     #: the user's last consent when this was asked for
     consent: str = ""
+    #: of the callback that the authorization server was given; empty: of the one that all share
+    mark: str = ""
     #: the server promised to name itself in the callback (RFC 9207)
     must_name_issuer: bool
 
@@ -126,10 +128,11 @@ class PendingConsents:
             )
         return pending
 
-    async def known(self, state: str, iss: str | None) -> PendingConsent | None:
+    async def known(self, state: str, iss: str | None, mark: str) -> PendingConsent | None:
         """What the state stands for, which is not used up; None where it is used already.
 
-        `InvalidRequest` for an answer that names another issuer in `iss` (RFC 9207): the user's is to come.
+        `InvalidRequest` for an answer that names another issuer in `iss` (RFC 9207), or has come to the
+        callback of another: the user's is to come.
         """
         if self._secrets is None:
             pending = self._pending.get(state)
@@ -137,16 +140,17 @@ class PendingConsents:
             stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is not None:
-            _check_issuer(pending, iss)
+            _check_issuer(pending, iss, mark)
         return pending
 
 
-def _check_issuer(pending: PendingConsent, iss: str | None) -> None:
+def _check_issuer(pending: PendingConsent, iss: str | None, mark: str) -> None:
     if iss is None and pending.must_name_issuer:
         raise InvalidRequest("iss", f"{pending.at.issuer} has to name itself in this callback and did not")
-    if iss is not None and iss != pending.at.issuer:
+    if mark != pending.mark or (iss is not None and iss != pending.at.issuer):
         raise InvalidRequest(
-            "iss", "this answer comes from a different authorization server than the one that was asked"
+            "server" if mark != pending.mark else "iss",
+            "this answer comes from a different authorization server than the one that was asked",
         )
 
 

@@ -19,11 +19,12 @@ async def oauth_callback(request: Request) -> Response:
         raise NotFound("No authorization is in progress for this state.")
     if sse.HEAD in request.scope:  # a preview of the link must not spend it
         return PlainTextResponse()
+    iss, server = given.get("iss"), given.get("server", "")
     if not code:
         why = given.get("error_description", "")
-        said = await consents.refuse(state, given["error"], why, iss=given.get("iss"))
+        said = await consents.refuse(state, given["error"], why, iss=iss, server=server)
         return PlainTextResponse(
             f"{said} Go back to the conversation and reject the request, or resume it for a new link."
         )
-    server = await consents.complete(state, code, iss=given.get("iss"))
-    return PlainTextResponse(f"{server} is authorized. Go back to the conversation and approve the request.")
+    name = await consents.complete(state, code, iss=iss, server=server)
+    return PlainTextResponse(f"{name} is authorized. Go back to the conversation and approve the request.")
