@@ -60,6 +60,11 @@ class Resent(Struct, frozen=True):
         return [each for each in self.new if isinstance(each, AnsweredCall)]
 
     @property
+    def calls(self) -> set[str]:
+        """The ids of the calls that are in it."""
+        return {each.call_id for each in self.before if isinstance(each, Made)}
+
+    @property
     def holds_calls(self) -> bool:
         """Whether the calls that it answers are in it: it is all that its client wants the model to know."""
         return any(isinstance(each, Made) for each in self.before)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tealagents.api import names, requests, stretches
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.resent import ADDS_A_MESSAGE, Made, Resent, in_words
+from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
 from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
@@ -95,9 +95,10 @@ async def _answered(
     its request is, or are to be in the background though it is not. `NotFound` where nothing of that name
     waits, in the task that is named.
     """
-    answers, earlier = _by_place(given, kinds)
+    meant = _meant(given, kinds)
+    answers, earlier = _by_place(given, meant, kinds)
     named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
-    last = given.answers[-1].call_id
+    last = meant[-1].call_id
     waiting, _ = await requests.find_call(exchange, caller, "call", last, *kinds)
     if max(answers) >= len(waiting.calls) or (named is not None and named.task_id != waiting.task_id):
         raise names.unknown("call", last)
@@ -121,12 +122,34 @@ def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> Reque
     return replace(held, tool_choice=asked.tool_choice) if asked.tool_choice is not None else None
 
 
-def _by_place(given: Resent, kinds: Sequence[str]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
+def _meant(given: Resent, kinds: Sequence[str]) -> list[AnsweredCall]:
+    """The answers, without an output of no call beside a rejection.
+
+    Some clients add one for the call that is rejected, under an id of their own: it says nothing new.
+    """
+    answers, made = given.answers, given.calls
+    if all(each.answer.action != "reject" for each in answers):
+        return answers
+    return [
+        each
+        for each in answers
+        if each.answer.output is None or each.call_id in made or _is_named(each, kinds)
+    ]
+
+
+def _is_named(answered: AnsweredCall, kinds: Sequence[str]) -> bool:
+    """Whether the call that is answered has a name of one of these kinds: it was made here."""
+    return names.parsed(answered.call_id, *kinds)[0] is not None
+
+
+def _by_place(
+    given: Resent, meant: Sequence[AnsweredCall], kinds: Sequence[str]
+) -> tuple[dict[int, CallAnswer], dict[str, str]]:
     """The answers to the last pause, by the places of its calls; where others are answered."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
-    made = {each.call_id for each in given.before if isinstance(each, Made)}
-    for each in reversed(given.answers):
-        if each.call_id in made and names.parsed(each.call_id, *kinds)[0] is None:
+    made = given.calls
+    for each in reversed(meant):
+        if each.call_id in made and not _is_named(each, kinds):
             raise InvalidRequest(
                 each.answer.field, "answers a call that was made elsewhere: a user message must follow"
             )

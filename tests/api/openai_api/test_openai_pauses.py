@@ -166,6 +166,38 @@ def test_a_rejection_is_reported_to_the_model(wire: httpx.Client, file: Path) ->
     assert (item["approve"], item["reason"]) == (False, "not today")
 
 
+def test_an_output_beside_a_rejection_is_passed_over_where_it_is_of_no_call(
+    wire: httpx.Client, file: Path
+) -> None:
+    """Some clients add one for the rejected call, under an id of their own; it says nothing new.
+
+    With and without the history; one of a call that waits for it, or was made elsewhere, is none of these.
+    """
+    for resends in (True, False):
+        words = {"role": "user", "content": call("Work-write", file=str(file), line="one")}
+        paused = create(wire, input=[words])
+        request = paused["output"][-1]
+        shown = [{"type": "item_reference", "id": item["id"]} for item in paused["output"]]
+        own = {"type": "function_call_output", "call_id": "30T8NEeen3094NO5", "output": "no"}
+        rejected = [*approval(request, approve=False), own]
+        history = [words, *shown] if resends else []
+        elsewhere = {"type": "function_call", "name": "own", "arguments": "{}", "call_id": own["call_id"]}
+        for refused in (
+            [*history, own],
+            [*history, *approval(request), own],
+            [*history, elsewhere, *rejected],
+            [*history, *approval(request, approve=False), {**own, "call_id": request["id"]}],
+            [*history, *approval(request, approve=False), {**own, "call_id": f"call_{NOBODYS}_0"}],
+        ):
+            assert wire.post("/responses", json={"input": refused}).status_code in (400, 404), refused
+        ended = create(wire, input=[*history, *rejected])
+        assert ended["id"] == create(wire, input=[*history, *reversed(rejected)])["id"]
+        assert (lines(file), kinds(ended)) == ([], ["message"])
+        answer = {"type": "item_reference", "id": ended["output"][-1]["id"]}
+        asked = {"role": "user", "content": "What did I say first?"}
+        assert "Work-write" in said(create(wire, input=[words, *shown, *rejected, answer, asked]))
+
+
 def test_each_call_has_its_own_reason(wire: httpx.Client, file: Path) -> None:
     """The model is sent that of the call that was rejected, and each answer is read as it was sent."""
     words = [call("Work-write", file=str(file), line=line) for line in ("one", "two")]
