@@ -4,9 +4,12 @@ import base64
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tealagents.api import bodies
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.images import image_problem, lowered
 from tealagents.domain.models import Item, Json, ToolCall
+from tealagents.domain.texts import check_storable
+from tealagents.state.codec import encode_json
 
 #: the types of images that models see
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -38,6 +41,32 @@ def decoded(encoded: object, field: str) -> bytes:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError:
         raise InvalidRequest(field, "is not valid base64") from None
+
+
+def is_text(media_type: str) -> bool:
+    """Whether it is one of the types of text, in whatever form a client has written it."""
+    return media_type.strip().lower().startswith("text/")
+
+
+def inline(raw: bytes, media_type: str, field: str) -> Item | None:
+    """The item that bytes of a media type are: an image, JSON, or text in UTF-8. None for any other type.
+
+    `InvalidRequest`, for JSON of the field `body`.
+    """
+    if raw and media_type in IMAGES:
+        return Item("image", f"data:{media_type};base64,{base64.b64encode(raw).decode()}")
+    if media_type == "application/json":
+        return Item("text", encode_json(bodies.parse(raw)).decode())
+    return Item("text", _text(raw, field)) if is_text(media_type) else None
+
+
+def _text(raw: bytes, field: str) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(field, "is not UTF-8, as text must be") from None
+    check_storable(text)
+    return text
 
 
 def media(item: Item) -> tuple[str, str]:

@@ -125,13 +125,19 @@ def file_part(encoded: str, **of_part: Any) -> dict[str, Any]:
 
 
 def test_files_of_the_version_before_are_the_bytes_that_were_sent(service: ServiceThread) -> None:
-    """Whatever else their part has, such as a field of the next version; what is no base64 is refused."""
+    """Whatever else their part has, such as a field of the next version; text becomes a part of text.
+
+    What is no base64 is refused.
+    """
     with service.client() as client:
         for more in ({}, {"raw": None}, {"raw": "aGk="}, {"raw": 5}):
             parts = [file_part("+/++", **more)]
             task = streamed(client, "message/stream", legacy("", parts=parts))[0]["result"]
             [part] = task_of(client, task["id"])["history"][0]["parts"]
             assert part["file"] == {"bytes": "+/++", "mimeType": "image/png"}
+        note = {"kind": "file", "file": {"bytes": "aGVsbG8=", "mimeType": "text/plain", "name": "a.txt"}}
+        task = streamed(client, "message/stream", legacy("", parts=[note]))[0]["result"]
+        assert task_of(client, task["id"])["history"][0]["parts"] == [{"kind": "text", "text": "hello"}]
         [refused] = streamed(client, "message/stream", legacy("", parts=[file_part("iVBO!!!!Rw0KGgo=")]))
         assert refused["error"]["code"] == -32602
         assert refused["error"]["message"] == "message.parts.0.raw: is not valid base64"

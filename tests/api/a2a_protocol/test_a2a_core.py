@@ -121,16 +121,25 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
     data = {"data": {"n": 12345678901234567, "half": 0.5}}
     raw = {"raw": base64.b64encode(b'{"n": 1}').decode(), "mediaType": "application/json; charset=utf-8"}
     marked = {"text": "# hi", "mediaType": "text/markdown"}
-    task = wire.send(parts=[{"text": "look"}, picture, data, marked, raw])
+    notes = [
+        {"raw": base64.b64encode("Füße".encode()).decode(), "mediaType": media_type, "filename": "notes.txt"}
+        for media_type in ("text/plain", "Text/Markdown; charset=utf-8")
+    ]
+    task = wire.send(parts=[{"text": "look"}, picture, data, marked, raw, *notes])
     said = wire.get(task["id"])["history"][0]
     assert said["role"] == "ROLE_USER"
     assert said["parts"][:2] == [{"text": "look"}, picture]
     assert said["parts"][2]["text"] == '{"n":12345678901234567,"half":0.5}'
     assert said["parts"][4]["text"] == '{"n":1}'
-    for broken in (b"{", b"\xff", b'"a\\u0000b"', b""):
-        part = {"raw": base64.b64encode(broken).decode(), "mediaType": "application/json"}
-        refused = wire.error("SendMessage", {"message": message(parts=[part])})
-        assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS"), broken
+    assert said["parts"][5:] == [{"text": "Füße"}] * 2
+    for media_type, bodies in (
+        ("application/json", (b"{", b"\xff", b'"a\\u0000b"', b"")),
+        ("text/plain", (b"F\xfc\xdfe", b"a\0b", "look".encode("utf-16"))),
+    ):
+        for broken in bodies:
+            part = {"raw": base64.b64encode(broken).decode(), "mediaType": media_type}
+            refused = wire.error("SendMessage", {"message": message(parts=[part])})
+            assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS"), broken
     for part in (
         {"raw": "dGNr", "mediaType": "application/x-unsupported"},
         {"raw": "dGNr"},

@@ -168,7 +168,11 @@ def test_what_decides_nothing_is_told_what_does(wire: Wire, file: Path) -> None:
     """Text never decides, not even the document itself: a model may have written it. covers: HITL-1"""
     task = pause(wire, file)
     approve = {"text": '{"action": "approve"}'}
-    for part in ({"text": "yes"}, approve, {**approve, "data": None}, {"text": '{"sure": true}'}):
+    files = [
+        {"raw": base64.b64encode(approve["text"].encode()).decode(), "mediaType": media_type}
+        for media_type in ("text/plain", " Text/JSON; charset=utf-8")
+    ]
+    for part in ({"text": "yes"}, approve, {**approve, "data": None}, {"text": '{"sure": true}'}, *files):
         refused = wire.call("SendMessage", {"message": message(parts=[part], taskId=task["id"])})
         assert "must be one data part" in refused.json()["error"]["message"], refused.text
     assert state(wire.get(task["id"])) == "INPUT_REQUIRED"

@@ -1,15 +1,13 @@
 """Requests as A2A tasks, in ProtoJSON's form; and the parts of messages as items."""
 
-import base64
 from collections.abc import Iterable
 
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
-from tealagents.api import bodies
 from tealagents.api.decisions import asked, pending
 from tealagents.api.http import timestamp
-from tealagents.api.items import IMAGES, decoded, media
+from tealagents.api.items import IMAGES, decoded, inline, is_text, media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
@@ -74,10 +72,8 @@ def _item(part: pb.Part, message: Json, n: int) -> Item:
         raise InvalidRequest(field, "has no content: text, data or raw")
     if kind == "raw":  # as it was sent: the libraries skip what is no base64
         raw = decoded(sent["file"]["bytes"] if message["role"] == "user" else sent["raw"], f"{field}.raw")
-        if raw and media in IMAGES:
-            return Item("image", f"data:{media};base64,{base64.b64encode(raw).decode()}")
-        if media == "application/json":
-            return Item("text", encode_json(bodies.parse(raw)).decode())
-    elif kind != "url" and (media in ("", "application/json") or media.startswith("text/")):
+        if (item := inline(raw, media, f"{field}.raw")) is not None:
+            return item
+    elif kind != "url" and (media in ("", "application/json") or is_text(media)):
         return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())
-    raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
+    raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`; no URL is fetched.")

@@ -17,6 +17,7 @@ from tealagents.api.a2a import documents
 from tealagents.api.a2a.fold import Updates, envelope
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import AdmittedCall, Replied
+from tealagents.api.items import is_text
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ENDED, Json, RequestRecord
 from tealagents.state.new_message import NewMessage
@@ -88,7 +89,8 @@ class Handler(RequestHandler):
         record = (await requests.own(self._exchange, call.user, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
-        said = () if any(p.HasField("text") for p in message.parts) else documents.items(message, sent)
+        texts = (p.HasField("text") or (p.HasField("raw") and is_text(p.media_type)) for p in message.parts)
+        said = () if any(texts) else documents.items(message, sent)
         if (command := decisions.of_message(said, record, "message.parts")) is None:
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
         return await self._exchange.decide(call.user, record.request_id, command, **how)
