@@ -1,10 +1,13 @@
 """The local authority and its two commands, as a person tries them."""
 
+import base64
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
@@ -15,7 +18,7 @@ from typer.testing import CliRunner
 from tealagents.auth import open_auth
 from tealagents.cli.token import authority_command, token_command
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.authority import SERVICE_ID, TENANT, LocalAuthority
+from tealagents.testing.authority import SERVICE_ID, TENANT, USER_CLIENT, LocalAuthority
 
 app = typer.Typer()
 app.command("authority")(authority_command)
@@ -119,6 +122,32 @@ def test_the_metadata_are_those_of_openid_connect(version: str) -> None:
     assert found["subject_types_supported"] == ["pairwise"]
     assert found["id_token_signing_alg_values_supported"] == ["RS256"]
     assert "openid" in found["scopes_supported"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "mark"),
+    [
+        ({}, "https://app.example/back", "?"),
+        ({"response_mode": "query"}, "https://app.example/back?from=here", "&"),
+        ({"response_mode": "fragment"}, "https://app.example/back", "#"),
+    ],
+)
+def test_a_code_is_where_the_client_asked_for_it(asked: dict[str, str], before: str, mark: str) -> None:
+    """In the query, as Entra has it, unless the client wants it behind `#`; with the state as it was sent."""
+    verifier = "v" * 43
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    form = {"client_id": USER_CLIENT, "redirect_uri": before, "code_challenge": challenge, "state": "a b"}
+    with LocalAuthority(signing_key=KEY) as authority, httpx.Client(trust_env=False) as client:
+        there = f"{authority.url}/{TENANT}/oauth2/v2.0"
+        back = client.get(f"{there}/authorize", params={**form, **asked}).headers["location"]
+        assert back.startswith(f"{before}{mark}code=")
+        answer = parse_qs(back.removeprefix(f"{before}{mark}"))
+        assert answer["state"] == ["a b"]
+        redeemed = {**form, "grant_type": "authorization_code", "code": answer["code"][0]}
+        issued = client.post(f"{there}/token", data={**redeemed, "code_verifier": verifier})
+        assert issued.json()["token_type"] == "Bearer"
+        del form["state"]
+        assert "state" not in client.get(f"{there}/authorize", params=form).headers["location"]
 
 
 def test_tokens_by_curl() -> None:

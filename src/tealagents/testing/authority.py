@@ -312,6 +312,7 @@ class LocalAuthority:
             "authorization_endpoint": f"{self.url}/{tenant}/oauth2{v2}/authorize",
             # of what Entra lists here, what is served
             "response_types_supported": ["code"],
+            "response_modes_supported": ["query", "fragment"],
             "subject_types_supported": ["pairwise"],
             "id_token_signing_alg_values_supported": ["RS256"],
             "scopes_supported": sorted(_OPENID_SCOPES),

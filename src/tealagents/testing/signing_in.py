@@ -39,13 +39,18 @@ class SignIns:
         self._refresh: dict[str, Grant] = {}
 
     def redirection(self, query: Json, user: str) -> str:
-        """Where a browser that asked to sign in `user` goes: back, with a code behind the address's `#`."""
+        """Where a browser that asked to sign in `user` goes: back, with a code.
+
+        As at Entra, the code is in the address's query, or behind `#` for a page that asks for the fragment.
+        """
         code = secrets.token_urlsafe(16)
         self._codes[code] = Grant(
             user, query["client_id"], query["redirect_uri"], query["code_challenge"], query.get("nonce")
         )
-        answer = {"code": code, "state": query.get("state", "")}
-        return f"{query['redirect_uri']}#{urlencode(answer)}"
+        answer = {"code": code, **({"state": query["state"]} if "state" in query else {})}
+        back = query["redirect_uri"]
+        mark = "#" if query.get("response_mode") == "fragment" else "&" if "?" in back else "?"
+        return f"{back}{mark}{urlencode(answer)}"
 
     def redeem(self, form: Json) -> Grant | None:
         """The grant of a code or a refresh token, or None where it is not good for this form."""
