@@ -119,7 +119,7 @@ def test_a_provider_is_named_by_text(tmp_path: Path, provider: str) -> None:
     ("section", "complaint"),
     [
         ("{allow_app_tokens: true}", "allow_app_tokens needs app_roles"),
-        ("{tenant_id: organizations, audience: a}", "list those that may call in allowed_tenants"),
+        ("{tenant_id: organizations, audience: a}", "list those whose users may call in allowed_tenants"),
         ("{allowed_tenants: example.com}", "must be the ids of tenants"),
         ("{authority: 'http://login.example.com'}", "must be https://"),
         ("{provider: 'en tra'}", "must be a name, or module:Class"),
