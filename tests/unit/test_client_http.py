@@ -675,7 +675,7 @@ async def test_an_async_client_is_used_in_one_event_loop_at_a_time(service: Cont
 
 
 async def test_a_stream_is_read_by_one_task_at_a_time(service: ContractServer) -> None:
-    """The second is refused; the first reads on."""
+    """Another one is refused, as is closing it under the reader, which reads on."""
     asked, may = asyncio.Event(), asyncio.Event()
 
     async def token() -> str:
@@ -686,15 +686,16 @@ async def test_a_stream_is_read_by_one_task_at_a_time(service: ContractServer) -
     async with AsyncClient(service.url, token) as client, client.stream("hello") as stream:
         first = asyncio.create_task(anext(stream))
         await asked.wait()
-        with pytest.raises(RuntimeError, match="one reader at a time"):
-            await anext(stream)
+        for refused in (stream.__anext__, stream.answer, stream.aclose):
+            with pytest.raises(RuntimeError, match="one reader at a time"):
+                await refused()
         may.set()
         await first
         assert (await stream.answer()).output == "hello "
 
 
 def test_a_stream_is_read_by_one_thread_at_a_time(service: ContractServer) -> None:
-    """The second is refused; the first reads on."""
+    """Another one is refused, as is closing it under the reader, which reads on."""
     asked, may = threading.Event(), threading.Event()
 
     def token() -> str:
@@ -706,8 +707,9 @@ def test_a_stream_is_read_by_one_thread_at_a_time(service: ContractServer) -> No
         first = threading.Thread(target=lambda: next(stream))
         first.start()
         assert asked.wait(60)
-        with pytest.raises(RuntimeError, match="one reader at a time"):
-            next(stream)
+        for refused in (stream.__next__, stream.answer, stream.close):
+            with pytest.raises(RuntimeError, match="one reader at a time"):
+                refused()
         may.set()
         first.join()
         assert stream.answer().output == "hello "

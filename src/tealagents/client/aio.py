@@ -296,7 +296,8 @@ class AsyncClient:
 class AsyncItems(Generic[E]):
     """An iterator. Exhaust it, leave it by `async with`, or call `aclose`: this frees its connection.
 
-    After `aclose`, or an error, it raises a `ClientError` unless it had ended.
+    After `aclose`, or an error, it raises a `ClientError` unless it had ended. While it is being read,
+    another reader and `aclose` are refused with a `RuntimeError`.
     """
 
     def __init__(self, flow: Stream[E, None], wire: "_AsyncWire") -> None:
@@ -310,8 +311,7 @@ class AsyncItems(Generic[E]):
         return self
 
     async def __anext__(self) -> E:
-        if not self._reader.acquire(blocking=False):
-            raise RuntimeError("this is being read already; it has one reader at a time")
+        self._take()
         try:
             while True:
                 step = advance(self._flow, self._outcome)
@@ -323,12 +323,23 @@ class AsyncItems(Generic[E]):
                     raise StopAsyncIteration
                 self._outcome = await self._wire.perform(step)
         except BaseException:
-            await self.aclose()
+            await self._free()
             raise
         finally:
             self._reader.release()
 
     async def aclose(self) -> None:
+        self._take()
+        try:
+            await self._free()
+        finally:
+            self._reader.release()
+
+    def _take(self) -> None:
+        if not self._reader.acquire(blocking=False):
+            raise RuntimeError("this is being read already; it has one reader at a time")
+
+    async def _free(self) -> None:
         self._closed = True
         self._flow.close()
         await self._wire.aclose()

@@ -296,7 +296,8 @@ class Client:
 class Items(Generic[E]):
     """An iterator. Exhaust it, leave it by `with`, or call `close`: this frees its connection.
 
-    After `close`, or an error, it raises a `ClientError` unless it had ended.
+    After `close`, or an error, it raises a `ClientError` unless it had ended. While it is being read,
+    another reader and `close` are refused with a `RuntimeError`.
     """
 
     def __init__(self, flow: Stream[E, None], wire: "_Wire") -> None:
@@ -310,8 +311,7 @@ class Items(Generic[E]):
         return self
 
     def __next__(self) -> E:
-        if not self._reader.acquire(blocking=False):
-            raise RuntimeError("this is being read already; it has one reader at a time")
+        self._take()
         try:
             while True:
                 step = advance(self._flow, self._outcome)
@@ -323,12 +323,23 @@ class Items(Generic[E]):
                     raise StopIteration
                 self._outcome = self._wire.perform(step)
         except BaseException:
-            self.close()
+            self._free()
             raise
         finally:
             self._reader.release()
 
     def close(self) -> None:
+        self._take()
+        try:
+            self._free()
+        finally:
+            self._reader.release()
+
+    def _take(self) -> None:
+        if not self._reader.acquire(blocking=False):
+            raise RuntimeError("this is being read already; it has one reader at a time")
+
+    def _free(self) -> None:
         self._closed = True
         self._flow.close()
         self._wire.close()
