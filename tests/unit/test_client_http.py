@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import math
+import random
 import socket
 import subprocess
 import sys
@@ -732,6 +733,31 @@ async def test_canceled_caller_frees_its_connection(service: ContractServer) -> 
             if isinstance(event, Final):
                 break
         assert (await client.health()).status == "ok"
+
+
+@pytest.mark.parametrize("what", ["call", "stream"])
+async def test_no_moment_of_a_cancellation_keeps_a_connection(service: ContractServer, what: str) -> None:
+    """Between two bytes, or while a connection is given back: the next call has the whole pool."""
+    moments = random.Random(7)
+    limits = httpx.Limits(max_connections=2)
+    async with (
+        httpx.AsyncClient(limits=limits) as http,
+        AsyncClient(service.url, "alice", http=http, retry=NO_RETRY, timeouts=Timeouts(call=10)) as client,
+    ):
+
+        async def called() -> None:
+            await (client.health() if what == "call" else client.stream("hello").answer())
+
+        await called()
+        began = time.monotonic()
+        await called()
+        took = time.monotonic() - began
+        for _ in range(200):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(moments.random() * took):
+                    await called()
+        assert (await client.health()).status == "ok"
+        assert (await client.send("hello")).output == "hello "
 
 
 # --- broken connections -------------------------------------------------------------------------------

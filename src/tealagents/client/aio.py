@@ -34,6 +34,7 @@ from tealagents.client.waits import (
     AsyncConnections,
     AsyncToken,
     async_bearer,
+    async_cleanly,
     async_release,
     async_sleep,
     usable,
@@ -410,13 +411,18 @@ class _AsyncWire:
     async def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, await async_bearer(self._token), self._timeouts)
+        return await async_cleanly(self._sent(http, request, call.most, leave_open))
+
+    async def _sent(
+        self, http: httpx.AsyncClient, request: httpx.Request, most: float, leave_open: bool
+    ) -> Reply | Lost:
         try:
             response = await http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
                 self._chunks = cast(AsyncChunks, response.aiter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
-            body = await self._body(response, call.most)
+            body = await self._body(response, most)
         except httpx.RequestError as error:
             return lost(error)
         return Reply(status=response.status_code, headers=response.headers, body=body)
@@ -435,10 +441,11 @@ class _AsyncWire:
         return b"".join(chunks)
 
     async def _receive(self) -> bytes | Lost:
-        if self._chunks is None:
-            return b""
+        return b"" if self._chunks is None else await async_cleanly(self._next(self._chunks))
+
+    async def _next(self, chunks: AsyncChunks) -> bytes | Lost:
         try:
-            return await anext(self._chunks, b"")
+            return await anext(chunks, b"")
         except httpx.RequestError as error:
             return lost(error)
 

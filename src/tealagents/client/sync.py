@@ -36,6 +36,7 @@ from tealagents.client.waits import (
     Connections,
     Token,
     bearer,
+    cleanly,
     release,
     sleep,
     usable,
@@ -408,13 +409,18 @@ class _Wire:
     def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
         http = self._connections.client()
         request = build_request(http, self._base_url, call, bearer(self._token), self._timeouts)
+        return cleanly(self._sent(http, request, call.most, leave_open))
+
+    def _sent(
+        self, http: httpx.Client, request: httpx.Request, most: float, leave_open: bool
+    ) -> Reply | Lost:
         try:
             response = http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
                 self._chunks = cast(Chunks, response.iter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
-            body = self._body(response, call.most)
+            body = self._body(response, most)
         except httpx.RequestError as error:
             return lost(error)
         return Reply(status=response.status_code, headers=response.headers, body=body)
@@ -433,10 +439,11 @@ class _Wire:
         return b"".join(chunks)
 
     def _receive(self) -> bytes | Lost:
-        if self._chunks is None:
-            return b""
+        return b"" if self._chunks is None else cleanly(self._next(self._chunks))
+
+    def _next(self, chunks: Chunks) -> bytes | Lost:
         try:
-            return next(self._chunks, b"")
+            return next(chunks, b"")
         except httpx.RequestError as error:
             return lost(error)
 

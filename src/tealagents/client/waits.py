@@ -7,9 +7,9 @@
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx
@@ -27,6 +27,14 @@ Chunks = Generator[bytes, None, None]
 
 sleep = time.sleep
 async_sleep = anyio.sleep
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """None in Trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class Connections:
@@ -59,9 +67,7 @@ class AsyncConnections:
 
     def client(self) -> httpx.AsyncClient:
         """`RuntimeError` where it is in use in another event loop that still runs."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # of Trio
+        if (loop := running_loop()) is None:
             return self._http
         if loop is not self._loop and self._owned and not self._http.is_closed:
             if self._loop is not None:
@@ -115,6 +121,45 @@ def release(response: httpx.Response, chunks: Chunks) -> None:
 async def async_release(response: httpx.Response, chunks: AsyncChunks) -> None:
     """Gives an open stream's connection back, also where the caller is being canceled: it must not return to
     the pool half read."""
+    await async_cleanly(_async_released(response, chunks))
+
+
+async def _async_released(response: httpx.Response, chunks: AsyncChunks) -> None:
     with anyio.CancelScope(shield=True), suppress(httpx.RequestError):
         await chunks.aclose()
         await response.aclose()
+
+
+def cleanly(outcome: T) -> T:
+    """A thread is not canceled."""
+    return outcome
+
+
+async def async_cleanly(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of `work` on a connection, which is given back also where the caller is canceled.
+
+    httpx gives it back within shields of anyio. They hold against a cancel scope of anyio, and not against
+    `Task.cancel`, which `asyncio.timeout` is made of: `work` is a task of its own, canceled by a scope.
+    """
+    scope = anyio.CancelScope()
+
+    async def scoped() -> T:
+        with scope:
+            return await work
+        raise asyncio.CancelledError  # the caller raises its own
+
+    if (loop := running_loop()) is None:
+        return await work
+    task = loop.create_task(scoped())
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        scope.cancel()
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                with suppress(asyncio.CancelledError):  # again: the first is raised below
+                    await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # asyncio logs those that were not looked at
+        raise
+    return task.result()
