@@ -26,6 +26,15 @@ def _always(tab: Tab, url: str, **answer: Any) -> None:
     tab.page.route(url, lambda route: route.fulfill(**answer))
 
 
+def _words(tab: Tab, error: dict[str, Any]) -> str:
+    """How an error is worded."""
+    worded = """async (error) => {
+        const {inWords} = await import("./app/ui.js");
+        return Object.values(inWords(error)).join(" ");
+    }"""
+    return str(tab.page.evaluate(worded, error))
+
+
 def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, service: ServiceThread) -> None:
     """What is shown is what runs, at the second attempt too."""
     (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}')
@@ -584,13 +593,14 @@ def _asks_for_a_token(route: Route) -> None:
 
 
 def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service: ServiceThread) -> None:
-    """Its page is no sentence for a user."""
+    """Its page is no sentence for a user; of what may have been done this is said."""
     (answer,) = talk(service, "hello")
     ada.expected = {502}
     _once(ada, "**/fork", status=502, content_type="text/html", body="<html><h1>Bad Gateway</h1>")
     ada.open("tasks", answer["task_id"], "travel").button("Fork").last.click()
-    expect(ada.page.locator(".notice")).to_contain_text("The service cannot be reached")
-    expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
+    expect(ada.page.locator(".notice")).to_contain_text("Look before you try again.")
+    said = _words(ada, {"status": 502, "code": None, "detail": "HTTP 502, body: <html>"})
+    assert said.startswith("The service cannot be reached Check that the service is running")
 
 
 def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, service: ServiceThread) -> None:
@@ -625,13 +635,7 @@ def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, se
 )
 def test_what_clients_are_told_is_said_in_words_for_people(ada: Tab, code: str) -> None:
     """Who chats has no idempotency key, and who approves has no message to send."""
-    problem = {"code": code, "detail": "Send it again, under a new idempotency key."}
-    words = """async (problem) => {
-        const {inWords} = await import("./app/ui.js");
-        return Object.values(inWords(problem)).join(" ");
-    }"""
-    said = ada.page.evaluate(words, problem)
-    assert "key" not in said
+    assert "key" not in _words(ada, {"code": code, "detail": "Send it again, under a new idempotency key."})
 
 
 @pytest.mark.parametrize("path", [("tasks", "a b"), ("compare", "a", "b"), ("compare",)])

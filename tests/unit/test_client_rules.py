@@ -657,6 +657,20 @@ def test_a_call_that_may_have_been_carried_out_is_in_doubt(
             network.run(call(network.operations()))
         assert lost.value.in_doubt is doubtful
         assert str(lost.value).endswith("look before you repeat the call") is doubtful
+    for status in (502, 503, 504):
+        network = Network(sending(*[problem(status)] * 11))
+        with pytest.raises(ProblemError) as away:
+            network.run(call(network.operations()))
+        assert away.value.in_doubt is in_doubt
+
+
+@pytest.mark.parametrize("refusal", [problem(500), problem(403), AWAY, problem(503, "overloaded")])
+def test_what_was_refused_is_not_in_doubt(refusal: Reply) -> None:
+    """Nor is what the service says of itself: only a gateway does not know."""
+    network = Network(sending(*[refusal] * 11))
+    with pytest.raises(ProblemError) as refused:
+        network.run(network.operations().fork("t", None, None))
+    assert not refused.value.in_doubt
 
 
 def test_deleted_already() -> None:

@@ -207,7 +207,11 @@ export class Calls {
     for (;;) {
       const trouble = await attempt(() => this.wire.reply(call, signal));
       if (!(trouble instanceof Lost)) {
-        if (trouble.ok || !mayRepeat(call, trouble.problem())) return trouble;
+        if (trouble.ok) return trouble;
+        const problem = trouble.problem();
+        problem.inDoubt = !call.repeatable && ofGateway(problem);
+        if (problem.inDoubt) throw problem;
+        if (!mayRepeat(call, problem)) return trouble;
       } else if (!mayRepeat(call, trouble)) {
         throw givenUp(trouble, call);
       }
@@ -245,8 +249,16 @@ export function mayRepeat(call, trouble) {
   if (trouble.status === 503 && REFUSED.has(trouble.code ?? "")) return true;
   // a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
   if (!repeatable || trouble.replayed || trouble.code === "interrupted") return false;
-  // a code of the service's own has a class of its own
-  return trouble.status === 503 || (trouble.constructor === ProblemError && GATEWAY.has(trouble.status));
+  return trouble.status === 503 || ofGateway(trouble);
+}
+
+/**
+ * A code of the service's own has a class of its own.
+ *
+ * @param {ProblemError} problem
+ */
+function ofGateway({constructor, status}) {
+  return constructor === ProblemError && GATEWAY.has(status);
 }
 
 /**

@@ -4,6 +4,7 @@ export class ClientError extends Error {
   /** of a message
    * @type {string | null} */
   idempotencyKey = null;
+  inDoubt = false;
 
   /** @override */
   get name() {

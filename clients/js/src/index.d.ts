@@ -276,6 +276,8 @@ export class Client {
 export class ClientError extends Error {
   /** of a message: to send the same message again without doing it twice */
   readonly idempotencyKey: string | null;
+  /** of a fork, an import, a rollback or the deletion of a session: it may have been done, and is not repeated */
+  readonly inDoubt: boolean;
 }
 
 /**
@@ -292,8 +294,6 @@ export class ConnectionLost extends ClientError {
       lastEventId?: number;
     },
   );
-  /** of a fork, an import, a rollback or the deletion of a session: it may have been done, and is not repeated */
-  readonly inDoubt: boolean;
   readonly requestId: string | null;
   readonly lastEventId: number;
 }

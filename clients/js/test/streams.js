@@ -119,3 +119,15 @@ test("a fork whose answer was lost is not made again", async () => {
   assert.deepEqual([unsure.name, unsure.inDoubt], ["ConnectionLost", false]);
   proxy.close();
 });
+
+test("a fork to which a gateway answers that the service is away may have been made", async () => {
+  for (const [status, inDoubt] of /** @type {const} */ ([[502, true], [503, true], [504, true], [500, false]])) {
+    let calls = 0;
+    const answers = async () => ((calls += 1), new Response("<html>", {status}));
+    const agent = new Client("http://gateway/Janitor/0.1", {fetch: answers, retry: {attempts: 1, firstDelayMs: 1}});
+    const error = await agent.fork("t").catch((error) => error);
+    assert.deepEqual([error.status, error.inDoubt, calls], [status, inDoubt, 1]);
+    const read = await agent.task("t").catch((error) => error);
+    assert.deepEqual([read.status, read.inDoubt], [status, false]);
+  }
+});

@@ -35,6 +35,9 @@ class ClientError(Exception):
 
     #: of a message: for sending the same message again, which executes it once
     idempotency_key: str | None = None
+    #: of a fork, an import, a rollback or the deletion of a session after which the connection broke, or a
+    #: gateway answered 502, 503 or 504: the service may have carried it out, so it is not repeated
+    in_doubt: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
@@ -43,9 +46,6 @@ class ClientError(Exception):
 
 class ConnectionLost(ClientError):
     """No answer after as many attempts as the `Retry` allows.
-
-    `in_doubt` is of a fork, an import, a rollback or the deletion of a session that was sent: the service may
-    have carried it out, so it is not repeated.
 
     To continue later: `request_id` and `last_event_id` are for `follow`; `idempotency_key` is for sending the
     same message again.

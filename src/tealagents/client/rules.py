@@ -387,9 +387,12 @@ class Rules:
             if isinstance(trouble, Reply):
                 return trouble
             if not may_repeat(call, trouble):
-                if isinstance(outcome, Reply):
-                    return outcome
-                raise self._given_up(outcome, call) from outcome.error
+                if isinstance(outcome, Lost):
+                    raise self._given_up(outcome, call) from outcome.error
+                if not call.repeatable and _of_gateway(trouble):
+                    trouble.in_doubt = True
+                    raise trouble
+                return outcome
             yield from self._hold_on(trouble, budget, call)
 
     def _hold_on(
@@ -435,8 +438,12 @@ def may_repeat(call: Call, trouble: Trouble) -> bool:
     # a replayed failure is the outcome of the request, and stays so; `interrupted` is one, too
     if not call.repeatable or trouble.replayed or trouble.code == "interrupted":
         return False
-    # a code that the service has stands for a class; a gateway's own code does not
-    return trouble.status == 503 or (trouble.stands_for is None and trouble.status in GATEWAY)
+    return trouble.status == 503 or _of_gateway(trouble)
+
+
+def _of_gateway(trouble: Trouble) -> TypeGuard[ProblemError]:
+    """A code that the service has stands for a class; a gateway's own code does not."""
+    return isinstance(trouble, ProblemError) and trouble.stands_for is None and trouble.status in GATEWAY
 
 
 def _taken(parser: EventParser, chunk: bytes, cursor: Cursor) -> Iterator[StreamEvent]:
