@@ -776,6 +776,29 @@ def test_problems_in_every_form() -> None:
     assert problem_from_body(b"[1]", status=400).raw == {}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": {"message": "RBAC: access denied"}}',
+        b'{"detail": [{"loc": ["body"], "msg": "RBAC: access denied"}]}',
+        b'{"message": "RBAC: access denied", "title": 7}',
+    ],
+)
+def test_what_a_gateway_says_in_json_of_its_own_is_quoted(body: bytes) -> None:
+    """As a page of it is: a number alone does not say what to do."""
+    error = problem_from_body(body, status=403)
+    assert error.detail == f"HTTP 403 without a problem document, body: {body.decode()}"
+    assert error.raw == json.loads(body)
+
+
+def test_a_redirection_says_what_to_do() -> None:
+    """No call follows it: the address is to be corrected."""
+    for status in (301, 302, 307, 308):
+        error = problem_from_body(b"<html>moved</html>", status=status)
+        said = f"HTTP {status}: the address redirects elsewhere; use the address it redirects to"
+        assert (error.detail, error.status) == (said, status)
+
+
 @pytest.mark.parametrize("code", STATUSES)
 def test_every_code_has_a_class(code: str) -> None:
     """What the service answers with can be caught by a name of its own."""

@@ -54,10 +54,11 @@ function text(value) {
 export class ProblemError extends ClientError {
   /**
    * @param {Partial<Problem>} problem
-   * @param {{status?: number, retryAfter?: number | null, replayed?: boolean}} [reply] what came with the document
+   * @param {{status?: number, retryAfter?: number | null, replayed?: boolean, detail?: string}} [reply] what came with
+   *   the document, and what is said where that says nothing
    */
-  constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
-    super(text(problem.detail) ?? text(problem.title) ?? `the service answered with HTTP ${status}`);
+  constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false, detail} = {}) {
+    super(text(problem.detail) ?? text(problem.title) ?? detail ?? `the service answered with HTTP ${status}`);
     this.detail = this.message;
     this.status = status;
     this.code = text(problem.code);

@@ -308,7 +308,7 @@ export class UnexpectedAnswer extends ClientError {}
 export class ProblemError extends ClientError {
   constructor(
     problem: Partial<Problem>,
-    reply?: {status?: number; retryAfter?: number | null; replayed?: boolean},
+    reply?: {status?: number; retryAfter?: number | null; replayed?: boolean; detail?: string},
   );
   readonly status: number;
   readonly code: string | null;

@@ -180,8 +180,9 @@ export class Reply {
     const {status, headers} = this.#response;
     const said = this.#text.replace(/\s+/g, " ").slice(0, 200);
     const detail = `HTTP ${status} without a problem document, ${said ? `body: ${said}` : "no body"}`;
-    return problemError(parsed(this.#text) ?? {detail}, {
+    return problemError(parsed(this.#text) ?? {}, {
       status,
+      detail,
       retryAfter: seconds(headers.get("retry-after"), headers.get("date")),
       replayed: headers.get("idempotent-replayed") === "true",
     });

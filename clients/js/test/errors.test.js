@@ -30,6 +30,18 @@ test("whatever a server sends is a ClientError", async () => {
   }
 });
 
+test("what a gateway says in JSON of its own is quoted", async () => {
+  for (const body of [
+    '{"error": {"message": "RBAC: access denied"}}',
+    '{"detail": [{"msg": "RBAC: access denied"}]}',
+    '{"message": "RBAC: access denied", "title": 7}',
+  ]) {
+    const error = await answeredWith(body, {status: 403}).me().catch((error) => error);
+    assert.equal(error.detail, `HTTP 403 without a problem document, body: ${body}`);
+    assert.deepEqual(error.problem, JSON.parse(body));
+  }
+});
+
 test("a document without its ids did not come from this service", async () => {
   for (const body of ["{}", '{"status": "ok"}', '{"task_id": "../me", "user": {"oid": ""}}']) {
     const agent = answeredWith(body);
@@ -90,7 +102,7 @@ test("the message of a problem is text, whatever the document holds", async () =
     detail: "Too large",
   });
   await assert.rejects(answeredWith(JSON.stringify({title: 3, detail}), {status: 413}).send("hello"), {
-    message: "the service answered with HTTP 413",
+    message: 'HTTP 413 without a problem document, body: {"title":3,"detail":{"why":"no room"}}',
   });
 });
 

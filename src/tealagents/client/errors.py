@@ -243,14 +243,16 @@ def problem_from_document(
     status: int | None = None,
     retry_after: float | None = None,
     replayed: bool = False,
+    otherwise: str | None = None,
 ) -> ProblemError:
-    """The error of a problem document. `status` is that of the HTTP answer, if there was one."""
+    """The error of a problem document. `status` is that of the HTTP answer, if there was one; `otherwise` is
+    the detail where the document has none."""
     stated = document.get("status")
     status = status or (stated if isinstance(stated, int) else 500)
     code = _text(document, "code")
     title = _text(document, "title")
     return _BY_CODE.get(code, ProblemError)(
-        _text(document, "detail") or title or f"the service answered with HTTP {status}",
+        _text(document, "detail") or title or otherwise or f"the service answered with HTTP {status}",
         status=status,
         code=code,
         title=title,
@@ -272,11 +274,17 @@ def problem_from_body(
         document = decoded(body)
     except ValueError:
         document = None
-    if isinstance(document, dict):
-        return problem_from_document(document, status=status, retry_after=retry_after, replayed=replayed)
     excerpt = " ".join(body[:400].decode("utf-8", "replace").split())[:200]
-    detail = f"HTTP {status} without a problem document, {f'body: {excerpt}' if excerpt else 'no body'}"
-    return ProblemError(detail, status=status, retry_after=retry_after, replayed=replayed)
+    said = f" without a problem document, {f'body: {excerpt}' if excerpt else 'no body'}"
+    if 300 <= status < 400:
+        said = ": the address redirects elsewhere; use the address it redirects to"
+    return problem_from_document(
+        document if isinstance(document, dict) else {},
+        status=status,
+        retry_after=retry_after,
+        replayed=replayed,
+        otherwise=f"HTTP {status}{said}",
+    )
 
 
 def decoded(text: str | bytes) -> Any:
