@@ -1,11 +1,11 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
 import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt, useShow} from "./context.js";
+import {turnsOf, useMessages} from "./data.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./approvals.js";
 import {asObject} from "./format.js";
 import {useLive} from "./live.js";
-import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
 import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";

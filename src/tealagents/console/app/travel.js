@@ -1,9 +1,8 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
-import {FRESH, usePages, useRead} from "./data.js";
+import {FRESH, turnsOf, useMessages, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
-import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
