@@ -422,6 +422,21 @@ WHOLE = (
 )
 
 
+def test_of_a_long_text_the_beginning_is_shown_and_the_rest_on_demand(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """What was left out is said in a sentence, with a space before its button."""
+    (answer,) = talk(service, "long " * 13_000)
+    ada.open("tasks", answer["task_id"])
+    cut = ada.page.locator(".said .cut")
+    assert (cut.text_content() or "").strip() == "This is the beginning of 65 KB of text. Show all of it"
+    said = ada.page.locator(".said .plain")
+    assert len(said.text_content() or "") == 60_000
+    cut.get_by_role("button").click()
+    expect(cut).to_have_count(0)
+    assert len(said.text_content() or "") > 64_000
+
+
 def test_what_hides_is_shown_and_what_belongs_together_is_not_cut(ada: Tab) -> None:
     """Code shows every character that is not seen for what it is; prose those that hide or reorder."""
     shown = """async (all) => {

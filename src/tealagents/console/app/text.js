@@ -41,7 +41,7 @@ export function Plain({text, code = false}) {
     <${code ? "pre" : "div"} class=${code ? "code" : "plain"} dir="auto" tabindex=${code ? 0 : undefined}>${shown}<//>
     ${cut &&
     html`<p class="cut">
-      This is the beginning of ${bytes(text.length)} of text.
+      This is the beginning of ${bytes(text.length)} of text.${" "}
       <button class="link" onClick=${() => setWhole(true)}>Show all of it</button>
     </p>`}
   `;
