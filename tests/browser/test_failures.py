@@ -598,9 +598,38 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
     ada.expected = {502}
     _once(ada, "**/fork", status=502, content_type="text/html", body="<html><h1>Bad Gateway</h1>")
     ada.open("tasks", answer["task_id"], "travel").button("Fork").last.click()
-    expect(ada.page.locator(".notice")).to_contain_text("Look before you try again.")
+    expect(ada.page.locator(".notice")).to_contain_text("Check before you try again.")
     said = _words(ada, {"status": 502, "code": None, "detail": "HTTP 502, body: <html>"})
     assert said.startswith("The service cannot be reached Check that the service is running")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "sign in there"), (403, "sign in there"), (413, "Shorten it"), (429, "Try again in a moment")],
+)
+def test_a_refusal_of_a_gateway_is_not_quoted(ada: Tab, status: int, said: str) -> None:
+    """What to do is said, as for the service's own refusals."""
+    words = _words(ada, {"status": status, "code": None, "detail": f"HTTP {status}, body: <html>"})
+    assert said in words
+    assert "<html>" not in words
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 302, "headers": {"location": "/console/"}},
+        {"status": 200, "content_type": "text/html", "body": "<html>Sign in"},
+    ],
+)
+def test_a_sign_in_of_a_gateway_says_to_reload_the_page(
+    ada: Tab, service: ServiceThread, answer: dict[str, Any]
+) -> None:
+    """A gateway whose session has expired redirects calls to its page, or answers with it."""
+    _always(ada, service.url, **answer)
+    ada.open("new").say("hello")
+    alert = ada.page.get_by_role("main").get_by_role("alert")
+    expect(alert).to_contain_text("Reload the page; you may have to sign in there.")
+    expect(alert).not_to_contain_text("html")
 
 
 def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, service: ServiceThread) -> None:

@@ -116,16 +116,17 @@ export const isAway = (error) => error.name === "ConnectionLost" || error instan
 
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
-  const {code, detail, words = DETAILS[code]} = error;
+  const {code, status, detail, words = DETAILS[code]} = error;
+  if (error.inDoubt) return {title: "No answer came", detail: "The service may be away, or it may have been done. Check before you try again."};
   if (typeof code === "string") return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
-  if (error.inDoubt)
-    return {title: "The connection broke before the answer came", detail: "It may have been done. Check before you try again."};
   if (isAway(error))
     return {
       title: "The service cannot be reached",
       detail: "Check that the service is running and that you are online. Running requests continue without this page.",
     };
-  return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
+  if (status === 401 || status === 403 || error.name === "UnexpectedAnswer")
+    return {title: "Something between you and the service answered", detail: "Reload the page; you may have to sign in there."};
+  return {title: "Something went wrong", detail: {413: DETAILS.too_large, 429: AGAIN}[status] ?? detail ?? error.message ?? String(error)};
 }
 
 /** Resolves once an element comes into view; never if it is left before. */
