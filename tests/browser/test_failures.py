@@ -632,6 +632,27 @@ def test_a_sign_in_of_a_gateway_says_to_reload_the_page(
     expect(alert).not_to_contain_text("html")
 
 
+def test_that_an_edit_may_have_been_done_is_said_until_it_is_tried_again(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """That the service is well is no answer to it."""
+    *_, last = talk(service, "hello", "My name is Ada.")
+    ada.may_be_cut = True
+    ada.page.clock.install()
+    ada.open("tasks", last["task_id"]).button("Edit and send again").last.click()
+    editing = ada.page.locator(".editing")
+    editing.locator("textarea").fill("My name is Eda.")
+    ada.page.route("**/fork", _lost)
+    editing.get_by_role("button", name="Send").click()
+    warning = editing.get_by_role("alert")
+    expect(warning).to_contain_text("No answer came")
+    asked = list[str]()
+    ada.page.on("request", lambda request: asked.append(request.url))
+    ada.page.clock.run_for(10_000)
+    expect(warning).to_contain_text("Check before you try again.")
+    assert not any(url.endswith("/health") for url in asked)
+
+
 def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, service: ServiceThread) -> None:
     """In words for people; the message is still there to be sent."""
     ada.expected = {503}
