@@ -632,6 +632,21 @@ def test_a_sign_in_of_a_gateway_says_to_reload_the_page(
     expect(alert).not_to_contain_text("html")
 
 
+def test_a_message_that_takes_its_time_is_shown_to_be_on_its_way(ada: Tab, service: ServiceThread) -> None:
+    """A network that is half open says nothing for a minute and a half."""
+    calls = list[Route]()
+    ada.page.clock.install()
+    ada.page.route(service.url, lambda route: calls.append(route))
+    ada.open("new").say("My name is Ada.")
+    expect(ada.button("Send")).to_be_disabled()
+    sending = ada.page.get_by_role("status").filter(has_text="Sending …")
+    ada.page.clock.run_for(1_000)
+    expect(sending).to_be_visible()
+    ada.held(calls).continue_()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    expect(sending).to_have_count(0)
+
+
 def test_that_an_edit_may_have_been_done_is_said_until_it_is_tried_again(
     ada: Tab, service: ServiceThread
 ) -> None:

@@ -19,6 +19,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
   const now = () => ({text: drafts.get(draft) ?? (written ? "" : initial), images: drafts.images.get(draft) ?? []});
   const {text, images} = now();
   const [error, setError] = useState(null);
+  /** `slow` once it takes more than a second */
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   const file = useRef(null);
@@ -68,11 +69,13 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
       keep((known) => known.filter((image) => !images.includes(image)));
     };
     if (!drafts.get(key)) drafts.set(key, String(Math.random()));
+    const timer = setTimeout(() => setBusy("slow"), 1000);
     // a reload loses the images
     await onSend(items, `${drafts.get(key)} ${images.length}`).then(taken, (refusal) => {
       if (field.current) setError(refusal);
       else notify(`Your message is still where you wrote it. ${inWords(refusal).detail}`);
     });
+    clearTimeout(timer);
     setBusy(false);
   };
   const stop = (event) => {
@@ -111,7 +114,9 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
         <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
-        <span class="hint">Enter sends, Shift + Enter starts a new line</span>
+        ${busy === "slow"
+          ? html`<span key="slow" class="hint" role="status">Sending …</span>`
+          : html`<span class="hint">Enter sends, Shift + Enter starts a new line</span>`}
         ${onStop &&
         html`<button key="stop" type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`}
         ${!(onStop && empty) &&
