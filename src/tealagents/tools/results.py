@@ -6,15 +6,11 @@ Whatever comes back becomes one text that can be stored and sent: no lone surrog
 
 import base64
 import re
-from collections import deque
-from copy import copy
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import GeneratorType
 from typing import Any
 
-from pydantic import RootModel
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from tealagents.domain.errors import ToolFailed
@@ -76,8 +72,7 @@ def _encoded(value: Any) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have.
-    Bytes that a pydantic model would write as text, and that are none, are base64."""
+    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -88,83 +83,11 @@ def _storable(value: Any) -> Any:
         raise ValueError("a generator yields text that is not Unicode")  # and can be read only once
     try:
         plain = _to_plain(value)
-    except UnicodeDecodeError:
-        plain = _taken_apart(value)
+    except UnicodeDecodeError:  # as from `model_dump_json`: only its author knows how it is meant
+        raise ValueError(
+            f"{type(value).__name__} has bytes that are not UTF-8; set ser_json_bytes='base64' in its config"
+        ) from None
     return _storable(plain) if isinstance(plain, str | dict | list) else plain
-
-
-def _taken_apart(value: Any) -> Any:
-    """A model or data class with bytes that are no text: they are base64, and all else is as in its JSON."""
-    if not _is_model(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    decorators = type(value).__pydantic_decorators__
-    if decorators.model_serializers:
-        return _written(value)  # fails again
-    written = _written(_copied(value), exclude=set(decorators.computed_fields) or None)
-    for name in decorators.computed_fields:  # of the bytes themselves
-        written |= _written(value, include={name})
-    return written
-
-
-def _is_model(value: Any) -> bool:
-    return hasattr(type(value), "__pydantic_serializer__")
-
-
-def _written(model: Any, **which: Any) -> Any:
-    serializer = type(model).__pydantic_serializer__
-    return serializer.to_python(model, mode="json", by_alias=True, warnings=False, fallback=_text_of, **which)
-
-
-def _copied(value: Any) -> Any:
-    """A model or data class with base64 in the fields that could not be written otherwise.
-
-    A function that serializes a model as a whole gets the bytes as they are: it may say more of them.
-    """
-    copied = copy(value)
-    if not _is_model(value):
-        for field in fields(value):
-            object.__setattr__(copied, field.name, _with_base64(getattr(value, field.name)))
-    elif not type(value).__pydantic_decorators__.model_serializers:
-        for name in type(value).__pydantic_fields__:
-            if not _can_be_written(value, name):
-                object.__setattr__(copied, name, _with_base64(getattr(value, name)))
-        if extra := getattr(value, "__pydantic_extra__", None):
-            object.__setattr__(copied, "__pydantic_extra__", _with_base64(extra))
-    return copied
-
-
-def _can_be_written(model: Any, name: str) -> bool:
-    if isinstance(model, RootModel):
-        return False
-    try:
-        _written(model, include={name})
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _with_base64(value: Any) -> Any:
-    """The same, with base64 in place of bytes that are no text."""
-    if isinstance(value, bytes | bytearray):
-        return value if _is_text(value) else base64.urlsafe_b64encode(value)
-    if type(value) is dict:
-        return {_with_base64(name): _with_base64(each) for name, each in value.items()}
-    if type(value) in (list, tuple, set, frozenset, deque):
-        return type(value)(map(_with_base64, value))
-    if not (_is_model(value) or is_dataclass(value)) or isinstance(value, type):
-        return value
-    copied = _copied(value)
-    computed = type(value).__pydantic_decorators__.computed_fields if _is_model(value) else ()
-    # what is computed of the bytes would be wrong
-    return copied if all(getattr(copied, name) == getattr(value, name) for name in computed) else value
-
-
-def _is_text(data: bytes | bytearray) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _binary(data: bytes) -> str:
