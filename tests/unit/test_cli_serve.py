@@ -904,6 +904,41 @@ async def test_a_shutdown_that_fails_says_why(
     assert ended == [0]
 
 
+class Losing(Refreshing):
+    """What it looks at is lost while the service serves."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._group.create_task(self._look())
+        return self
+
+    async def _look(self) -> None:
+        await SERVES.wait()
+        raise ConnectionError("the authority is away")
+
+
+SERVES = asyncio.Event()
+
+
+async def test_a_service_that_loses_what_it_needs_ends_with_an_error(
+    tmp_path: Path, ended: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No shutdown was asked for: the log says where it failed, and the status is that of a failure."""
+    left = ["startup"]
+
+    async def receive() -> Message:
+        if not left:
+            SERVES.set()
+            await asyncio.Event().wait()
+        return {"type": f"lifespan.{left.pop()}"}
+
+    async def send(message: Message) -> None: ...
+
+    await built(tmp_path, f"{__name__}:Losing")({"type": "lifespan"}, receive, send)
+    assert ended == [1]
+    assert "ConnectionError: the authority is away" in caplog.text
+
+
 async def test_a_service_that_is_canceled_ends_what_is_left_running(tmp_path: Path, ended: list[int]) -> None:
     """On a second signal the server cancels it, without a shutdown."""
     with pytest.raises(asyncio.CancelledError):

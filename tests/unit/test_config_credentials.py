@@ -101,6 +101,13 @@ def test_passwords_of_urls_from_variables(tmp_path: Path) -> None:
     assert read(tmp_path, with_spec("persistence: postgresql://me@db.example.com/state"))
 
 
+@pytest.mark.parametrize("key", ["connection_string", "jdbc", "link", "base_url"])
+def test_a_url_under_a_key_that_says_so_may_have_spaces_in_its_password(tmp_path: Path, key: str) -> None:
+    provider = f"context_providers: [{{name: x, {key}: 'postgresql://user:a {SECRET}@db.example.com/state'}}]"
+    [problem] = problems(tmp_path, with_spec(f"thread: {{{provider}}}"))
+    assert "credentials are never read from the file" in problem.message
+
+
 def test_prose_may_speak_of_secrets(tmp_path: Path) -> None:
     """Instructions that mention passwords, tokens or URLs are no credentials."""
     prompt = (

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import sys
+import traceback
 from contextlib import suppress
 
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
-from tealagents.domain.errors import ToolFailed, described
+from tealagents.domain.errors import ToolFailed, described, ungrouped
 from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import Commit, ToolContext
@@ -135,6 +136,13 @@ async def test_what_led_to_a_failure_in_a_group_is_logged(
     assert "OSError: no file of rivers" in caplog.text
     assert "ValueError: cannot load the table" in caplog.text
     assert "ExceptionGroup" not in caplog.text
+
+
+def test_what_else_has_failed_in_a_group_stays_behind_what_is_meant() -> None:
+    """A log shows it as what led to the failure."""
+    with pytest.raises(ToolFailed) as failed, ungrouped():
+        raise ExceptionGroup("two tasks", [ToolFailed("the river is closed"), ConnectionError("reset")])
+    assert "ConnectionError: reset" in "".join(traceback.format_exception(failed.value))
 
 
 @pytest.mark.parametrize(

@@ -472,18 +472,11 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
         app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        async def passed_on(message: "Message") -> None:
-            if message["type"] == "lifespan.startup.complete":
-                started.set()
-                _settled()
-            if message["type"] == "lifespan.shutdown.complete":
-                _end_soon()
-            if not message["type"].endswith(".failed"):
-                await send(message)
-
+        asked = threading.Event()
+        heard, said = _noting_shutdown(receive, asked), _noting_start(send, started)
         try:
             with _ended_by_signals(started, asyncio.current_task()), ungrouped():
-                await app(scope, receive, passed_on)
+                await app(scope, heard, said)
         except asyncio.CancelledError:
             _end_soon()
             if started.is_set():
@@ -492,10 +485,13 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
             await send({"type": "lifespan.startup.failed"})
         except START_ERRORS as error:
-            await _fail(send, started, str(error))
+            if started.is_set() and not asked.is_set():
+                log.exception("what the service needs has failed")
+            await _fail(send, started, asked, str(error))
         except (Exception, SystemExit) as error:
-            log.exception("the %s failed", "shutdown" if started.is_set() else "start")
-            await _fail(send, started, f"{type(error).__name__}: {error}")
+            why = "shutdown" if asked.is_set() else "service" if started.is_set() else "start"
+            log.exception("the %s failed", why)
+            await _fail(send, started, asked, f"{type(error).__name__}: {error}")
 
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
         return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
@@ -503,11 +499,40 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     return plainly
 
 
-async def _fail(send: "Send", started: threading.Event, why: str) -> None:
-    """Reports why the start or the shutdown failed; the process ends with the status that uvicorn gives."""
+def _noting_start(send: "Send", started: threading.Event) -> "Send":
+    async def sent(message: "Message") -> None:
+        if message["type"] == "lifespan.startup.complete":
+            started.set()
+            _settled()
+        if message["type"] == "lifespan.shutdown.complete":
+            _end_soon()
+        if not message["type"].endswith(".failed"):
+            await send(message)
+
+    return sent
+
+
+def _noting_shutdown(receive: "Receive", asked: threading.Event) -> "Receive":
+    async def received() -> "Message":
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            asked.set()
+        return message
+
+    return received
+
+
+async def _fail(send: "Send", started: threading.Event, asked: threading.Event, why: str) -> None:
+    """Reports why the start or the shutdown failed; the process ends with the status that uvicorn gives.
+
+    Where no shutdown was `asked` for, what the service needs has failed while it served: it ends with 1.
+    """
     from uvicorn.config import STARTUP_FAILURE
 
-    _end_soon(status=0 if started.is_set() else STARTUP_FAILURE)
+    if started.is_set() and not asked.is_set():
+        _end_soon("the process ends, because what the service needs has failed", status=1)
+    else:
+        _end_soon(status=0 if started.is_set() else STARTUP_FAILURE)
     stage = "shutdown" if started.is_set() else "startup"
     await send({"type": f"lifespan.{stage}.failed", "message": why})
 

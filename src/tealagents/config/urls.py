@@ -26,7 +26,19 @@ _CREDENTIAL_PAIRS = {
 } | {"subscription key", "master key", "shared key"}
 _URL_WORDS = {
     *("url", "urls", "uri", "uris", "dsn", "server", "servers", "endpoint", "host", "address"),
-    *("connection", "persistence", "store", "database", "db", "broker", "proxy"),
+    *(
+        "connection",
+        "string",
+        "link",
+        "persistence",
+        "store",
+        "database",
+        "db",
+        "jdbc",
+        "mongo",
+        "broker",
+        "proxy",
+    ),
 }
 
 

@@ -422,7 +422,8 @@ def ungrouped() -> Iterator[None]:
         try:
             raise meant
         finally:
-            meant.__context__ = led_to_it  # `raise` has put the group in its place
+            if len([*_leaves(group)]) == 1:  # else the group stays in its place, with the others
+                meant.__context__ = led_to_it
 
 
 def _meant(group: BaseExceptionGroup[Any]) -> BaseException:

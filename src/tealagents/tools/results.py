@@ -85,7 +85,8 @@ def _storable(value: Any) -> Any:
         plain = _to_plain(value)
     except UnicodeDecodeError:  # as from `model_dump_json`: only its author knows how it is meant
         raise ValueError(
-            f"{type(value).__name__} has bytes that are not UTF-8; set ser_json_bytes='base64' in its config"
+            f"{type(value).__name__} holds bytes that are not UTF-8; set ser_json_bytes='base64' in the "
+            "config of the model that declares them"
         ) from None
     return _storable(plain) if isinstance(plain, str | dict | list) else plain
 
