@@ -51,8 +51,9 @@ export function Conversation({task, foreign, reload, left}) {
   const [canceled] = useState(() => new Set());
   const running = task.request_id ?? sent.find((each) => !canceled.has(each.request_id))?.request_id;
   // what was sent before it is over
-  const over = sent.findIndex((each) => each.request_id === running);
-  useEffect(() => void (over > 0 && setSent((known) => known.slice(over))), [over]);
+  const placeIn = (known) => known.findIndex((each) => each.request_id === running);
+  const over = placeIn(sent);
+  useEffect(() => void (over > 0 && setSent((known) => known.slice(Math.max(0, placeIn(known))))), [running, over]);
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
