@@ -20,6 +20,7 @@ from talk import (
     call,
     cancel,
     connections,
+    decide,
     in_service,
     items,
     lines,
@@ -35,7 +36,7 @@ from tealagents.api import bodies, sse
 from tealagents.api.exchange import COPIES
 from tealagents.domain.errors import Overloaded
 from tealagents.domain.models import Caller, User
-from tealagents.engine.admission import LARGEST_PER_PROCESS, LARGEST_PER_USER, Admission, ByteBudget
+from tealagents.engine.admission import LARGEST_PER_PROCESS, LARGEST_PER_USER, Admission
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -122,22 +123,41 @@ def test_large_messages_that_are_answered_have_the_budget_of_bodies() -> None:
             assert send(ada, "x" * 900_000)["status"] == "Completed"
 
 
-def test_a_large_message_that_waits_for_its_turn_takes_no_share() -> None:
-    """It is in the store until then. Once it is answered it has one, to its end."""
+def test_a_large_message_that_waits_for_its_turn_holds_its_share() -> None:
+    """Its client may wait for the answer, and once it is answered it could no longer be refused."""
     limits = {"max_body_bytes": 1_000_000}
     with (
         working_service(SCRIPT, limits=limits, concurrency="enqueue") as (service, _),
         service.client() as ada,
     ):
         running = begin(ada, "hang")
-        long = partial(begin, ada, "hang " + "x" * 950_000, task_id=running["task_id"])
-        waiting = [long() for _ in range(LARGEST_PER_USER + 1)]
+        long = {"task_id": running["task_id"]}
+        waiting = [begin(ada, "hang " + "x" * 950_000, **long) for _ in range(LARGEST_PER_USER)]
+        problem(ada.post("", json=text("hang " + "x" * 950_000, **long)), 429, "overloaded")
         cancel(ada, running)
-        budget = service.app.exchange.service.admission.budget
-        until(lambda: 900_000 > budget._held > 800_000)
         for each in reversed(waiting):
             cancel(ada, each)
-        until(lambda: budget._held == 0)
+        answering = service.app.exchange.service.admission.answering
+        until(lambda: not answering._held and not answering._by_user)
+
+
+def test_what_is_repeated_or_decided_comes_through_beside_large_messages(tmp_path: Path) -> None:
+    """Bodies that are received have a budget of their own: a known key and a decision take no other place."""
+    file = str(tmp_path / "file")
+    write = json.dumps({"tool_calls": [{"name": "Work-write", "arguments": {"file": file, "line": "a"}}]})
+    rules = f"- {{when: {{tool_result: true}}, reply: done}}\n  - {{when: pause, reply: {write}}}"
+    limits = {"max_body_bytes": 1_000_000}
+    with working_service(f"{SCRIPT}  {rules}\n", limits=limits) as (service, _), service.client() as ada:
+        pause = paused(ada, "pause")
+        long, key = "hang " + "x" * 950_000, {"idempotency-key": "k", "prefer": "respond-async"}
+        assert ada.post("", json=text(long), headers=key).status_code == 202
+        for _ in range(LARGEST_PER_USER - 1):
+            begin(ada, long)
+        problem(ada.post("", json=text("x" * 950_000)), 429, "overloaded")
+        problem(ada.post("", json=text(long), headers=key), 409, "request_in_progress")
+        edited = {"file": file, "line": "y" * 600_000}
+        calls = [{"id": each["id"], "action": "approve", "arguments": edited} for each in pause["tool_calls"]]
+        assert decide(ada, pause, action="approve", decisions=calls).status_code == 200
 
 
 def test_forks_of_one_user_wait_for_each_other() -> None:
@@ -171,12 +191,11 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     async def receive() -> Message:
         return whole.pop()
 
-    budget = ByteBudget(largest=25_000)
-    admission = Admission(per_process=1, per_user=1, budget=budget)
+    admission = Admission(per_process=1, per_user=1, largest=25_000)
     request = Request({"type": "http", "headers": []}, receive)
     with pytest.raises(Overloaded):
         await bodies.read(request, 1_000_000, "ada", admission)
-    budget.take("ada", 100_000)
+    admission.receiving.take("ada", 100_000)
 
 
 @pytest.mark.parametrize("suffix", ["", "/sse"])

@@ -134,7 +134,7 @@ async def read(request: Request, limit: int, user: str, admission: Admission) ->
 
     `Draining` where it is still arriving when the server ends what is left of a process that drains.
     """
-    body = IncomingBody(admission.budget, user)
+    body = IncomingBody(admission.receiving, user)
     try:
         return await _read(request, limit, body.resize)
     except asyncio.CancelledError:

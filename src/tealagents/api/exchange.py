@@ -200,7 +200,7 @@ class Exchange:
 
     def holding(self, caller: Caller, size: int) -> AbstractContextManager[None]:
         """Around work on so many bytes that the caller has sent. `Overloaded`."""
-        return self.service.admission.budget.taken(caller.user.key, size)
+        return self.service.admission.answering.taken(caller.user.key, size)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:

@@ -19,7 +19,7 @@ def counted(size: int) -> int:
 
 
 class ByteBudget:
-    """Bytes of bodies on their way into this process, and of messages it answers, in all and by user.
+    """Bytes that a process holds of what it was sent, in all and by user.
 
     Each counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
     """
@@ -31,16 +31,16 @@ class ByteBudget:
         self._by_user: Counter[str] = Counter()
         self._held = 0
 
-    def take(self, user: str, size: int) -> None:
+    def check(self, user: str, size: int) -> None:
         """`Overloaded` where it would be too much."""
         if self._by_user[user] + size > self._per_user:
             raise Overloaded("You are sending too much at once. Wait for some to finish.", per_user=True)
         if self._held + size > self._per_process:
             raise Overloaded("Too much is being sent to this process at once. Try again shortly.")
-        self.keep(user, size)
 
-    def keep(self, user: str, size: int) -> None:
-        """As `take`, of what cannot be refused any more."""
+    def take(self, user: str, size: int) -> None:
+        """Refuses as `check` does."""
+        self.check(user, size)
         self._by_user[user] += size
         self._held += size
 
@@ -64,16 +64,19 @@ class ByteBudget:
 class Admission:
     """Counts the requests in flight in this process, in all and by user."""
 
-    def __init__(self, *, per_process: int, per_user: int, budget: ByteBudget) -> None:
+    def __init__(self, *, per_process: int, per_user: int, largest: int, bytes_per_user: bool = True) -> None:
+        """`largest`: bytes that one body may have. Unless `bytes_per_user`, the process alone bounds them."""
         self._per_process = per_process
         self._per_user = per_user
-        #: of the bodies on their way, and of what the requests in flight were sent
-        self.budget = budget
+        #: of the bodies on their way. Apart from what is answered: a repeat, or a decision, must come through
+        self.receiving = ByteBudget(largest, per_user=bytes_per_user)
+        #: of what the requests in flight, and imports, were sent
+        self.answering = ByteBudget(largest, per_user=bytes_per_user)
         self._by_user: Counter[str] = Counter()
         self.in_flight = 0
         self.draining = False
 
-    def check(self, user: str) -> None:
+    def check(self, user: str, share: int = 0) -> None:
         """Refuses what would be one too many."""
         if self.draining:
             raise Draining
@@ -86,6 +89,8 @@ class Admission:
             raise Overloaded(
                 f"Too many requests are in flight (at most {self._per_process}). Try again shortly."
             )
+        if share:
+            self.answering.check(user, share)
 
     @contextmanager
     def admitted(self, user: str, share: int) -> Iterator[None]:
@@ -100,13 +105,13 @@ class Admission:
         """Takes one place and a share of the budget, until `leave`; refuses as `check` does."""
         self.check(user)
         if share:
-            self.budget.take(user, share)
+            self.answering.take(user, share)
         self.in_flight += 1
         self._by_user[user] += 1
 
     def leave(self, user: str, share: int = 0) -> None:
         if share:
-            self.budget.give_back(user, share)
+            self.answering.give_back(user, share)
         self.in_flight -= 1
         self._by_user[user] -= 1
         if not self._by_user[user]:

@@ -14,7 +14,7 @@ from tealagents.domain.models import (
     Caller,
     RequestRecord,
 )
-from tealagents.engine.admission import Admission, ByteBudget, counted
+from tealagents.engine.admission import Admission, counted
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.following import Tails, follow
@@ -59,7 +59,7 @@ class Service:
         self.admission = Admission(
             per_process=agent.limits.max_concurrent_requests,
             per_user=agent.limits.max_requests_per_user,
-            budget=ByteBudget(agent.limits.max_body_bytes),
+            largest=agent.limits.max_body_bytes,
         )
         #: the process has drained: followers of what continues elsewhere are sent there
         self.closed = False
@@ -118,8 +118,7 @@ class Service:
                 await self._give_way(begun, caller.user.key)
                 continue
             if isinstance(begun, Waiting):
-                self.admission.budget.give_back(caller.user.key, share)  # what waits is in the store alone
-                self._wait_in_queue(caller, begun, streamed=streamed)
+                self._wait_in_queue(caller, begun, share, streamed=streamed)
                 return Submitted(begun.request, begun.partition)
             self.start(caller, begun, share=share, streamed=streamed)
             return Submitted(begun.request, begun.partition)
@@ -188,30 +187,30 @@ class Service:
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
-    def _wait_in_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    def _wait_in_queue(self, caller: Caller, waiting: Waiting, share: int, *, streamed: bool) -> None:
         request_id = waiting.request.request_id
         task = asyncio.create_task(
-            self._start_from_queue(caller, waiting, streamed=streamed), name=f"turn {request_id}"
+            self._start_from_queue(caller, waiting, share, streamed=streamed), name=f"turn {request_id}"
         )
         self._waiting[request_id] = (task, waiting)
         task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
 
-    async def _start_from_queue(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+    async def _start_from_queue(
+        self, caller: Caller, waiting: Waiting, share: int, *, streamed: bool
+    ) -> None:
         """Starts a request when it is its turn; gives its place back where it never will be."""
         request = waiting.request
         started = False
         try:
             begun = await self._wait_queues.turn(waiting, caller.user.key)
             if isinstance(begun, TaskWriter):
-                share = counted(begun.message.size if begun.message is not None else 0)
-                self.admission.budget.keep(caller.user.key, share)
                 self.start(caller, begun, share=share, streamed=streamed)
                 started = True
         finally:
             if not started:
                 self.tasks.over(request.request_id)
                 self.tasks.leave(waiting.partition, request.request_id)  # where it has not ended
-                self.admission.leave(caller.user.key)
+                self.admission.leave(caller.user.key, share)
 
     # --- outcomes --------------------------------------------------------------------------------
 

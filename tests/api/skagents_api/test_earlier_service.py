@@ -468,7 +468,7 @@ def test_unfinished_bodies_behind_a_gateway_do_not_shut_others_out(tmp_path: Pat
         def hold(bodies_held: int) -> None:
             while len(connections) < bodies_held:
                 connections.append(stack.enter_context(unfinished(service)))
-            until(lambda: service.app._front.turns.admission.budget._held == bodies_held * (sent - FREE))
+            until(lambda: service.app._front.turns.admission.receiving._held == bodies_held * (sent - FREE))
 
         connections: list[socket.socket] = []
         hold(LARGEST_PER_USER)
@@ -579,7 +579,7 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
                 assert eve.recv(1) == b"\x81"
             for each in opened:
                 each.close()
-            until(lambda: service.app._front.turns.admission.budget._held == 0)
+            until(lambda: service.app._front.turns.admission.receiving._held == 0)
         with upgraded(service, "ada") as ada:
             ada.sendall(frame(text | end, b"no JSON"))
             until(lambda: closed(ada) == 1011)
@@ -589,7 +589,7 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
             ada.shutdown(socket.SHUT_WR)
             while ada.recv(65536):
                 pass
-        assert service.app._front.turns.admission.budget._held == 0
+        assert service.app._front.turns.admission.receiving._held == 0
 
 
 def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> 
         while b"Late." not in received:
             received += lasting.recv(1000)
         assert received[0] == text | end
-    assert service.app._front.turns.admission.budget._held == 0
+    assert service.app._front.turns.admission.receiving._held == 0
 
 
 def test_hostile_types(tmp_path: Path) -> None:

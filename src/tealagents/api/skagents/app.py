@@ -39,6 +39,7 @@ from tealagents.domain.errors import (
     TooLarge,
 )
 from tealagents.domain.models import Caller, Json
+from tealagents.engine.admission import counted
 from tealagents.engine.observer import Observer
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,8 @@ class StatelessApp:
 
     async def _invoke_sse(self, request: Request) -> Response:
         caller, given, size = await self._read(request)
-        self._front.turns.admission.check(caller.user.key)  # while there is still a status to answer with
+        # while there is still a status to answer with
+        self._front.turns.admission.check(caller.user.key, counted(size))
         frames = self._frames(caller, given, size, request)
         return sse.EventStreamResponse(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
 
@@ -182,7 +184,7 @@ class StatelessApp:
             self._note(error)
             await socket.send_denial_response(documents.refusal(error, self._front.challenge))
             return
-        body = bodies.IncomingBody(self._front.turns.admission.budget, caller.user.key)
+        body = bodies.IncomingBody(self._front.turns.admission.receiving, caller.user.key)
         try:
             await self._talk(socket, caller, await self._received(socket, body))
         except TealError as error:

@@ -37,7 +37,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Clock, Model
 from tealagents.domain.texts import storable
-from tealagents.engine.admission import Admission, ByteBudget, counted
+from tealagents.engine.admission import Admission, counted
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.observer import Load
@@ -156,7 +156,8 @@ class Turns:
             per_process=limits.max_concurrent_requests,
             per_user=limits.max_requests_per_user,
             # all that a gateway lets through is one caller here, and not bounded as one user
-            budget=ByteBudget(limits.max_body_bytes, per_user=users),
+            largest=limits.max_body_bytes,
+            bytes_per_user=users,
         )
         #: calls under way
         self._running: set[_Call] = set()
