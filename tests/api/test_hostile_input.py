@@ -554,7 +554,7 @@ def test_a_hostile_host_header_breaks_nothing(service: ServiceThread, host: str)
 
 
 def test_a_value_out_of_its_range_is_refused_in_the_words_of_other_refusals(ada: httpx.Client) -> None:
-    """A detail says what a field "must" be, whoever finds that it is not."""
+    """A detail says what a field "must" be, wherever it is found that it is not."""
     assert ada.get("/tasks?limit=201").json()["detail"] == "limit: must be less than or equal to 200"
     refused = ada.post("", json={"items": [{"content_type": "audio", "content": "x"}]}).json()
     assert refused["detail"] == "items.0.content_type: must be 'text' or 'image'"

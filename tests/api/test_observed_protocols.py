@@ -65,19 +65,23 @@ class Seen(NamedTuple):
         return [line for line in self.lines if line.get("route") == route]
 
 
+def observed(model: OfflineModel, collector: str) -> dict[str, str]:
+    """The environment of a service that exports to this address what it does."""
+    return {
+        "TA_AUTH": "mock",
+        "TA_BASE_URL": model.base_url,
+        "TA_API_KEY": "offline-key",
+        "TA_OTEL_ENDPOINT": collector,
+    }
+
+
 @pytest.fixture(scope="module")
 def seen(nursery: Nursery) -> Iterator[Seen]:
     """A service that was sent one message over each protocol, two within a session of MCP, and some reads."""
     with ExitStack() as stack:
         model, collector = stack.enter_context(OfflineModel()), stack.enter_context(Collector())
         port = free_port()
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_METRICS_PORT": str(port),
-            "TA_OTEL_ENDPOINT": collector.url,
-        }
+        env = {**observed(model, collector.url), "TA_METRICS_PORT": str(port)}
         service = stack.enter_context(nursery.service(agent_config(protocols=list(PROTOCOLS)), env))
         with service.client() as ada, service.client("eve") as eve, service.client(None) as anonymous:
             for _, send in MESSAGES.values():
@@ -186,13 +190,7 @@ def test_each_line_is_exported_within_its_span(seen: Seen) -> None:
 def test_a_call_continues_its_callers_trace(nursery: Nursery) -> None:
     """To the model: a message, the decision on it, and a message that waits for its turn. covers: APP-5"""
     with OfflineModel(SCRIPT) as model, Collector() as collector:
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-            "TA_PLUGIN_MODULE": str(PLUGINS),
-        }
+        env = {**observed(model, collector.url), "TA_PLUGIN_MODULE": str(PLUGINS)}
         config = agent_config(agent=AGENT, concurrency="enqueue")
         with nursery.service(config, env) as service, service.client() as ada:
 
@@ -219,13 +217,7 @@ def test_a_caller_does_not_decide_whether_their_call_is_traced(
 ) -> None:
     """A call whose caller records no trace is in the operator's, unless the operator has a sampler for it."""
     with OfflineModel() as model, Collector() as collector:
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-            **({"OTEL_TRACES_SAMPLER": sampler} if sampler else {}),
-        }
+        env = {**observed(model, collector.url), **({"OTEL_TRACES_SAMPLER": sampler} if sampler else {})}
         with nursery.service(agent_config(), env) as service, service.client() as ada:
             unrecorded = {"traceparent": f"00-{7:032x}-b7ad6b7169203331-00"}
             ada.post("", json=text("hello"), headers=unrecorded).raise_for_status()
@@ -238,12 +230,7 @@ def test_why_a_model_call_failed_is_in_the_log_and_on_its_span(nursery: Nursery)
     """With the request that it belongs to, and nothing of what the service said."""
     refusal = {"status": 401, "code": "invalid_api_key", "message": "Incorrect API key provided"}
     with OfflineModel({"otherwise": {"error": refusal}}) as model, Collector() as collector:
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-        }
+        env = observed(model, collector.url)
         with nursery.service(agent_config(), env) as service:
             with service.client() as ada:
                 failed = ada.post("", json=text("hello")).json()
@@ -263,12 +250,7 @@ def test_a_tool_server_is_called_within_the_trace_and_quoted_nowhere(
 ) -> None:
     """It continues the trace from the span of the tool; no span has what its refusal quotes. covers: APP-5"""
     with OfflineModel() as model, Collector() as collector:
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-        }
+        env = observed(model, collector.url)
         server = {"name": "odd", "command": sys.executable, "args": [str(ODD_SERVER), str(tmp_path)]}
         config = agent_config(agent={"mcp_servers": [{**server, "trust_level": "trusted"}]})
         with nursery.service(config, env) as service, service.client() as ada:
@@ -297,13 +279,7 @@ def test_an_openapi_service_is_called_within_the_trace(nursery: Nursery, tmp_pat
     ):
         remote = {"plugin_name": "Wx", "openapi_json_path": "openapi.json", "server_url": url}
         (tmp_path / "remote.yaml").write_text(json.dumps({"remote_plugins": [remote]}))
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-            "TA_REMOTE_PLUGIN_PATH": str(tmp_path / "remote.yaml"),
-        }
+        env = {**observed(model, collector.url), "TA_REMOTE_PLUGIN_PATH": str(tmp_path / "remote.yaml")}
         config = agent_config(agent={"remote_plugins": ["Wx"]})
         with nursery.service(config, env) as service, service.client() as ada:
             trace = {"traceparent": f"00-{7:032x}-b7ad6b7169203331-01", "baggage": "user=ada"}
@@ -318,14 +294,7 @@ def test_an_openapi_service_is_called_within_the_trace(nursery: Nursery, tmp_pat
 def test_a_collector_on_loopback_is_called_through_no_proxy(nursery: Nursery) -> None:
     """As nothing there is."""
     with OfflineModel() as model, Collector() as collector:
-        env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": collector.url,
-            "http_proxy": "http://127.0.0.1:1",
-            "no_proxy": "",
-        }
+        env = {**observed(model, collector.url), "http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
         with nursery.service(agent_config(), env) as service, service.client() as ada:
             ada.post("", json=text("hello")).raise_for_status()
             service.terminate()
@@ -337,10 +306,7 @@ def test_a_collector_that_never_answers_keeps_no_process(nursery: Nursery) -> No
     """It ends with 0 and soon: an orchestrator would kill it."""
     with OfflineModel() as model, socket.create_server(("127.0.0.1", 0)) as silent:
         env = {
-            "TA_AUTH": "mock",
-            "TA_BASE_URL": model.base_url,
-            "TA_API_KEY": "offline-key",
-            "TA_OTEL_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            **observed(model, f"http://127.0.0.1:{silent.getsockname()[1]}"),
             "OTEL_EXPORTER_OTLP_TIMEOUT": "120",
         }
         with nursery.service(agent_config(), env) as service, service.client() as ada:

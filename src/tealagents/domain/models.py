@@ -206,11 +206,6 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def text(self) -> str:
         return "".join(item.content for item in self.items if item.content_type == "text")
 
-    @property
-    def size(self) -> int:
-        """Characters of all its items."""
-        return sum(len(item.content) for item in self.items)
-
 
 StepKind = Literal["model", "tool", "approval", "reduction", "context", "error"]
 

@@ -14,7 +14,7 @@
 `approvals`      human decisions on pauses
 `resuming`       what a request continues from: a decision, or the rounds of one that failed
 `following`      the events of a request, from memory (`event_buffer`) or from the log
-`admission`      how many requests at once, and draining
+`admission`      how many requests at once, of how many bytes, and draining
 `wait_queue`     requests that wait for their task
 `observer`       what can be watched of requests, model calls and tool calls
 `agent`          what a config file says an agent is
