@@ -451,6 +451,30 @@ def test_a_gateway_is_many_users(tmp_path: Path) -> None:
         assert first.result().status_code == 200
 
 
+def test_streams_that_begin_at_the_same_moment_are_refused_with_a_status(tmp_path: Path) -> None:
+    """Each takes its place before its answer begins."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 600_000}}]}
+    body = json.dumps(HELLO)
+    with (
+        served(write(tmp_path, CHAT + "  limits: {max_concurrent_requests: 1}\n"), slow) as (service, model),
+        ExitStack() as stack,
+    ):
+        head = f"POST {service.prefix}/sse HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        sockets = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=60))
+            for _ in range(3)
+        ]
+        assert service._loop is not None
+        sent = threading.Event()
+        service._loop.call_soon_threadsafe(sent.wait)
+        for each in sockets:
+            each.sendall((head + body).encode())
+        sent.set()
+        said = sorted(each.recv(12) for each in sockets)
+        assert said == [b"HTTP/1.1 200", b"HTTP/1.1 503", b"HTTP/1.1 503"]
+        model.release()
+
+
 def test_unfinished_bodies_behind_a_gateway_do_not_shut_others_out(tmp_path: Path) -> None:
     """One caller's unfinished bodies leave room for a larger one: only the budget of the process counts."""
     sent = 999_000

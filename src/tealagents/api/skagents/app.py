@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, aclosing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -135,12 +135,13 @@ class StatelessApp:
 
     async def _invoke(self, request: Request) -> Response:
         caller, given, size = await self._read(request)
-        answered = await _unless_left(self._answer(caller, given, size, request), request.receive)
+        with self._admitted(caller, size):
+            answered = await _unless_left(self._answer(caller, given, request), request.receive)
         return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
-    async def _answer(self, caller: Caller, given: inputs.Input, size: int, request: Request) -> Json:
+    async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
         answered: Json | None = None
-        async with aclosing(self._events(caller, given, size, request, streamed=False)) as events:
+        async with aclosing(self._events(caller, given, request, streamed=False)) as events:
             async for event in events:  # to their end: who leaves before has canceled the call
                 if isinstance(event, Done):
                     answered = event.response
@@ -150,16 +151,19 @@ class StatelessApp:
 
     async def _invoke_sse(self, request: Request) -> Response:
         caller, given, size = await self._read(request)
-        # while there is still a status to answer with
-        self._front.turns.admission.check(caller.user.key, counted(size))
-        frames = self._frames(caller, given, size, request)
-        return sse.EventStreamResponse(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
+        admitted = ExitStack()
+        admitted.enter_context(self._admitted(caller, size))  # while there is still a status to answer with
+        return sse.EventStreamResponse(
+            self._frames(caller, given, request),
+            keepalive_seconds=self._front.settings.keepalive_seconds,
+            on_end=admitted.close,
+        )
 
     async def _frames(
-        self, caller: Caller, given: inputs.Input, size: int, request: Request
+        self, caller: Caller, given: inputs.Input, request: Request
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(self._events(caller, given, size, request, streamed=True)) as events:
+            async with aclosing(self._events(caller, given, request, streamed=True)) as events:
                 async for event in events:
                     match event:
                         case StepPiece(call, text):
@@ -229,21 +233,26 @@ class StatelessApp:
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
         given = self._given(bodies.parse(body))
-        await _unless_left(self._say(socket, caller, given), socket.receive)
+        with self._admitted(caller):  # its bytes are counted for as long as the connection is open
+            await _unless_left(self._say(socket, caller, given), socket.receive)
 
     async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
-        async with aclosing(self._events(caller, given, 0, socket, streamed=True)) as events:
+        async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
             async for event in events:
                 if isinstance(event, StepPiece):
                     await socket.send_text(event.text)
         await socket.close()
 
+    def _admitted(self, caller: Caller, size: int = 0) -> AbstractContextManager[None]:
+        """Around a call with so many bytes that nothing else counts. `Overloaded`, `Draining`."""
+        return self._front.turns.admission.admitted(caller.user.key, counted(size))
+
     def _events(
-        self, caller: Caller, given: inputs.Input, size: int, connection: HTTPConnection, *, streamed: bool
+        self, caller: Caller, given: inputs.Input, connection: HTTPConnection, *, streamed: bool
     ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
         kept = {"authorization", *self._front.forward_headers}
         headers = {name: value for name, value in connection.headers.items() if name in kept}
-        return self._front.turns.events(caller, given, size, headers, streamed=streamed)
+        return self._front.turns.events(caller, given, headers, streamed=streamed)
 
     async def _read(self, request: Request) -> tuple[Caller, inputs.Input, int]:
         """The caller, what was sent, and of how many bytes. A body that does not say what it is, is JSON."""

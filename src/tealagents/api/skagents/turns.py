@@ -37,7 +37,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Clock, Model
 from tealagents.domain.texts import storable
-from tealagents.engine.admission import Admission, counted
+from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.observer import Load
@@ -166,16 +166,16 @@ class Turns:
         self._interrupted = False
 
     async def events(
-        self, caller: Caller, given: Input, size: int, headers: Mapping[str, str], *, streamed: bool
+        self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
     ) -> CallEvents:
-        """What happens in a call; the last event is its answer.
+        """What happens in a call that was admitted; the last event is its answer.
 
-        `size`: bytes of what was given that nothing else counts. `headers` are those that tools may see.
+        `headers` are those that tools may see.
         """
         plan = self._plan
         call = _Call(plan, self._clock, caller, given, headers)
         observer = plan.steps[0].agent.observer
-        with self.admission.admitted(caller.user.key, counted(size)), observer.request(call.record) as watch:
+        with observer.request(call.record) as watch:
             self._running.add(call)
             self._streams += streamed
             try:
