@@ -180,6 +180,32 @@ def test_forks_of_one_user_wait_for_each_other() -> None:
         assert waiting.result().status_code == 201
 
 
+def test_large_messages_that_wait_for_a_fork_hold_their_shares() -> None:
+    """They are in memory while the forks that they continue wait for their turn."""
+    limits = {"max_body_bytes": 1_000_000}
+    with (
+        working_service(SCRIPT, limits=limits, protocols=["openai"]) as (service, _),
+        service.client(timeout=60) as ada,
+        ThreadPoolExecutor(LARGEST_PER_USER) as pool,
+    ):
+
+        def create(said: str, **after: str) -> httpx.Response:
+            return ada.post("/openai/v1/responses", json={"input": said, **after})
+
+        first = {"previous_response_id": create("hello").json()["id"]}
+        create("and then?", **first).raise_for_status()
+        owner = ada.get("/tasks").json()["items"][0]["owner"]
+        copying = service.app.exchange.copying(Caller(user=User(**owner)))
+        for _ in range(COPIES):
+            in_service(service, copying.acquire())
+        waiting = [pool.submit(create, "x" * 950_000, **first) for _ in range(LARGEST_PER_USER)]
+        until(lambda: len(copying._waiters or ()) == LARGEST_PER_USER)
+        assert create("x" * 950_000, **first).status_code == 429
+        for _ in range(COPIES):
+            in_service(service, released(copying))
+        assert [each.result().status_code for each in waiting] == [200] * LARGEST_PER_USER
+
+
 async def released(semaphore: asyncio.Semaphore) -> None:
     semaphore.release()
 

@@ -264,16 +264,17 @@ class Exchange:
         if key is not None and await self.service.submission.first_use(caller, key) is not None:
             return await self.submit(caller, message, key, streamed=streamed)
         answered = behind.status == "Completed"
-        async with self.copying(caller):
-            forked = await fork(
-                self.tasks,
-                partition,
-                behind.task_id,
-                caller.user,
-                checkpoint_id=behind.request_id if answered else None,
-                failed=None if answered else behind,
-                expires_at=message.expires_at,
-            )
+        with self.holding(caller, message.size):
+            async with self.copying(caller):
+                forked = await fork(
+                    self.tasks,
+                    partition,
+                    behind.task_id,
+                    caller.user,
+                    checkpoint_id=behind.request_id if answered else None,
+                    failed=None if answered else behind,
+                    expires_at=message.expires_at,
+                )
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:
