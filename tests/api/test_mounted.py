@@ -1,6 +1,7 @@
 """The service within an application of one's own."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -37,12 +38,18 @@ def client(app: Starlette) -> httpx.AsyncClient:
     )
 
 
+@asynccontextmanager
+async def mounted(service: Host, prefix: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of an application that mounts a service below a prefix, and the path of its agent there."""
+    outer = Starlette(routes=[Mount(prefix or "/", service)], lifespan=service.lifespan)
+    async with outer.router.lifespan_context(outer), client(outer) as asking:
+        yield asking, prefix + service.exchange.settings.prefix
+
+
 @pytest.mark.parametrize("prefix", ["", "/agents"])
 async def test_every_protocol_of_a_mounted_service_answers(service: Host, prefix: str) -> None:
     """Below a prefix, too: it is no part of the protocols' own paths."""
-    outer = Starlette(routes=[Mount(prefix or "/", service)], lifespan=service.lifespan)
-    base = prefix + service.exchange.settings.prefix
-    async with outer.router.lifespan_context(outer), client(outer) as asking:
+    async with mounted(service, prefix) as (asking, base):
         for path, body in (
             ("", SAID),
             ("/openai/v1/responses", {"model": "agent", "input": "hello"}),
@@ -56,9 +63,7 @@ async def test_every_protocol_of_a_mounted_service_answers(service: Host, prefix
 @pytest.mark.parametrize("prefix", ["", "/agents"])
 async def test_a_mounted_service_names_the_methods_of_its_paths(service: Host, prefix: str) -> None:
     """Below a prefix, too, and that a path which clients know is not served."""
-    outer = Starlette(routes=[Mount(prefix or "/", service)], lifespan=service.lifespan)
-    base = prefix + service.exchange.settings.prefix
-    async with outer.router.lifespan_context(outer), client(outer) as asking:
+    async with mounted(service, prefix) as (asking, base):
         for path, allowed in (
             ("/openai/v1/responses/x", "DELETE, GET, HEAD"),
             ("/tasks/x", "DELETE, GET, PATCH"),

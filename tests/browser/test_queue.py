@@ -1,11 +1,13 @@
 """A conversation whose agent takes messages while it answers."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agents import ENVIRONMENT, SCRIPT, agent
 from playwright.sync_api import Route, expect
-from tabs import Tabs
+from tabs import Tab, Tabs
 
 from tealagents.testing.service import offline_service
 
@@ -72,14 +74,20 @@ _NOTE_WHAT_RUNS = """() => {
 }"""
 
 
-def test_a_request_that_was_interrupted_does_not_come_back(tabs: Tabs, tmp_path: Path) -> None:
-    """Once the one that interrupted it has been answered."""
-    gate = tmp_path / "open"
+@contextmanager
+def interrupting(tabs: Tabs, gate: Path) -> Iterator[tuple[Tab, Path]]:
+    """A conversation whose messages interrupt each other, and the file that lets an answer continue."""
     script = SCRIPT.replace("GATE", str(gate))
     with offline_service(script, ENVIRONMENT, **agent(concurrency="interrupt")) as (service, _):
         ada = tabs.signed_in(f"{service.url}/console/", "ada")
         ada.say("hello")
         expect(ada.page.locator(".turn-footer")).to_be_visible()
+        yield ada, gate
+
+
+def test_a_request_that_was_interrupted_does_not_come_back(tabs: Tabs, tmp_path: Path) -> None:
+    """Once the one that interrupted it has been answered."""
+    with interrupting(tabs, tmp_path / "open") as (ada, gate):
         held: list[Route] = []
         ada.page.route("**/events", lambda route: held.append(route), times=1)  # its end is not heard of
         with ada.page.expect_request("**/events"):
@@ -97,12 +105,7 @@ def test_an_interrupted_request_does_not_come_back_where_the_next_was_seen_befor
     tabs: Tabs, tmp_path: Path
 ) -> None:
     """The page reads that the task runs the new message before it hears that this one was taken."""
-    gate = tmp_path / "open"
-    script = SCRIPT.replace("GATE", str(gate))
-    with offline_service(script, ENVIRONMENT, **agent(concurrency="interrupt")) as (service, _):
-        ada = tabs.signed_in(f"{service.url}/console/", "ada")
-        ada.say("hello")
-        expect(ada.page.locator(".turn-footer")).to_be_visible()
+    with interrupting(tabs, tmp_path / "open") as (ada, gate):
         unheard: list[Route] = []
         ada.page.route("**/events", lambda route: unheard.append(route), times=1)
         ada.say("wait at the gate")

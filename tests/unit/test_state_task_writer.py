@@ -10,7 +10,7 @@ from tealagents.domain.models import Item, Json, MessageBody, Note, StepBody, To
 from tealagents.domain.ports import Commit
 from tealagents.engine.approvals import Command
 from tealagents.state import records
-from tealagents.state.audit_chain import GENESIS, draft
+from tealagents.state.audit_chain import GENESIS, Draft, draft
 from tealagents.state.new_message import NewMessage
 from tealagents.state.submission import Submission
 from tealagents.state.task_writer import Fenced, TaskWriter
@@ -141,11 +141,7 @@ async def test_of_two_commits_in_doubt_either_may_be_applied_later(late: int) ->
         entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
         store.fault = fault
         for _ in range(2):
-            trying = asyncio.ensure_future(writer.append([entry]))
-            while not trying.done():
-                clock.advance(0.02)
-                await asyncio.sleep(0)
-            assert isinstance(trying.exception(), PersistenceUnavailable)
+            await in_doubt(writer, entry, clock)
         store.fault = lambda *_: None
         commits = list({commit.operation: (partition, commit) for partition, commit in unheard}.values())
         await store.store.commit(*commits[late])
@@ -161,16 +157,21 @@ async def test_what_another_has_written_is_not_taken_for_a_commit_in_doubt() -> 
         writer = await begun(here)
         entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
         store.fault = lambda *_: "unheard"
-        trying = asyncio.ensure_future(writer.append([entry]))
-        while not trying.done():
-            clock.advance(0.02)
-            await asyncio.sleep(0)
-        assert isinstance(trying.exception(), PersistenceUnavailable)
+        await in_doubt(writer, entry, clock)
         store.fault = lambda *_: None
         await here.changes.patch(here.partition(), writer.head.task_id, ADA.user, metadata={"by": "ada"})
         await writer.append([entry])
         notes = [body.text for body in await bodies(here, writer.head.task_id) if isinstance(body, Note)]
         assert notes == ["changed", "paid"]
+
+
+async def in_doubt(writer: TaskWriter, entry: Draft, clock: FakeClock) -> None:
+    """Appends an entry to a log whose store does not reply, until that is given up."""
+    trying = asyncio.ensure_future(writer.append([entry]))
+    while not trying.done():
+        clock.advance(0.02)
+        await asyncio.sleep(0)
+    assert isinstance(trying.exception(), PersistenceUnavailable)
 
 
 async def begun(here: Process) -> TaskWriter:

@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,19 @@ def seeing() -> Iterator[Seen]:
     with served(Starlette(routes=[Route("/{path:path}", seen.answer, methods=["GET", "POST"])])) as url:
         seen.url = url
         yield seen
+
+
+@asynccontextmanager
+async def within_the_network() -> AsyncIterator[tuple[int, list[bytes]]]:
+    """The port of a listener on loopback, and what has reached it."""
+    reached: list[bytes] = []
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(accepted, "127.0.0.1", 0) as listener:
+        yield listener.sockets[0].getsockname()[1], reached
 
 
 def document(path: str = "/x", **more: Any) -> Json:
@@ -383,14 +396,7 @@ async def test_addresses_within_the_network_are_not_called_for_a_tool_servers_ow
 ) -> None:
     """The config names the tool server, and with it an authorization server at its origin, but not what that
     one's metadata names elsewhere."""
-    reached = []
-
-    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached.append(await reader.read(1))
-        writer.close()
-
-    async with await asyncio.start_server(inside, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
+    async with within_the_network() as (port, reached):
         server = registering(pretender)
         metadata = pretender.documents["/.well-known/oauth-authorization-server"]
         metadata[endpoint] = f"{scheme}://127.0.0.1:{port}/x"
@@ -540,14 +546,7 @@ async def test_no_exemption_from_the_proxy_leads_within_the_network(
     def within(host: Any, port: Any, *more: Any, **options: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port or 0))]
 
-    reached = []
-
-    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached.append(await reader.read(1))
-        writer.close()
-
-    async with await asyncio.start_server(inside, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with within_the_network() as (port, reached):
         for name in ("https_proxy", "no_proxy"):
             monkeypatch.delenv(name.upper(), raising=False)
         monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
