@@ -49,11 +49,11 @@ export function Conversation({task, foreign, reload, left}) {
   const [sent, setSent] = useState([]);
   /** those of them that waited, whose end is not followed */
   const [canceled] = useState(() => new Set());
-  const running = task.request_id ?? sent.find((each) => !canceled.has(each.request_id))?.request_id;
-  // what was sent before it is over
-  const placeIn = (known) => known.findIndex((each) => each.request_id === running);
-  const over = placeIn(sent);
-  useEffect(() => void (over > 0 && setSent((known) => known.slice(Math.max(0, placeIn(known))))), [running, over]);
+  const turns = useMemo(() => turnsOf(items ?? []), [items]);
+  // what was sent before another that has begun is over
+  const over = sent.findLastIndex(({request_id: id}) => id === task.request_id || turns.some((turn) => turn.requestId === id));
+  const running = task.request_id ?? sent.slice(Math.max(0, over)).find((each) => !canceled.has(each.request_id))?.request_id;
+  useEffect(() => void (over > 0 && setSent((known) => known.slice(Math.max(0, known.indexOf(sent[over]))))), [over]);
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.filter((each) => each.request_id !== running));
@@ -81,7 +81,6 @@ export function Conversation({task, foreign, reload, left}) {
   const cancel = (requestId) =>
     client.cancel(requestId).catch((error) => notify(html`<${Words} error=${error} />`)).finally(reload);
   const textOf = (requestId) => sent.find((each) => each.request_id === requestId);
-  const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
   const {user, parts: said} = turns.find((turn) => turn.requestId === running) ?? {user: [], parts: []};
   const shownUser = user.length === 0 && textOf(running) ? [{message_id: "sent", ...textOf(running)}] : user;
