@@ -89,7 +89,7 @@ async def call(server: MCPServer, function: str, /, **arguments: Any) -> str:
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter, where it ends between opening and reading
         return False
     return state != "Z"
 
