@@ -175,6 +175,18 @@ def _imported(service: ServiceThread, parents: Sequence[int | None]) -> tuple[st
     return task, ids
 
 
+def test_a_text_without_a_place_to_break_is_laid_out_at_once(ada: Tab, service: ServiceThread) -> None:
+    """In a message and in an answer, which the agent repeats: where letters are kerned, a browser would shape
+    all that follows anew for each line."""
+    with service.client("ada") as client:
+        body = {"items": [{"content_type": "text", "content": "W" * 20_000}]}
+        task = client.post("", json=body).raise_for_status().json()["task_id"]
+    ada.open("tasks", task)
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    kerning = "all => all.filter(e => e.innerText.length > 9999).map(e => getComputedStyle(e).fontKerning)"
+    assert ada.page.locator(".plain, .markdown").evaluate_all(kerning) == ["none", "none"]
+
+
 def test_of_many_requests_the_newest_are_drawn(ada: Tab, service: ServiceThread) -> None:
     """In the tree and in the trace, with a way to the others; hundreds of old branches are not asked for."""
     task, ids = _imported(service, [None, *[0] * 500, *range(500, 1199)])

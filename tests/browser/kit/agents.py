@@ -26,10 +26,11 @@ rules:
       tool_calls: [{name: Files-delete, arguments: {path: log}}, {name: Files-list, arguments: {}}]
   - {when: columns please, reply: "1990. x\\n\\n|a|b|c|\\n|-|-:|:-:|\\n|1|2|3|\\n\\n```\\ncode\\n```"}
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
+  - {when: WWWWWWWWWW, reply: "LONGWORD"}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
   - {when: a bad story, reply: {text: There was a, finish_reason: content_filter}}
   - {when: {tool_result: true, result_of: Gate-wait}, reply: The gate is open now.}
-"""
+""".replace("LONGWORD", "W" * 20_000)
 
 
 def agent(**spec: Any) -> dict[str, Any]:

@@ -51,12 +51,11 @@ export function Conversation({task, foreign, reload, left}) {
   const [canceled] = useState(() => new Set());
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   // what was sent before another that has begun is over
-  const over = sent.findLastIndex(({request_id: id}) => id === task.request_id || turns.some((turn) => turn.requestId === id));
-  const running = task.request_id ?? sent.slice(Math.max(0, over)).find((each) => !canceled.has(each.request_id))?.request_id;
-  useEffect(() => void (over > 0 && setSent((known) => known.slice(Math.max(0, known.indexOf(sent[over]))))), [over]);
+  const begun = sent.findLastIndex(({request_id: id}) => id === task.request_id || turns.some((turn) => turn.requestId === id));
+  const running = task.request_id ?? sent.slice(Math.max(0, begun)).find((each) => !canceled.has(each.request_id))?.request_id;
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
-    setSent((known) => known.filter((each) => each.request_id !== running));
+    setSent((known) => known.slice(known.findIndex((each) => each.request_id === running) + 1));
   };
   /** the pause that was decided here, which the task is still read to wait at for a moment */
   const [decided, setDecided] = useState(null);
