@@ -3,8 +3,8 @@
     python scripts/generate_sync_client.py            write it
     python scripts/generate_sync_client.py --check    fail where it is not current
 
-`async` and `await` go, names become those of their synchronous counterparts (`client/waits.py` has both), and
-ruff sorts and formats the rest.
+`async` and `await` go, names become those of their synchronous counterparts (`client/backends.py` has both),
+and ruff sorts and formats the rest.
 """
 
 import re
@@ -22,7 +22,6 @@ RULES = (
     (r"\b(async|await) ", ""),
     (r"\bAsynchronous|\basynchronous", "synchronous"),
     (r"\b(_?)Async(?=[A-Z])", r"\1"),  # AsyncClient, _AsyncWire
-    (r"\basync_(?=\w)", ""),  # async_sleep
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\ba(close|read|iter_bytes|next)\b", r"\1"),
     (r"\bStopAsyncIteration\b", "StopIteration"),

@@ -21,7 +21,7 @@ const REFUSED = new Set(["overloaded", "draining", "auth_unavailable"]);
 /** How a gateway says that the service is away. */
 const GATEWAY = new Set([502, 503, 504]);
 
-/** What everything that belongs to a request has. */
+/** The ids in every document that belongs to a request. */
 const IDS = ["session_id", "task_id", "request_id"];
 
 const FIRST_POLL_MS = 100;
@@ -253,7 +253,7 @@ export function mayRepeat(call, trouble) {
 }
 
 /**
- * A code of the service's own has a class of its own.
+ * Whether a gateway answered: its status is a gateway's, and its code is none of the service's.
  *
  * @param {ProblemError} problem
  */
@@ -277,7 +277,7 @@ export async function attempt(io) {
 }
 
 /**
- * The document of this service: it has these ids. What another one says has not.
+ * The document, checked for these ids: an answer from another service would lack them.
  *
  * @template {object} T
  * @param {T} document
@@ -314,7 +314,8 @@ async function polled(look, signal) {
 }
 
 /**
- * Sent again under a token that is another user's by now, it would begin a request of theirs.
+ * Whether the call sends a message. A message must not be sent again under another user's token: it would begin a
+ * request of theirs.
  *
  * @param {Call} call
  */

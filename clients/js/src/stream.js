@@ -60,7 +60,7 @@ export class EventStream {
    */
   async *[Symbol.asyncIterator]() {
     if (this.#end) return;
-    // each of two would miss the events that the other takes
+    // two readers would each miss the events that the other receives
     if (this.#isRead) throw new TypeError("a stream has one reader at a time");
     this.#isRead = true;
     try {
@@ -224,7 +224,7 @@ function follow(requestId, after) {
 }
 
 /**
- * An error that no log holds says what happened to the reading of the log, not to the request.
+ * Whether this is an error of reading the log (it has no id), rather than the end of the request.
  *
  * @param {StreamEvent} event
  * @returns {event is import("./index.js").ErrorEvent}

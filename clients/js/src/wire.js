@@ -67,7 +67,7 @@ export class Watch {
     clearTimeout(this.#timer);
     const ms = this.#ms + uploadMs;
     const silent = () => this.#controller.abort(new Error(`no byte within ${ms} ms`));
-    // a timer takes no more, and would end at once
+    // setTimeout takes at most 2³¹ - 1 ms, and fires at once for more
     if (ms < 2 ** 31) this.#timer = setTimeout(silent, ms);
   }
 
@@ -211,7 +211,7 @@ export class Wire {
   /**
    * @param {Call} call
    * @param {AbortSignal} [signal]
-   * @param {boolean} [refused] the service has refused the token: it is the second call, with another one
+   * @param {boolean} [refused] this is the second attempt, after the service refused the token of the first
    * @returns {Promise<Reply>}
    * @throws {Lost}
    */
@@ -317,7 +317,7 @@ function queryString(query = {}) {
 }
 
 /**
- * The token is to blame, so that a new one may help. (Another user's task is a 401, too, without this.)
+ * Whether the token was refused, so that a new one may help. (A 401 for another user's task has no `invalid_token`.)
  *
  * @param {Response} response
  */

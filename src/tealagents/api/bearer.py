@@ -49,8 +49,8 @@ class Bearer:
         return caller
 
     async def _identified(self, token: str) -> Caller:
-        """Whom the provider names. `InternalError` where it names no one: it may be anyone's code, and what
-        was stored for an id that is no text could not be read again."""
+        """The caller that the provider returns. `InternalError` if that is no valid caller: a provider may be
+        third-party code, and records stored under an id that is not text could not be read again."""
         try:
             answer: object = self._authenticator.authenticate(token)
             if not isawaitable(answer):
@@ -95,8 +95,8 @@ class Bearer:
 def _www_authenticate(error: TealError, challenge: str) -> str:
     """The value of `WWW-Authenticate` for an error; `challenge` is its beginning.
 
-    RFC 6750, section 3: no error code where no credentials came, or where they are not to blame. No
-    scheme but Bearer has any.
+    RFC 6750, section 3: no error code if no credentials were sent, or if they are not the cause. Schemes
+    other than Bearer have no error codes.
     """
     if not challenge.startswith("Bearer"):
         return challenge

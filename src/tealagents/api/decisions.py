@@ -17,15 +17,15 @@ from tealagents.state.decisions import shown_calls
 
 #: characters of a reason: the model is sent it in this round and every later one
 LONGEST_REASON = 4000
-#: what refuses a decision of a pause that is no longer open; of one that ended without a decision
+#: the errors for a pause that is no longer open, and those of them for one that ended undecided
 TOO_LATE = (AlreadyDecided, ApprovalExpired, RequestCanceled)
 GONE = (ApprovalExpired, RequestCanceled)
-#: of a call in a form: what is decided of all
+#: the choice in a form that gives a call the decision for all
 _SAME = "same"
 
 
 class StrictDocument(BaseModel):
-    """A document that is taken only as its fields have it."""
+    """A document without unknown fields, whose values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

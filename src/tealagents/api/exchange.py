@@ -1,4 +1,4 @@
-"""What every protocol needs and none should write: who asks, limits, submit, decide, follow, outcome, cancel.
+"""What every protocol needs, written once: identify, limit, submit, decide, follow, outcome, cancel.
 
 A protocol turns what its clients send into a `NewMessage` or a `Command`, hands it to the exchange, and folds
 the recorded events into frames of its own. What a viewer may not see is left out here, so that no protocol
@@ -63,7 +63,7 @@ COPIES = 2
 LONGEST_KEY = 255
 _KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
 
-#: where a connection keeps whose it is
+#: the key of an ASGI scope under which `identify` leaves the caller's user
 _USER = "tealagents.user"
 
 
@@ -91,7 +91,7 @@ class RequestView(Struct, frozen=True, kw_only=True):
     sender: bool = False
     #: answered with the outcome of an earlier message under the same idempotency key, or of the same decision
     replayed: bool = False
-    #: the id of the last event before the part of the stream that this is about
+    #: the stream starts after the event with this id
     after: int = 0
 
     @property
@@ -123,11 +123,11 @@ class Exchange:
         self.importer = TaskImporter(service.tasks)
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
-        #: of each user who forks tasks: how many more at the same time
+        #: user → how many more tasks of theirs may be forked at the same time
         self._copying: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
-        #: cancels and erasures on their way whose clients may have left
+        #: work that continues when the client that caused it has left (`in_background`)
         self._leaving: set[asyncio.Task[object]] = set()
 
     @property
@@ -171,8 +171,11 @@ class Exchange:
         return await directory.locate(caller, kind, identifier, reading=reading, deciding=deciding)
 
     def cut_off(self, canceled: asyncio.CancelledError) -> BaseException:
-        """What a call is answered that is canceled: the server ends those that a drained process still has,
-        such as where the store does not answer, and would send a text of its own."""
+        """The error to answer a canceled call with.
+
+        At the end of a drain the server cancels the calls that remain, for example those that wait for the
+        store, and would answer them with a text of its own.
+        """
         if not self.service.admission.draining:
             return canceled
         return PersistenceUnavailable("the process ends, and the store has not answered", retry_after=1)
@@ -199,7 +202,7 @@ class Exchange:
         return await bodies.read(request, most, user, self.service.admission)
 
     def holding(self, caller: Caller, size: int) -> AbstractContextManager[None]:
-        """Around work on so many bytes that the caller has sent. `Overloaded`."""
+        """Counts `size` bytes against the caller's budget while work on them lasts. `Overloaded`."""
         return self.service.admission.answering.taken(caller.user.key, size)
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
@@ -221,7 +224,7 @@ class Exchange:
     async def submit(
         self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
     ) -> RequestView:
-        """Stores a message and begins to answer it. `streamed`: its events are followed or left to be.
+        """Stores a message and begins to answer it. `streamed`: its events are followed, now or later.
 
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
@@ -240,7 +243,7 @@ class Exchange:
             return await self.service.submission.open(caller, metadata, earlier)
 
     async def add(self, caller: Caller, partition: str, head: Head, said: Sequence[Earlier]) -> Head:
-        """Adds messages from elsewhere behind what a task holds; see `Changes.add` for what it raises."""
+        """Appends messages from elsewhere to a task; see `Changes.add` for what it raises."""
         self._check_earlier(said)
         remote = self.agent.thread_kind == "remote"
         with self.holding(caller, sum(each.size for each in said)):
@@ -255,10 +258,10 @@ class Exchange:
         *,
         streamed: bool,
     ) -> RequestView:
-        """Sends a message from an earlier point: in a fork behind a request that has ended.
+        """Sends a message from an earlier point: to a fork of the task after a request that has ended.
 
-        A refused message leaves no fork behind, one in doubt only where it is stored; a key that was used
-        answers without forking again.
+        If the message is refused, the fork is erased. If it is in doubt, the fork stays only if the message
+        was stored. A key that was used before is answered without another fork.
         """
         partition = await self.locate(caller, keys.task, behind.task_id)
         if key is not None and await self.service.submission.first_use(caller, key) is not None:
@@ -286,11 +289,11 @@ class Exchange:
         return view
 
     def copying(self, caller: Caller) -> asyncio.Semaphore:
-        """Around the fork of a task, which holds what it copies: of one user a few at a time, others wait."""
+        """Limits one user's forks at the same time: each holds in memory what it copies."""
         return self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES))
 
     async def _drop_fork(self, partition: str, forked: Head) -> None:
-        """Erases a fork, unless its message has come to it after all; one that is on its way fails."""
+        """Erases a fork unless its message was stored after all. A message still being stored then fails."""
         found = await self.tasks.here(partition, forked.task_id)
         if found.value.tail_seq == forked.tail_seq:
             await self.eraser.remove(partition, found)
@@ -341,7 +344,7 @@ class Exchange:
         return RequestView(record=record, partition=partition, caller=caller, own=True)
 
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
-        """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""
+        """The request after an event; None if nothing follows. `NotFound` if the events are gone."""
         check_kept(self.tasks, view.record)
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
@@ -400,10 +403,10 @@ class Exchange:
         )
 
     async def kept_alive(self, response: Coroutine[Any, Any, Response], refuse: Refuse) -> Response:
-        """A response that may take long. If so, a stream is kept alive until it comes, and then is that.
+        """Waits for a response; if it takes long, streams keepalives, then the response's own events.
 
-        The work on it does not end where its client leaves. What `refuse` says of an error becomes an event
-        when the stream has begun.
+        The work continues when the client leaves. Once the stream has begun, an error is sent as an event
+        with the body that `refuse` makes of it.
         """
         coming, seconds = asyncio.ensure_future(response), self.settings.keepalive_seconds
         await asyncio.wait([coming], timeout=seconds)
@@ -508,7 +511,7 @@ def _by_value(value: Any) -> Any:
 
 
 async def _left_before(response: asyncio.Future[Response]) -> None:
-    """A client has left, whatever the response is by then: what a stream would do, it does."""
+    """Awaits the response to a client that has left, and does what its stream does on disconnect."""
     stream = await response
     if isinstance(stream, sse.EventStreamResponse) and stream.on_disconnect is not None:
         stream.on_disconnect()
@@ -517,7 +520,7 @@ async def _left_before(response: asyncio.Future[Response]) -> None:
 async def _seen(
     events: AsyncGenerator[Sequence[Recorded]], see: Callable[[Event], Event | None]
 ) -> AsyncGenerator[Sequence[Recorded]]:
-    """The events as one sees them who is not the owner."""
+    """The events that a viewer other than the owner may see."""
     async with aclosing(events):
         async for batch in events:
             seen = [(each.id, see(each.event)) for each in batch]

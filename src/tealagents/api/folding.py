@@ -1,4 +1,4 @@
-"""The fold that protocols have in common: what each event means, for one that says what it shows of it.
+"""The fold that protocols share: one method for each kind of event, which a protocol overrides.
 
 Pure: the same events give the same frames, live and replayed.
 """
@@ -48,7 +48,7 @@ class EventFold:
         self.frames = list(opening)
         #: whether there was text since the last call of a tool
         self.said = False
-        #: it was last seen to wait its turn
+        #: whether the request was still waiting its turn at the last event
         self._queued = False
         #: the number of the last event
         self._last = after
@@ -115,10 +115,10 @@ class EventFold:
         """It has begun, or waits its turn (`Queued`)."""
 
     def missed(self, events: int) -> None:
-        """So many events, or fewer, were shown, and lost before they were stored: their process died."""
+        """Up to `events` events were sent live, then lost with their process before they were stored."""
 
     def begun(self) -> None:
-        """It has waited its turn, and something has happened since: no event says when it began."""
+        """Called before the first event after the wait for its turn, since no event marks the beginning."""
 
     def text(self, text: str, *, refusal: bool) -> None:
         """Some text; `said` is set where it continues what came before it."""

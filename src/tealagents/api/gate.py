@@ -1,7 +1,7 @@
 """What a call passes before a library that serves a protocol sees it: authentication, limits, a body of JSON.
 
-Such libraries know neither users nor limits, and some fail on bytes that are no text. What they would answer
-can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
+Such libraries know neither users nor limits, and some crash on bytes that are not text. The gate can replace
+a library's response: by an error in the protocol's words, or by a stream that drops slow readers.
 """
 
 import asyncio
@@ -226,7 +226,7 @@ class Gate:
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses a path that the library does not serve."""
+    """The default route: refuses a path that the library does not serve."""
     scope[SCOPE].refused = NotFound("There is nothing at this path.")
 
 
@@ -240,7 +240,7 @@ class _Replies:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._start = message  # held back: a stream's first event may be the one that is refused
+            self._start = message  # held back: a stream may still be refused at its first event
             if message["status"] == 405:
                 self._call.refused = WrongMethod(Headers(raw=message["headers"]).get("allow", ""))
         elif self._call.refused is None and self._call.response is None:

@@ -89,7 +89,7 @@ class WrongMethod(Refusal):
 
 
 def reported(error: Exception) -> TealError:
-    """An error as clients see it: what is another user's is not found, and a fault says nothing of itself."""
+    """An error as clients see it: another user's record is not found, and a fault shows no details."""
     if isinstance(error, NotOwner):
         return NotFound("There is nothing with this id. Check it; it may have been deleted.")
     return error if isinstance(error, TealError) else InternalError(FAULT)
@@ -129,7 +129,7 @@ def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:
 
 
 def in_one_line(headers: Headers, name: bytes, *, without: bytes) -> Headers:
-    """Headers for a library that reads the first line of each name: those of this name are one, as a list.
+    """Headers for a library that reads only the first line of each name: the lines of `name` are joined.
 
     Space around a value is no part of it (RFC 9110, sections 5.2 and 5.5). `without` is left out.
     """
@@ -144,7 +144,7 @@ async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def left(receive: Receive) -> None:
-    """Returns once the client has left. What it still sends is passed over."""
+    """Returns once the client has disconnected; discards what it still sends."""
     while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
         pass
 

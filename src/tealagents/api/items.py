@@ -103,8 +103,10 @@ def resolved(given: Iterable[Any], found: Mapping[str, Any]) -> list[Any]:
 
 
 def known(body: Any, roles: tuple[str, ...]) -> Any:
-    """A body with only the messages of these roles, and in them only texts, and images from sources that are
-    known. Whatever else there is is as it was, also what has no role or type that is a text."""
+    """A body with only the messages of these roles, and in them only texts and images from known sources.
+
+    Everything else is unchanged, including messages and parts whose role or type is not a string.
+    """
     given = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(given, list):
         return body
@@ -130,7 +132,7 @@ def _is_of(given: Any, name: str, known: tuple[str, ...]) -> bool:
 
 
 def text(of: tuple[Item, ...], field: str, problem: str) -> str:
-    """Items that must all be text, as one. `InvalidRequest` with the problem."""
+    """The text of items that must all be text, joined. Otherwise `InvalidRequest` with `problem`."""
     if any(each.content_type != "text" for each in of):
         raise InvalidRequest(field, problem)
     return "".join(each.content for each in of)

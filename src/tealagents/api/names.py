@@ -45,7 +45,7 @@ def is_of_answer(name: str) -> bool:
 
 
 def unknown(kind: str, name: str) -> NotFound:
-    """What is said of a name that is unknown, and of one that is another user's: the same."""
+    """The error for an unknown name. Another user's name gets the same one, so that it reveals nothing."""
     return NotFound(f"There is no {kind} with id {name[:100]!r}. Check the id; it may have been deleted.")
 
 

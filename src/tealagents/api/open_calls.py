@@ -1,4 +1,4 @@
-"""Calls that stay open for a request: given up by name, kept informed, ended by a decision made elsewhere."""
+"""Calls that stay open while a request runs: given up by name, sent progress, ended from elsewhere."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator
@@ -18,7 +18,7 @@ from tealagents.unwinding import unwound
 
 T = TypeVar("T")
 
-#: what comes within this time is reported at once: a client is not to be flooded with reports
+#: events within this time are reported together, so that a client is not flooded
 GATHER_SECONDS = 0.05
 
 
@@ -27,18 +27,18 @@ class OpenCalls:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        #: what gives up the calls that have a name: the last one, which ends what a call is at
+        #: name of a call → what gives it up, for each of its stages; only the last is called
         self._named: dict[Hashable, list[Callable[[], object]]] = {}
 
     @contextmanager
     def begun(
         self, beginning: Coroutine[Any, Any, RequestView], name: Hashable | None
     ) -> Iterator[asyncio.Future[RequestView]]:
-        """What a message or a decision begins, while the call waits for its end.
+        """The request that a message or a decision begins, while the call waits for it to end.
 
-        A call with a name is given up by its name; one without, and any where leaving cancels, by ending the
-        wait, which cancels the request. What begins is stored to its end all the same: a commit that is left
-        midway would end as a failure.
+        A call with a name is given up by `give_up`. If the wait itself is canceled, the request is canceled
+        when the call has no name or the agent cancels on disconnect. Either way the request's first commit
+        is awaited: if it were abandoned midway, the request would end as a failure.
         """
         sent = asyncio.ensure_future(beginning)
         try:
@@ -50,9 +50,9 @@ class OpenCalls:
             raise
 
     async def unless_given_up(self, waiting: Coroutine[Any, Any, T], name: Hashable | None) -> T | None:
-        """What comes of waiting; None where the call of this name is given up, which ends the waiting alone.
+        """The result of `waiting`; None if the call of this name is given up, which cancels only the wait.
 
-        What is begun under the same name meanwhile is given up in its place, until it has ended.
+        While a request begun under the same name meanwhile runs, giving up cancels that request instead.
         """
         waited = asyncio.ensure_future(waiting)
         try:
@@ -103,7 +103,7 @@ async def awaited(
     ended = asyncio.ensure_future(settled(exchange, view, receive))
     reports = _reports(exchange, view, report, ended)
     _, fault = await asyncio.gather(ended, reports, return_exceptions=True)
-    if fault is None or isinstance(fault, TealError):  # what cannot be followed has its end
+    if fault is None or isinstance(fault, TealError):  # the outcome is known without the events
         return await ended
     raise fault
 
@@ -120,7 +120,7 @@ async def _reports(
 async def unless_decided(
     exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
 ) -> T | None:
-    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
+    """The user's answer about a pause; None if the pause ends first, which withdraws the question."""
     asked = asyncio.ensure_future(asking)
     elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
     try:

@@ -22,7 +22,7 @@ Respond = Callable[[int, str], Response]
 
 
 class KnownOrigins:
-    """Hands on what comes from no page, or from one of an origin that may call."""
+    """Passes on requests that come from no page, or from a page of an allowed origin."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings, respond: Respond) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class KnownOrigins:
 
 
 def with_cors(app: ASGIApp, settings: ApiSettings, *exposed: str, allowed: Sequence[str] = ("*",)) -> ASGIApp:
-    """The application as pages of those other origins may call it that the config names.
+    """The application with CORS for the origins in the config.
 
     They see the headers `exposed`, besides those that every protocol has, and may send those `allowed`.
     """

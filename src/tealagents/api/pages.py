@@ -1,7 +1,8 @@
 """The pages on which an API can be read and tried; all they load comes from here.
 
-Many a network has no way out, and a script from elsewhere would see what is typed. They are no coroutines, so
-they run in a thread: importing FastAPI takes long enough for streams to stand still.
+Many networks have no internet access, and a script from elsewhere could read what is typed. The page
+functions are not coroutines, so they run in a thread: importing FastAPI would block the event loop
+noticeably.
 """
 
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""What stands in the query of a request."""
+"""Query parameters, and the pages of lists that they select."""
 
 import re
 from collections import deque
@@ -34,9 +34,9 @@ def flag(request: Request, name: str) -> bool:
 async def window(request: Request, newest_first: AsyncGenerator[Json]) -> tuple[list[Json], bool]:
     """The documents of a list that `limit`, `after` and `order` ask for; and whether more follow.
 
-    The newest come first, unless `order` says otherwise. Nothing is read beyond those, and nothing held: with
-    large ones they are fewer than `limit`, `PAGE_BYTES` together. `NotFound` for an `after` that is none of
-    the ids.
+    Newest first, unless `order` is `asc`, for which everything newer is read as well. Only the page is held
+    in memory; if its documents are large, it ends before `limit`, at `PAGE_BYTES`. `NotFound` if no document
+    has the id `after`.
     """
     limit = number(request, "limit", 20, lowest=1, highest=100)
     after, order = once(request, "after"), once(request, "order") or "desc"

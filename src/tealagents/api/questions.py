@@ -1,7 +1,7 @@
-"""What a call asks its user while it waits, and the answer, whichever process it arrives at.
+"""Questions that a call asks its user while it waits. The answer may arrive at any process.
 
-A question has a name, which shows its pause. The process that gets the answer leaves it in the user's
-partition; the process that asked takes it there.
+The name of a question contains the id of its pause. The process that receives the answer stores it in the
+user's partition, where the process that asked reads it.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class GivenAnswer(Struct, frozen=True):
 
 
 async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) -> bool:
-    """Whether a call is the answer to a question, or any if `all_of_them`: it has its response then.
+    """Whether a call answers a question (any answer, if `all_of_them`). If so, it has its response.
 
-    The answer is left for the call that asked; one that comes too late is passed over. While the store is
-    away, the answer waits for it: most hosts send none a second time.
+    The answer is stored for the call that asked, unless it comes too late. While the store is unavailable,
+    this keeps trying, because most hosts send an answer only once.
     """
     if call.body is None or "method" in call.body:
         return False

@@ -1,7 +1,7 @@
 """The events of a stretch, as they were sent and as they are read later.
 
-What is sent live, and replayed for a day, are the recorded events; what is read later is made of the history
-as events of the same kinds, and never expires.
+Recorded events are sent live and can be replayed for a day. After that, events of the same kinds are rebuilt
+from the history, which does not expire.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ F = TypeVar("F", bound=EventFold)
 async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncGenerator[Sequence[Recorded]]:
     """The recorded events of a stretch, to the one that ends it.
 
-    A pause that was decided is not among them any more; it is put where it was. Of what was imported or
-    copied nothing was recorded here: its events are made of the history.
+    A decided pause is no longer recorded, so it is inserted where it was. Nothing was recorded for imported
+    or copied requests; their events are rebuilt from the history.
     """
     if stretch.record.imported or stretch.record.copied:
         yield [Recorded(n, event) for n, event in enumerate(await _events(exchange, stretch), 1)]
@@ -87,7 +87,7 @@ def stream(
     """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
     view, events = stretch.view, recorded(exchange, stretch)
     forgets = forgets and requests.is_unstored(stretch.record)
-    # not by the events themselves: a generator that its client did not wait for never starts, nor ends
+    # not in the generator: if the client leaves early, it never starts, so its `finally` would not run
     on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
     return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)
 
@@ -122,7 +122,7 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     record, partition = stretch.record, stretch.view.partition
     tail = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
     number, made = 1, set[str]()
-    repeats = record.retries is not None  # what a request does again, it does not say again
+    repeats = record.retries is not None  # a retry repeats earlier calls, whose events are not sent again
     async for logged in exchange.history.forwards(partition, record.task_id, record.entries(tail)):
         body = logged.body
         repeats = repeats and not _is_new(body)

@@ -44,7 +44,7 @@ from tealagents.state.tasks import is_expired
 
 K = TypeVar("K")
 
-#: requests of one task that are looked through
+#: the most requests of one task that are searched
 MOST_REQUESTS = 50
 #: how long a task that was not to be stored may be there at most
 UNSTORED_KEPT = timedelta(days=1)
@@ -76,11 +76,11 @@ async def task(exchange: Exchange, caller: Caller, task_id: str) -> tuple[str, H
 async def placed(
     exchange: Exchange, caller: Caller, message: NewMessage, name: str, field: str
 ) -> NewMessage:
-    """The message in the task that its client names, which begins with it where it is not there yet.
+    """The message, addressed to the task that its client names, which it creates if there is none.
 
-    Without a name it is in a new task. `InvalidRequest`, naming `field`, for what is no id; `NotOwner`.
-    `NotFound` for an id that was made here: its task is gone, and would begin anew without its history. Of an
-    id that a client chose nothing is kept with which to tell.
+    Without a name the task is new. `InvalidRequest`, naming `field`, if the name is not an id; `NotOwner`.
+    `NotFound` for an id that the service made: its task was deleted, and would otherwise start again without
+    its history. For an id that a client chose, nothing is kept that could tell these cases apart.
     """
     if not name:
         return message
@@ -132,8 +132,8 @@ class Named(Struct, frozen=True):
         return replace(message, task_id=self.task_id, at_checkpoint=at, earlier=())
 
     async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
-        """Another request was quicker. Raises the refusal where the task is not there: it is imported, or
-        was deleted; `NotFound` once it has expired."""
+        """Returns if another request created the task first. Otherwise raises: `refusal` if the task is being
+        imported or was deleted, `NotFound` if it has expired."""
         if (await named(self.exchange, self.caller, self.task_id)).head is not None:
             return
         if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
@@ -418,7 +418,7 @@ def kept(record: RequestRecord, name: str, kind: type[K]) -> K | None:
 
 
 def unstored_until(exchange: Exchange) -> datetime:
-    """When a task that was not to be stored is gone, even if the process dies before it can erase it."""
+    """When an unstored task expires, in case the process dies before it can erase the task."""
     return exchange.tasks.records.clock.now() + UNSTORED_KEPT
 
 

@@ -23,7 +23,7 @@ class Instruction(Struct, frozen=True):
 
 
 class Made(Struct, frozen=True):
-    """Something of ours that comes again: a call, a request to approve one."""
+    """An item that the service produced and the client resends: a call, or a request to approve one."""
 
     call_id: str = ""
     #: the call, in words
@@ -31,7 +31,7 @@ class Made(Struct, frozen=True):
 
 
 class AnsweredCall(Struct, frozen=True):
-    """What came of a call, or may come of it."""
+    """The output of a call, or the decision on it."""
 
     call_id: str
     answer: CallAnswer
@@ -41,7 +41,7 @@ Entry = Earlier | Instruction | Made | AnsweredCall
 
 
 class Resent(Struct, frozen=True):
-    """A history: what the assistant has answered already, and what comes behind that."""
+    """A resent history, split after the last thing that the assistant said or did."""
 
     before: Sequence[Entry]
     new: Sequence[Entry]
@@ -66,16 +66,16 @@ class Resent(Struct, frozen=True):
 
     @property
     def holds_calls(self) -> bool:
-        """Whether the calls that it answers are in it: it is all that its client wants the model to know."""
+        """Whether it holds calls. If so, the client keeps the whole history itself."""
         return any(isinstance(each, Made) for each in self.before)
 
 
 def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
-    """New is all behind the last thing that the assistant said or did: a message, or answers to calls.
+    """Splits a history: everything after the last thing that the assistant said or did is new.
 
-    Answers to calls of this history that a message follows are history, too. A message before the answers
-    is the one that the calls are of, sent again. `InvalidRequest`, naming `field`, where there is neither a
-    message nor an answer, or a message behind answers.
+    Answers to calls of this history count as history if a user message follows them. A user message before
+    answers is the one that led to the calls, sent again. `InvalidRequest`, naming `field`, if nothing new is
+    a message or an answer, or if a message follows new answers.
     """
     split = max((n for n, each in enumerate(entries, 1) if _is_ours(each)), default=0)
     if any(isinstance(each, Earlier) for each in entries[split:]):
@@ -98,7 +98,7 @@ def _is_ours(entry: Entry) -> bool:
 
 
 def in_words(entries: Sequence[Entry]) -> list[Earlier]:
-    """What was said; what came of calls is put into words, each call once."""
+    """The messages of a history. The output of each call becomes a message in words, once."""
     said, calls = list[Earlier](), dict[str, str]()
     for each in entries:
         if isinstance(each, Made):
@@ -111,7 +111,7 @@ def in_words(entries: Sequence[Entry]) -> list[Earlier]:
 
 
 def unresolved(reference: Json, where: str) -> Earlier:
-    """A reference that led to nothing, and so says nothing. `InvalidRequest` for one that never could."""
+    """An empty message for a reference to an unknown item. `InvalidRequest` if it can name no item."""
     name = reference.get("id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{where}.id", "must be the id of an item of a response")

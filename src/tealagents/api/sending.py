@@ -116,16 +116,16 @@ async def _answered(
 
 
 def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> RequestSetup | None:
-    """What holds from here on; None: what held before. The context came over another protocol, and stays."""
+    """The setup from here on; None if unchanged. `user_context`, which only other protocols set, stays."""
     if resets:
         return replace(asked, user_context=held.user_context)
     return replace(held, tool_choice=asked.tool_choice) if asked.tool_choice is not None else None
 
 
 def _meant(given: Resent, kinds: Sequence[str]) -> list[AnsweredCall]:
-    """The answers, without an output of no call beside a rejection.
+    """The answers, without outputs that belong to no call if a call is rejected.
 
-    Some clients add one for the call that is rejected, under an id of their own: it says nothing new.
+    For a rejected call, some clients add an output under an id of their own. It says nothing new.
     """
     answers, made = given.answers, given.calls
     if all(each.answer.action != "reject" for each in answers):
@@ -145,7 +145,8 @@ def _is_named(answered: AnsweredCall, kinds: Sequence[str]) -> bool:
 def _by_place(
     given: Resent, meant: Sequence[AnsweredCall], kinds: Sequence[str]
 ) -> tuple[dict[int, CallAnswer], dict[str, str]]:
-    """The answers to the last pause, by the places of its calls; where others are answered."""
+    """The answers to the last pause, by the position of the call; and earlier pauses, each with the field of
+    its answer."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
     made = given.calls
     for each in reversed(meant):

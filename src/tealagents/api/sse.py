@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 #: a comment is one line: the blank one after an event would make some clients report an empty event
 KEEPALIVE = b": keepalive\n"
-#: characters at which some libraries of clients end a line, and the format does not; and their JSON escapes
+#: characters that some client libraries wrongly take for the end of a line, with their JSON escapes
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 #: seconds after which a client that reads nothing is disconnected
 SEND_TIMEOUT = 60.0
-#: seconds between two looks whether the end of a response was taken
+#: seconds between two checks whether the client has read the end of a response
 FLUSH_LOOK = 0.25
-#: marks the scope of a HEAD that is answered as GET: a stream would go on for no one
+#: marks the scope of a HEAD that is answered as GET: it must not start a stream
 HEAD = "tealagents.head"
 #: where a scope holds what sends an event in the stream that its call is answered with
 SAY = "tealagents.say"
@@ -77,8 +77,8 @@ def events_response(events: bytes, headers: Mapping[str, str] | None = None) -> 
 def remember_connection(scope: Scope, send: Send) -> None:
     """Notes the connection of a scope, so that it can be ended at once; `send` must be the server's own.
 
-    ASGI knows no way to: a connection is closed only when all was taken that was written to it, which a
-    client that never reads will never do.
+    ASGI has no way to abort: a connection closes only after the client has read everything written to it,
+    which a client that never reads does not do.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if hasattr(transport, "abort"):
@@ -88,7 +88,7 @@ def remember_connection(scope: Scope, send: Send) -> None:
 async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Serves an application. A stream that it answers with is sent when the application has returned.
 
-    What routed and read a call is not kept for as long as its stream is open.
+    So the routing and the parsed request are freed before the stream, which may stay open for long.
     """
     streams: list[_Stream] = []
     scope[_STREAM] = streams
@@ -194,7 +194,7 @@ class _Stream:
         sending.watch()
         async with contextlib.aclosing(self.frames) as frames:
             async for data in frames:
-                if data:  # an event may be none of this reader's business
+                if data:  # this reader may not be allowed to see the event
                     await sending.body(_escaped(data))
                 data = b""  # what was sent is not kept for as long as nothing comes
         await sending.end()
@@ -377,7 +377,7 @@ class _Sending:
 
     async def taken(self) -> None:
         """Returns when the client has taken what it was sent, or is given up."""
-        self._waiting += 1  # for the client, and no longer for the server
+        self._waiting += 1  # from here on, waits for the client to read
         await asyncio.sleep(0)
         while self._buffered():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(FLUSH_LOOK)

@@ -60,7 +60,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> Failure | None:
-        """Why it has ended without an answer."""
+        """Why the stretch ended without an answer."""
         return self.record.error if self.status in ("Failed", "Canceled") else None
 
     @property
@@ -79,11 +79,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
     @property
     def after(self) -> int:
-        """The event that it begins behind."""
+        """The id of the event after which the stretch begins."""
         return self.before.event_id if self.before else 0
 
     def spent(self, total: TokenUsage) -> TokenUsage:
-        """What it has used, of all that its request has."""
+        """The stretch's own usage, given the `total` of its request so far."""
         return total - self.before.usage if self.before else total
 
 
@@ -103,7 +103,8 @@ async def decided_pause(exchange: Exchange, stretch: Stretch) -> Approval:
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
     """A stretch of a request; None: its last. `NotFound` where it has fewer.
 
-    A request that was imported is one, under the numbers of all that it had: its pauses stayed behind.
+    An imported request is a single stretch, because its pauses are not imported; each of its former numbers
+    names that one.
     """
     approvals = view.record.approvals
     wanted = len(approvals) + 1 if number is None else number
@@ -176,9 +177,9 @@ async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
 
 
 async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
-    """Erases the task of a stretch, with what was said in it before. `AlreadyExists` where it holds more.
+    """Erases the task of a stretch, and the resent messages before it.
 
-    That error names the `whole`.
+    `AlreadyExists`, naming the `whole` conversation, if the task holds other requests.
     """
     record, partition, erased = stretch.record, stretch.view.partition, False
     while not erased:

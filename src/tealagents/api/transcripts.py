@@ -28,12 +28,12 @@ from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest, and what else belongs to the request of the oldest of them
 MOST_MESSAGES = 1000
-#: the letter of a message that has no items, which is in no message that is looked for
+#: stands for a message without items; no message that is searched for contains it
 _NOTHING = chr(0)
 
 
 class Kept(Struct, frozen=True):
-    """A message that a page has, under its own name or ours. The results of calls have no items."""
+    """A message that a page holds, under the page's id or the service's. Results of calls have no items."""
 
     name: str
     role: Role
@@ -167,9 +167,10 @@ def as_kept(
 ) -> Iterator[tuple[str, Message]]:
     """Messages under the names that a page has for them, and the others under ours.
 
-    `name` makes ours, of a message and how many the assistant has said in its request so far. Messages that
-    the page has sent at once, and that are one here, are apart. A page leaves what it knows where it stands
-    and puts the rest behind it: from the first message that it lacks, no name is one that it knows.
+    `name` makes the service's id of a message, given how many messages the assistant has sent in that request
+    so far. Messages that the page sent together, and that are stored as one, are yielded separately. A page
+    keeps known messages in place and appends the others, so after the first message that it lacks, none gets
+    an id that it knows.
     """
     places, page, said = {each.name: n for n, each in enumerate(kept)}, _Said(kept), Counter[str]()
     start, missed = 0, False
@@ -192,9 +193,9 @@ def as_kept(
 
 
 class _Said:
-    """What a page has, searched as text: each item of a role is a letter, however often it is said.
+    """The messages of a page as one string, in which each distinct (role, item) is a character.
 
-    To compare items at each place takes a message of many parts as often as the page has messages.
+    Searching the string avoids comparing all items of a message at every position of the page.
     """
 
     def __init__(self, kept: Sequence[Kept]) -> None:

@@ -1,4 +1,4 @@
-"""Who is asking, and acting for them: adapters for the ports `Authenticator` and `Delegation`.
+"""Identifies callers and acts for them: adapters for the ports `Authenticator` and `Delegation`.
 
 =============  =====================================================================================
 `entra`        access tokens of Microsoft Entra ID, really checked

@@ -1,4 +1,4 @@
-"""Takes a compact JWS (RFC 7515, section 7.1) apart, without believing any of it yet.
+"""Parses a compact JWS (RFC 7515, section 7.1) without verifying it.
 
 PyJWT would do this too, but it looks at every character of the token in Python: 130 µs for a common token
 of 1.3 KB, where this takes a fifth of it. It also keeps the last of two claims of one name, which is a way

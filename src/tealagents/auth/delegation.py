@@ -1,8 +1,8 @@
 """Tokens to act for the calling user downstream: the on-behalf-of flow of Entra ID, by msal.
 
-The user's token is handed to the authority, which answers with one for another service, in the user's name.
-Such tokens are kept in memory until shortly before they expire, under a digest of the token they were given
-for: neither that token nor a way to get new ones is ever kept, and nothing is written anywhere.
+The authority exchanges the user's token for one that calls another service in the user's name. The new token
+is cached in memory until shortly before it expires, under a digest of the user's token. The user's token
+itself and refresh tokens are never kept, and nothing is written to disk.
 """
 
 import asyncio

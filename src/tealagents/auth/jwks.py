@@ -33,7 +33,7 @@ log = logging.getLogger("tealagents.auth")
 
 #: seconds after which keys are read again
 REFRESH_SECONDS = 24 * 3600.0
-#: seconds between two readings because of unknown key ids, and between two tries while refreshing fails
+#: the least seconds between two reads caused by unknown key ids, and between retries of a failed refresh
 SPARING_SECONDS = 300.0
 #: seconds for which callers are turned away after keys could not be read for the first time
 FIRST_RETRY_SECONDS = 2.0
@@ -81,9 +81,9 @@ class PublishedKeys:
         self._asked_at: float | None = None
 
     async def key_set(self, kid: str) -> KeySet:
-        """The newest key set, after it has been given a chance to hold `kid`.
+        """The newest key set, read again first if it lacks `kid` and has not been read again recently.
 
-        Returns at once where the key is known. AuthUnavailable where no keys have ever been read.
+        `AuthUnavailable` if no keys have ever been read.
         """
         if self.newest is None:
             return await self._first_reading()

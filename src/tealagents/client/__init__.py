@@ -6,7 +6,7 @@ can take it from here.
 ==============  ==================================================================================
 `aio`           the asynchronous driver: client, streams, lists. It does all the I/O and decides nothing
 `sync`          the synchronous one, generated from it (`scripts/generate_sync_client.py`)
-`waits`         how the two wait: sleep, tokens, closing
+`backends`      in what the two differ: HTTP clients, tokens, sleep, closing
 `operations`    what a client can do, each operation as a flow
 `rules`         what an answer means, when to repeat a call, how far a stream has been read
 `calls`         each route as the HTTP call that reaches it
@@ -20,6 +20,7 @@ Everything a caller needs is imported from here. The package imports nothing of 
 """
 
 from tealagents.client.aio import AsyncClient, AsyncEventStream, AsyncItems
+from tealagents.client.backends import AsyncToken, Token
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
 from tealagents.client.documents import (
     Accepted,
@@ -88,7 +89,6 @@ from tealagents.client.events import (
 from tealagents.client.items import Action, Content, Decision, Image, Text
 from tealagents.client.retry import NO_RETRY, Retry
 from tealagents.client.sync import Client, EventStream, Items
-from tealagents.client.waits import AsyncToken, Token
 from tealagents.client.wire import Timeouts
 
 __all__ = [

@@ -6,6 +6,7 @@ from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
 import httpx
 
+from tealagents.client.backends import AsyncBackend, AsyncChunks, AsyncToken
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
 from tealagents.client.documents import (
     Accepted,
@@ -29,16 +30,6 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor, Positioned
-from tealagents.client.waits import (
-    AsyncChunks,
-    AsyncConnections,
-    AsyncToken,
-    async_bearer,
-    async_cleanly,
-    async_release,
-    async_sleep,
-    usable,
-)
 from tealagents.client.wire import (
     Call,
     Close,
@@ -73,7 +64,7 @@ class AsyncClient:
         token: a bearer token, or a function that returns a valid one before each call.
         timeouts: how long to wait for what.
         retry: how often to repeat what can safely be repeated.
-        http: used instead of an HTTP client of its own, and left open.
+        http: your own HTTP client; it is not closed. By default, the client makes one.
 
     Use it in `async with`, or call `aclose`. One client can serve many callers at once, a stream only one.
     Every failure of the network or the service is a `ClientError` (see `errors`). A URL, id, key, token or
@@ -91,13 +82,12 @@ class AsyncClient:
         http: httpx.AsyncClient | None = None,
     ) -> None:
         self.base_url = prefix(base_url)
-        self._token = usable(token)
+        self._backend = AsyncBackend(token, http)
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
-        self._connections = AsyncConnections(http)
 
     async def aclose(self) -> None:
-        await self._connections.aclose()
+        await self._backend.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -291,14 +281,14 @@ class AsyncClient:
         return AsyncItems(flow, self._wire())
 
     def _wire(self) -> "_AsyncWire":
-        return _AsyncWire(self._connections, self.base_url, self._token, self._timeouts)
+        return _AsyncWire(self._backend, self.base_url, self._timeouts)
 
 
 class AsyncItems(Generic[E]):
-    """An iterator. Exhaust it, leave it by `async with`, or call `aclose`: this frees its connection.
+    """An iterator. To free its connection, exhaust it, use it in `async with`, or call `aclose`.
 
-    After `aclose`, or an error, it raises a `ClientError` unless it had ended. While it is being read,
-    another reader and `aclose` are refused with a `RuntimeError`.
+    Reading on after `aclose` or an error raises a `ClientError`, unless the end had been reached. While one
+    caller reads, further readers and `aclose` get a `RuntimeError`.
     """
 
     def __init__(self, flow: Stream[E, None], wire: "_AsyncWire") -> None:
@@ -346,7 +336,7 @@ class AsyncItems(Generic[E]):
         await self._wire.aclose()
 
     def _end(self) -> None:
-        """`ClientError` where it is not the end: an incomplete list must not pass for a complete one."""
+        """`ClientError` if the list was closed early: an incomplete list must not pass for a complete one."""
         if self._closed and not self._ended:
             raise ClientError("this list was closed before its end; request it again")
         self._ended = True
@@ -381,12 +371,9 @@ class AsyncEventStream(AsyncItems[StreamEvent], Positioned):
 class _AsyncWire:
     """Carries out effects, and holds at most one open stream."""
 
-    def __init__(
-        self, connections: AsyncConnections, base_url: str, token: AsyncToken, timeouts: Timeouts
-    ) -> None:
-        self._connections = connections
+    def __init__(self, backend: AsyncBackend, base_url: str, timeouts: Timeouts) -> None:
+        self._backend = backend
         self._base_url = base_url
-        self._token = token
         self._timeouts = timeouts
         self._response: httpx.Response | None = None
         self._chunks: AsyncChunks | None = None
@@ -403,15 +390,15 @@ class _AsyncWire:
             case Close():
                 await self.aclose()
             case Sleep(seconds):
-                await async_sleep(seconds)
+                await self._backend.sleep(seconds)
             case _:
                 assert_never(effect)
         return None
 
     async def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        http = self._connections.client()
-        request = build_request(http, self._base_url, call, await async_bearer(self._token), self._timeouts)
-        return await async_cleanly(self._sent(http, request, call.most, leave_open))
+        http = self._backend.http()
+        request = build_request(http, self._base_url, call, await self._backend.token(), self._timeouts)
+        return await self._backend.settle(self._sent(http, request, call.most, leave_open))
 
     async def _sent(
         self, http: httpx.AsyncClient, request: httpx.Request, most: float, leave_open: bool
@@ -441,7 +428,7 @@ class _AsyncWire:
         return b"".join(chunks)
 
     async def _receive(self) -> bytes | Lost:
-        return b"" if self._chunks is None else await async_cleanly(self._next(self._chunks))
+        return b"" if self._chunks is None else await self._backend.settle(self._next(self._chunks))
 
     async def _next(self, chunks: AsyncChunks) -> bytes | Lost:
         try:
@@ -453,4 +440,4 @@ class _AsyncWire:
         response, chunks = self._response, self._chunks
         self._response = self._chunks = None
         if response is not None and chunks is not None:
-            await async_release(response, chunks)
+            await self._backend.release(response, chunks)

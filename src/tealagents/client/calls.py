@@ -113,13 +113,12 @@ def read(path: str, **query: str | None) -> Call:
 
 
 def change(method: str, path: str, body: Any = None, *, repeatable: bool = True) -> Call:
-    """`repeatable` where the same, when it comes twice, does what it did, and undoes nothing that others did
-    in between."""
+    """`repeatable` if sending it twice has the effect of once, and cannot undo what others did meanwhile."""
     return Call(method=method, path=path, body=body, repeatable=repeatable)
 
 
 def _check(options: Mapping[str, Any], known: type) -> None:
-    """`TypeError` for an option that is misspelt: what is omitted changes what is done."""
+    """`TypeError` for an unknown option: ignoring a misspelled `task_id` would start a new task."""
     if unknown := sorted(options.keys() - known.__annotations__.keys()):
         raise TypeError(f"unknown option {unknown[0]}; the options are {', '.join(known.__annotations__)}")
 

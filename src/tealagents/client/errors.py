@@ -33,14 +33,14 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 class ClientError(Exception):
     """Base of all errors that come from the network or the service."""
 
-    #: of a message: for sending the same message again, which executes it once
+    #: the key of the message that failed: sent again with it, the message is still executed only once
     idempotency_key: str | None = None
     #: of a fork, an import, a rollback or the deletion of a session after which the connection broke, or a
     #: gateway answered 502, 503 or 504: the service may have carried it out, so it is not repeated
     in_doubt: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
+        """Makes copying and pickling work: `__init__` does not take `args`, so it cannot be called again."""
         return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ from tealagents.client.sse import ServerSentEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What all have."""
+    """The fields that all events have."""
 
     id: int | None
     session_id: str

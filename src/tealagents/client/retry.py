@@ -12,7 +12,7 @@ class Retry:
 
     #: failures in a row, without progress between them, after which to give up
     attempts: int = 10
-    #: seconds before the first repetition; each further one waits twice as long
+    #: seconds before the first repetition; the delay doubles with each further one
     first_delay: float = 0.2
     longest_delay: float = 8.0
     #: a `Retry-After` beyond it is not waited for

@@ -236,9 +236,9 @@ class Rules:
         return parse(reply.document())
 
     def named(self, id: str, call: Call, parse: Callable[[Json], T]) -> Flow[T]:
-        """As `document`, of what has this `id`; `UnexpectedAnswer` without it.
+        """As `document`, but `UnexpectedAnswer` if the document lacks the field `id`.
 
-        In a list a damaged record may have none.
+        Lists do not check this, because a damaged record in a list may have no id.
         """
 
         def parsed(document: Json) -> T:
@@ -442,7 +442,7 @@ def may_repeat(call: Call, trouble: Trouble) -> bool:
 
 
 def _of_gateway(trouble: Trouble) -> TypeGuard[ProblemError]:
-    """A code that the service has stands for a class; a gateway's own code does not."""
+    """Whether a gateway answered: the status is a gateway's, and the code is none of the service's."""
     return isinstance(trouble, ProblemError) and trouble.stands_for is None and trouble.status in GATEWAY
 
 
@@ -457,13 +457,13 @@ def _taken(parser: EventParser, chunk: bytes, cursor: Cursor) -> Iterator[Stream
 
 
 def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
-    """An error that no log holds says what happened to the reading of the log, not to the request."""
+    """Whether this is an error of reading the log (it has no id), rather than the end of the request."""
     return isinstance(event, Failed) and event.id is None and event.error.status == 503
 
 
 def _emitted(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
     if cursor.ended:
-        # before the last event is handed on, since many a caller asks for nothing after it
+        # before the last event is returned, since most callers stop reading there
         yield Close()
     yield Emit(event)
 

@@ -8,6 +8,7 @@ from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
 import httpx
 
+from tealagents.client.backends import Backend, Chunks, Token
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
 from tealagents.client.documents import (
     Accepted,
@@ -31,16 +32,6 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor, Positioned
-from tealagents.client.waits import (
-    Chunks,
-    Connections,
-    Token,
-    bearer,
-    cleanly,
-    release,
-    sleep,
-    usable,
-)
 from tealagents.client.wire import (
     Call,
     Close,
@@ -75,7 +66,7 @@ class Client:
         token: a bearer token, or a function that returns a valid one before each call.
         timeouts: how long to wait for what.
         retry: how often to repeat what can safely be repeated.
-        http: used instead of an HTTP client of its own, and left open.
+        http: your own HTTP client; it is not closed. By default, the client makes one.
 
     Use it in `with`, or call `close`. One client can serve many callers at once, a stream only one.
     Every failure of the network or the service is a `ClientError` (see `errors`). A URL, id, key, token or
@@ -93,13 +84,12 @@ class Client:
         http: httpx.Client | None = None,
     ) -> None:
         self.base_url = prefix(base_url)
-        self._token = usable(token)
+        self._backend = Backend(token, http)
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
-        self._connections = Connections(http)
 
     def close(self) -> None:
-        self._connections.close()
+        self._backend.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,14 +281,14 @@ class Client:
         return Items(flow, self._wire())
 
     def _wire(self) -> "_Wire":
-        return _Wire(self._connections, self.base_url, self._token, self._timeouts)
+        return _Wire(self._backend, self.base_url, self._timeouts)
 
 
 class Items(Generic[E]):
-    """An iterator. Exhaust it, leave it by `with`, or call `close`: this frees its connection.
+    """An iterator. To free its connection, exhaust it, use it in `with`, or call `close`.
 
-    After `close`, or an error, it raises a `ClientError` unless it had ended. While it is being read,
-    another reader and `close` are refused with a `RuntimeError`.
+    Reading on after `close` or an error raises a `ClientError`, unless the end had been reached. While one
+    caller reads, further readers and `close` get a `RuntimeError`.
     """
 
     def __init__(self, flow: Stream[E, None], wire: "_Wire") -> None:
@@ -346,7 +336,7 @@ class Items(Generic[E]):
         self._wire.close()
 
     def _end(self) -> None:
-        """`ClientError` where it is not the end: an incomplete list must not pass for a complete one."""
+        """`ClientError` if the list was closed early: an incomplete list must not pass for a complete one."""
         if self._closed and not self._ended:
             raise ClientError("this list was closed before its end; request it again")
         self._ended = True
@@ -381,10 +371,9 @@ class EventStream(Items[StreamEvent], Positioned):
 class _Wire:
     """Carries out effects, and holds at most one open stream."""
 
-    def __init__(self, connections: Connections, base_url: str, token: Token, timeouts: Timeouts) -> None:
-        self._connections = connections
+    def __init__(self, backend: Backend, base_url: str, timeouts: Timeouts) -> None:
+        self._backend = backend
         self._base_url = base_url
-        self._token = token
         self._timeouts = timeouts
         self._response: httpx.Response | None = None
         self._chunks: Chunks | None = None
@@ -401,15 +390,15 @@ class _Wire:
             case Close():
                 self.close()
             case Sleep(seconds):
-                sleep(seconds)
+                self._backend.sleep(seconds)
             case _:
                 assert_never(effect)
         return None
 
     def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        http = self._connections.client()
-        request = build_request(http, self._base_url, call, bearer(self._token), self._timeouts)
-        return cleanly(self._sent(http, request, call.most, leave_open))
+        http = self._backend.http()
+        request = build_request(http, self._base_url, call, self._backend.token(), self._timeouts)
+        return self._backend.settle(self._sent(http, request, call.most, leave_open))
 
     def _sent(
         self, http: httpx.Client, request: httpx.Request, most: float, leave_open: bool
@@ -439,7 +428,7 @@ class _Wire:
         return b"".join(chunks)
 
     def _receive(self) -> bytes | Lost:
-        return b"" if self._chunks is None else cleanly(self._next(self._chunks))
+        return b"" if self._chunks is None else self._backend.settle(self._next(self._chunks))
 
     def _next(self, chunks: Chunks) -> bytes | Lost:
         try:
@@ -451,4 +440,4 @@ class _Wire:
         response, chunks = self._response, self._chunks
         self._response = self._chunks = None
         if response is not None and chunks is not None:
-            release(response, chunks)
+            self._backend.release(response, chunks)

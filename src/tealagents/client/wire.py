@@ -35,7 +35,7 @@ EVENT_STREAM = "text/event-stream"
 #: any number of streams at once; idle connections are closed before a server that drops them after five
 #: seconds, as many do, can do so during a call
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
-#: for `httpx`: a proxy that the environment names has another loopback, and would read the token
+#: `mounts` for httpx: to a proxy, `localhost` is the proxy's own machine, and it would see the token
 DIRECT: Mapping[str, None] = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
 
 #: bytes of the slowest upload that is waited for
@@ -47,7 +47,7 @@ _SECONDS = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds without a byte, to which an upload adds one for every 16,000 bytes; `math.inf` is no limit.
+    """Seconds without a byte; an upload is given one more for every 16,000 bytes. `math.inf` is no limit.
 
     `keepalive` is the service's `keepalive_seconds`.
     """
@@ -75,7 +75,7 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    #: the timeout that bounds the wait for bytes
+    #: which of `Timeouts` bounds the wait for the next byte
     deadlines: Literal["call", "answer", "silence"] = "call"
     #: seconds that this attempt may take at most
     most: float = math.inf
@@ -232,7 +232,7 @@ def _finite(seconds: float) -> float | None:
 
 
 def _bearer(token: str) -> str:
-    """Checked here, because the errors of httpx would show the token, and an awaitable has no text."""
+    """Checked here, because httpx would quote the token in its errors, or fail obscurely on an awaitable."""
     if not isinstance(token, str):
         raise TypeError(f"the token function returned {type(token).__name__}, not a string")
     if not _PRINTABLE.fullmatch(token.strip()):

@@ -26,7 +26,7 @@ _NAMES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 409: "ABORTED", 413:
 _NAMES |= {405: "UNIMPLEMENTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 #: methods of 0.3 whose clients take nothing but a stream; those of 1.0 take JSON too
 _STREAMS = ("message/stream", "tasks/resubscribe")
-#: how the ids of the domain are called here
+#: id of the domain → its name in A2A
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
     "idempotency_key_reused": "The messageId stands for another message. Send a new one.",

@@ -45,7 +45,7 @@ class Updates(EventFold):
         if record.status in ENDED:  # sent again: as it was before its updates, since an end closes a stream
             record = replace(record, status="Running", output="", error=None, ended_at=None)
         super().__init__(self._frame({"task": documents.task(record)}))
-        # what stands around the text of a delta, the first or a later one: its frame, cut at the empty string
+        # the bytes before and after a delta's text, for the first and for later ones: a frame cut at `""`
         self._around = [self._answer("", append=more).rpartition(b'""') for more in (False, True)]
 
     def failed(self, error: TealError) -> bytes:
@@ -61,7 +61,7 @@ class Updates(EventFold):
         self.frames.append(b"%b%b%b" % (before, encode_json(text), after))
 
     def say(self, text: str, *, refusal: bool = False) -> None:
-        """Nothing: an answer that did not come in deltas comes as a whole."""
+        """Sends nothing: `completed` sends the whole answer anyway."""
 
     def paused(self, approval: Approval) -> None:
         self._status(documents.paused(approval))

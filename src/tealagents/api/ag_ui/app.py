@@ -36,7 +36,7 @@ def build(exchange: Exchange, path: str) -> Served:
 
 
 async def _run(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    """One run of a thread, which may wait for its turn, or for the answers that it brings."""
+    """One run of a thread. It may wait for its turn, or for the effect of the answers that it brings."""
     given = inputs.read(await exchange.body(request))
     return await exchange.kept_alive(runs.carried_out(exchange, caller, given, request.receive), _refuse)
 

@@ -102,7 +102,7 @@ class _Sessions:
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
         if await questions.taken(self._calls.exchange, call, all_of_them=not mine):
             return
-        # no event has an id: there is none to send again, of which the SDK would make no response at all
+        # events have no ids, so nothing can be replayed; to a Last-Event-ID the SDK would not respond at all
         headers = in_one_line(scope["headers"], b"accept", without=b"last-event-id")
         headers = [(name, v.rpartition(b".")[2] if name == _SESSION else v) for name, v in headers]
         # a session is its user's, whatever token they have got by now

@@ -27,7 +27,7 @@ Result = Json | types.InputRequiredResult
 
 
 def named(call: gate.AdmittedCall, rpc_id: object) -> Hashable:
-    """By what hosts before 2026-07-28 give a call up."""
+    """The name by which a host before 2026-07-28 cancels a call."""
     return call.user.user.key, call.request.headers.get("mcp-session-id"), rpc_id
 
 

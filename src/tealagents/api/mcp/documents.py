@@ -18,7 +18,7 @@ from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealErr
 from tealagents.domain.models import Approval, Json, RequestRecord
 from tealagents.engine.approvals import Command
 
-#: how the ids of the domain are called here
+#: id of the domain → its name in the tools' results
 _IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE = {

@@ -94,7 +94,7 @@ def _of_service(call: ToolCall, agent: str) -> Json:
 
 
 def answer(approval: Approval, n: int, decision: Decision) -> Json:
-    """What was decided of a call, or what came of it at the client, as an item of the input."""
+    """The decision on a call, or the output of the client's tool, as an item of the input."""
     call, pause, output = approval.calls[n], approval.approval_id, decision.output
     if call.by_client:
         output = rejection(approval, call, decision) if output is None else output

@@ -57,7 +57,7 @@ class ResponseFold(EventFold):
         super().take(event)
 
     def missed(self, events: int) -> None:
-        self._next += 10 * events  # each made fewer: what comes now is behind all that a follower has seen
+        self._next += 10 * events  # more than they can have made, so that no follower has seen these numbers
 
     def begun(self) -> None:
         self._show("in_progress", "in_progress")

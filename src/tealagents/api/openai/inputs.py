@@ -12,7 +12,7 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
 from tealagents.state.new_message import Earlier
 
-#: parameters with which OpenAI's clients tune what the agent's config decides here: taken, without effect
+#: parameters that the agent's config decides here: accepted, but without effect
 _IGNORED = (
     *("access_programs", "frequency_penalty", "image", "include", "max_output_tokens", "model"),
     *("parallel_tool_calls", "presence_penalty", "prompt_cache_key", "prompt_cache_options", "reasoning"),

@@ -37,7 +37,7 @@ def _in_utc(value: datetime) -> datetime:
 
 
 def _only_text(value: Any) -> Any:
-    """Refuses numbers, and texts that are numbers: what they count from would be a guess."""
+    """Refuses numbers, also in strings: their unit and epoch would be a guess."""
     if not isinstance(value, str) or not _DATE.match(value):
         raise ValueError("must be a time as text (RFC 3339), such as 2030-01-01T00:00:00Z")
     return value

@@ -9,8 +9,8 @@ Way = Literal["json", "sse", "background"]
 
 #: a preference of its own, not a parameter of another one (RFC 7240, section 2)
 _RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
-#: the value of a preference or parameter, which may hold what looks like another one. One without an end is
-#: the rest of the header: to look for the end behind each quote anew takes seconds
+#: a quoted value, which may contain what looks like another preference. An unterminated one extends to the
+#: end of the header: searching for its end again after each quote would take seconds
 _QUOTED = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 

@@ -25,7 +25,7 @@ _MADE = {
     "headers": {"Location": openapi.header("The task")},
     "links": openapi.links_of_task(),
 }
-#: levels of an exported task around what a client or a tool may have nested
+#: levels of nesting that the export adds around a value from a client or a tool
 AROUND = 8
 _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}
 

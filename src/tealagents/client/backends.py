@@ -1,0 +1,167 @@
+"""`Backend` and `AsyncBackend`: everything in which the two drivers differ besides `async` and `await`.
+
+Both have the same methods: `sync` is generated from `aio` (`scripts/generate_sync_client.py`), and calls the
+same ones.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+import httpx
+
+from tealagents.client.wire import DIRECT, LIMITS
+
+T = TypeVar("T")
+
+#: a bearer token, or a function that returns one: it runs before every call, so that a stream can outlive a
+#: token
+AsyncToken = str | Callable[[], str | Awaitable[str]]
+Token = str | Callable[[], str]
+
+AsyncChunks = AsyncGenerator[bytes, None]
+Chunks = Generator[bytes, None, None]
+
+
+class Backend:
+    """The caller's token and HTTP client, or an HTTP client of its own; for threads."""
+
+    def __init__(self, token: Token, given: httpx.Client | None) -> None:
+        self._token = _checked(token)
+        self._owned = given is None
+        self._http = given or httpx.Client(limits=LIMITS, mounts=DIRECT)
+
+    def http(self) -> httpx.Client:
+        return self._http
+
+    def token(self) -> str:
+        """A token that is valid now."""
+        if isinstance(self._token, str):
+            return self._token
+        try:
+            return self._token()
+        except StopIteration as end:  # a flow would end with it, as if the call had been made
+            raise RuntimeError("the token function raised StopIteration") from end
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def settle(self, work: T) -> T:
+        """The result of `work`, which has run already: no one can cancel a thread."""
+        return work
+
+    def release(self, response: httpx.Response, chunks: Chunks) -> None:
+        """Closes an open stream, so that its connection is free."""
+        with suppress(httpx.RequestError):
+            chunks.close()
+            response.close()
+
+    def close(self) -> None:
+        """Closes the HTTP client, unless the caller passed it in."""
+        if self._owned:
+            self._http.close()
+
+
+class AsyncBackend:
+    """The caller's token and HTTP client, or an HTTP client of its own; for asyncio and Trio.
+
+    Connections belong to an event loop. When that loop has ended, as in a program that calls `asyncio.run` in
+    each job, an HTTP client of its own is replaced by a new one.
+    """
+
+    def __init__(self, token: AsyncToken, given: httpx.AsyncClient | None) -> None:
+        self._token = _checked(token)
+        self._owned = given is None
+        self._http = given or httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def http(self) -> httpx.AsyncClient:
+        """`RuntimeError` while it is in use in another event loop that is still running."""
+        if (loop := _running_loop()) is None:
+            return self._http
+        if loop is not self._loop and self._owned and not self._http.is_closed:
+            if self._loop is not None:
+                if self._loop.is_running():
+                    raise RuntimeError(
+                        "An AsyncClient can be used in one event loop at a time; this one is used in another."
+                        " Make a client for each, or use Client, which serves many threads."
+                    )
+                self._http = httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
+            self._loop = loop
+        return self._http
+
+    async def token(self) -> str:
+        """A token that is valid now."""
+        if isinstance(self._token, str):
+            return self._token
+        given = self._token()
+        return await given if inspect.isawaitable(given) else given
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    async def settle(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work` on a connection. If the caller is canceled, `work` frees the connection first.
+
+        httpx frees it inside anyio's shields, which withstand the cancellation of an anyio scope but not
+        `Task.cancel`, which `asyncio.timeout` uses. So `work` runs in a task of its own, canceled by a scope.
+        """
+        scope = anyio.CancelScope()
+
+        async def scoped() -> T:
+            with scope:
+                return await work
+            raise asyncio.CancelledError  # the caller raises its own
+
+        if (loop := _running_loop()) is None:
+            return await work
+        task = loop.create_task(scoped())
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            scope.cancel()
+            with anyio.CancelScope(shield=True):
+                while not task.done():
+                    with suppress(asyncio.CancelledError):  # a further one; the first is raised below
+                        await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # asyncio would log an exception that no one has retrieved
+            raise
+        return task.result()
+
+    async def release(self, response: httpx.Response, chunks: AsyncChunks) -> None:
+        """Closes an open stream, so that its connection is free.
+
+        Also while the caller is being canceled: no connection may return to the pool half read.
+        """
+        await self.settle(_released(response, chunks))
+
+    async def aclose(self) -> None:
+        """Closes the HTTP client, unless the caller passed it in."""
+        if self._owned:
+            await self.http().aclose()
+
+
+async def _released(response: httpx.Response, chunks: AsyncChunks) -> None:
+    with anyio.CancelScope(shield=True), suppress(httpx.RequestError):
+        await chunks.aclose()
+        await response.aclose()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """None in Trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _checked(token: T) -> T:
+    """`TypeError` for what can be no token, while a client is being made."""
+    if not (isinstance(token, str) or callable(token)):
+        raise TypeError(f"the token is a string, or a function that returns one, not {type(token).__name__}")
+    return token
