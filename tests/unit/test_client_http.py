@@ -417,6 +417,11 @@ def test_health(service: ContractServer, connect: Connect) -> None:
     with pytest.raises(ConnectionLost):
         connect("http://127.0.0.1:9/A/1").health()
 
+    def no_token() -> str:
+        raise OSError("the authority is away")
+
+    assert connect(service.url, no_token).health().dependencies == {"store": "ok"}
+
 
 # --- tokens and connections ---------------------------------------------------------------------------
 

@@ -397,7 +397,8 @@ class _AsyncWire:
 
     async def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
         http = self._backend.http()
-        request = build_request(http, self._base_url, call, await self._backend.token(), self._timeouts)
+        token = "" if call.anonymous else await self._backend.token()
+        request = build_request(http, self._base_url, call, token, self._timeouts)
         return await self._backend.settle(self._sent(http, request, call.most, leave_open))
 
     async def _sent(

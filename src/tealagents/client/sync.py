@@ -397,7 +397,8 @@ class _Wire:
 
     def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
         http = self._backend.http()
-        request = build_request(http, self._base_url, call, self._backend.token(), self._timeouts)
+        token = "" if call.anonymous else self._backend.token()
+        request = build_request(http, self._base_url, call, token, self._timeouts)
         return self._backend.settle(self._sent(http, request, call.most, leave_open))
 
     def _sent(

@@ -81,6 +81,8 @@ class Call:
     most: float = math.inf
     #: repeating it is harmless even if the first was executed
     repeatable: bool = False
+    #: it needs no token, and is sent without one
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -481,6 +481,8 @@ def test_a_state_that_was_forged_grants_nothing(service: ServiceThread, file: Pa
         ]:
             result = post(client, _answering(forged, words, **approve)).json()["result"]
             assert error(result["structuredContent"]) == "not_found", forged
+            if forged == mixed:  # the request is the caller's own
+                assert "`requestState` names no pause of this request." in result["content"][0]["text"]
         wrong = {"action": "accept", "content": {"action": "perhaps"}}
         result = post(ada, _answering(state, words, **wrong)).json()["result"]
         assert error(result["structuredContent"]) == "invalid_request"

@@ -67,7 +67,7 @@ class _Call:
             request_id, _, approval_id = self._params.request_state.partition("/")
             view = await self._own(request_id)
             if approval_id not in view.record.approvals:
-                raise NotFound(f"The request {request_id} has no pause with that id. Check `requestState`.")
+                raise NotFound("`requestState` names no pause of this request.").with_ids(**view.record.ids)
             pause = await exchange.catalog.approval(view.partition, view.record.request_id, approval_id)
             if not (answers := self._params.input_responses):  # the user is asked again
                 return await self._concluded(await self._settled(view))
