@@ -169,6 +169,39 @@ def test_what_is_not_served_is_counted_as_refused(seen: Seen) -> None:
         assert seen.value("tealagents_refusals_total", error_type=code) == 3
 
 
+def test_why_a_token_is_refused_is_in_the_log(nursery: Nursery) -> None:
+    """In the line of the call, over every protocol, without the token. covers: APP-5"""
+    canary = "canary-of-a-token" * 20
+    with OfflineModel() as model, Collector() as collector:
+        env = observed(model, collector.url)
+        with nursery.service(agent_config(protocols=list(PROTOCOLS)), env) as service:
+            with service.client() as ada, service.client(None) as anonymous:
+                for _, send in MESSAGES.values():
+                    assert send(anonymous).status_code == 401
+                anonymous.headers["authorization"] = f"Bearer {canary}"
+                for _, send in MESSAGES.values():
+                    assert send(anonymous).status_code == 401
+                assert ada.get("/tenant/tasks").status_code == 403
+            service.terminate()
+            log = service.log()
+        assert not any(b"canary" in sent for sent in collector.taken)
+        exported = [attributes(record).get("tealagents.reason") for record in collector.records]
+    assert "canary" not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    refused = [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
+    reasons = [line["reason"] for line in refused]
+    assert {each["code"] for each in refused[:-1]} == {"unauthenticated"}
+    assert set(reasons[: len(MESSAGES)]) == {
+        "Send `Authorization: Bearer …` with an access token for this service."
+    }
+    assert {each[:52] for each in reasons[len(MESSAGES) : -1]} == {
+        "With mock authentication the bearer token is the use"
+    }
+    assert refused[-1]["code"] == "insufficient_scope"
+    assert "auditors only" in reasons[-1]
+    assert sorted(filter(None, exported)) == sorted(reasons)
+
+
 def test_each_line_is_exported_within_its_span(seen: Seen) -> None:
     """With its ids, its route and how it ended, whatever was called. covers: APP-5"""
     spans = {span.span_id: span.name for span in seen.spans}

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import InsufficientScope, TealError, Unauthenticated
 from tealagents.domain.models import RequestRecord
 from tealagents.engine.observer import Observer, RequestWatch
 
@@ -26,7 +26,7 @@ _ACCEPTED = 202
 class _Call:
     """One HTTP request."""
 
-    __slots__ = ("began", "code", "ids", "request_id", "scope", "status", "within")
+    __slots__ = ("began", "code", "ids", "reason", "request_id", "scope", "status", "within")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -34,6 +34,8 @@ class _Call:
         #: 0 until it is answered
         self.status = 0
         self.code: str | None = None
+        #: why its token was refused
+        self.reason: str | None = None
         #: the request that it began or resumed
         self.request_id: str | None = None
         #: what it has named
@@ -123,6 +125,8 @@ class LoggedRequests(Observer):
     def refused(self, error: TealError) -> None:
         if (call := _call.get()) is not None:
             call.code = error.code
+            if isinstance(error, Unauthenticated | InsufficientScope):  # whose texts quote no token
+                call.reason = error.detail
 
 
 def _seconds(request: RequestRecord) -> float:
@@ -178,7 +182,8 @@ class RequestLog:
             if call.request_id is None or call.status == _ACCEPTED:
                 level = logging.DEBUG if scope["path"].startswith(self._probes) else logging.INFO
                 with call.within():
-                    _write(level, call.route, call.status or 500, call.code, call.began, **call.ids)
+                    more = call.ids if call.reason is None else {**call.ids, "reason": call.reason}
+                    _write(level, call.route, call.status or 500, call.code, call.began, **more)
 
 
 def _write(

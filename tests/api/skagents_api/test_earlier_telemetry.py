@@ -11,7 +11,7 @@ import pytest
 from collecting import Collector
 from earlier_agents import write
 from prometheus_client.parser import text_string_to_metric_families
-from websockets.exceptions import ConnectionClosedError
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
@@ -118,6 +118,27 @@ def test_what_a_call_that_failed_has_used_is_logged(watched: Watched) -> None:
     (line,) = watched.lines()
     assert line["code"] == "model_error"
     assert line["completion_tokens"] == 1700
+
+
+def test_why_a_caller_is_refused_is_logged(nursery: Nursery, tmp_path: Path) -> None:
+    """By the gateway's secret or by a token, over HTTP and over WebSockets, without what the caller sent."""
+    wrong = {"taAgwKey": "canary-of-a-secret", "Authorization": f"Bearer {'canary' * 40}"}
+    file, said_of_it = write(tmp_path, CONFIG, custom_plugins=PLUGINS), list[object]()
+    for env in ({"TA_AUTH": "gateway", "TA_GATEWAY_SECRET": "s" * 16}, {"TA_AUTH": "mock"}):
+        with OfflineModel(SCRIPT) as model:
+            env |= {"TA_BASE_URL": model.base_url, "TA_API_KEY": "offline-key"}
+            with nursery.service(file, env) as service:
+                assert httpx.post(service.url, json=said("hello"), headers=wrong).status_code == 401
+                stream = service.url.replace("http", "ws") + "/stream"
+                with pytest.raises(InvalidStatus, match="401"):
+                    connect(stream, additional_headers=wrong)
+                service.terminate()
+                lines = [each for each in service.log().splitlines() if each.startswith("{")]
+        assert not any("canary" in each for each in lines)
+        said_of_it += [json.loads(each).get("reason") for each in lines if "unauthenticated" in each]
+    through_gateway = "Call this agent through its gateway: it sends the secret in taAgwKey."
+    assert said_of_it[:2] == [through_gateway] * 2
+    assert [str(each)[:24] for each in said_of_it[2:]] == ["With mock authentication"] * 2
 
 
 TYPED = """
