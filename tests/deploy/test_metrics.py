@@ -115,6 +115,20 @@ def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
     assert service.value("http_server_request_duration_seconds_count", http_response_status_code="401") == 1
 
 
+def test_calls_without_a_token_are_told_from_those_with_a_wrong_one(service: MonitoredService) -> None:
+    """Whoever reaches the port can make the former; many of the latter may come from a wrong setting."""
+
+    def refused(**labels: str) -> float:
+        return service.value("tealagents_refusals_total", error_type="unauthenticated", **labels)
+
+    before, anonymous = refused(), refused(tealagents_credentials="none")
+    with service.client(None) as client:
+        assert client.get("/tasks").status_code == 401
+        assert client.get("/tasks", headers={"Authorization": "Bearer " + "x" * 201}).status_code == 401
+    until(lambda: refused() == before + 2)
+    assert refused(tealagents_credentials="none") == anonymous + 1
+
+
 def test_a_request_that_ends_without_a_run_is_counted(service: MonitoredService) -> None:
     """It waited for its turn, or for a decision."""
 

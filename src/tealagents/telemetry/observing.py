@@ -14,7 +14,7 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from tealagents.domain.errors import ModelFailed, TealError
+from tealagents.domain.errors import ModelFailed, TealError, Unauthenticated
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
 from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch, current_ids
@@ -121,7 +121,10 @@ class OpenTelemetryObserver(LoggedRequests):
 
     def refused(self, error: TealError) -> None:
         super().refused(error)
-        self._refusals.add(1, {"error.type": error.code})
+        # whoever reaches the port can call without a token; a token that is refused may be a wrong setting
+        anonymous = isinstance(error, Unauthenticated) and not error.credentials_given
+        credentials = {"tealagents.credentials": "none"} if anonymous else {}
+        self._refusals.add(1, {"error.type": error.code, **credentials})
 
     def loaded(self, load: Callable[[], Load]) -> None:
         meter = metrics.get_meter("tealagents")
