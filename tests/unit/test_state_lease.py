@@ -1,6 +1,7 @@
 """The lease of a process while its store is away."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -89,8 +90,9 @@ async def test_an_outage_shorter_than_the_lease_costs_nothing() -> None:
     await lease.stop()
 
 
-async def test_a_longer_outage_loses_the_lease_once() -> None:
-    """What ran is dropped, and a new lease is taken when the store is back."""
+async def test_a_longer_outage_loses_the_lease_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What ran is dropped, and a new lease is taken when the store is back. The log says when."""
+    caplog.set_level(logging.INFO, logger="tealagents.state.workers")
     store, clock = Away(), FakeClock()
     lease = Lease(RecordStore(store, "Agent", clock), SECONDS)
     await lease.start()
@@ -104,6 +106,13 @@ async def test_a_longer_outage_loses_the_lease_once() -> None:
     assert lease.worker_id != worker_id
     assert lease.losses == 1
     await lease.stop()
+    logged = [(record.levelname, record.message.partition(":")[0]) for record in caplog.records]
+    assert logged == [
+        ("WARNING", "the lease could not be renewed"),
+        ("ERROR", "lease lost"),
+        ("WARNING", "no new lease yet"),
+        ("INFO", "a new lease is held"),
+    ]
 
 
 async def test_a_process_that_ends_does_not_wait_for_a_store_that_hangs(

@@ -138,6 +138,8 @@ class Lease:
         self.worker_id = ids.random_id()
         self._version = None
         await self._write()
+        if self._is_lost:
+            log.info("a new lease is held: this process serves again, as worker %s", self.worker_id)
         self._is_lost = False
 
     async def _write(self, *, dead: bool = False) -> None:
