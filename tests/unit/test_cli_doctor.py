@@ -461,8 +461,8 @@ def test_a_used_port_of_the_metrics_is_found(patient: Patient) -> None:
         assert patient.examined() == (0, "✓ no problems found\n")
 
 
-def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -> None:
-    """A full disk: reading works, and no message would be taken."""
+def examined_on_a_full_disk(patient: Patient, nursery: Nursery) -> str:
+    """What is found where no file can grow."""
     command = [nursery.program, "doctor", "-c", str(patient.config)]
     examined = subprocess.run(
         ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command],
@@ -472,7 +472,27 @@ def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -
         timeout=300,
     )
     assert examined.returncode == 1, examined
-    assert "the store cannot be" in examined.stdout
+    return examined.stdout
+
+
+def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -> None:
+    """A full disk: reading works, and no message would be taken."""
+    assert "the store cannot be" in examined_on_a_full_disk(patient, nursery)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{0}/new.db", "file://{0}/new", "file://{0}"])
+def test_a_store_that_could_not_be_made_is_found(
+    patient: Patient, nursery: Nursery, tmp_path: Path, url: str
+) -> None:
+    """Its disk is full before the first start; looking leaves nothing in the folder."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    patient.env["TA_PERSISTENCE"] = url.format(folder)
+    found = " ".join(examined_on_a_full_disk(patient, nursery).split())
+    assert f"✗ the store cannot be created: {folder} cannot be written to: file too large" in found
+    assert "→ Grant this user the right to write to it, or free space on its disk." in found
+    assert patient.examined() == (0, "✓ no problems found\n")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_model_that_does_not_answer_is_said_once(patient: Patient, nursery: Nursery) -> None:

@@ -2,8 +2,8 @@
 
 It looks at the config, the store, the authority, the model service, the tools, the context providers, the
 collector and the clocks as `serve` would use them, and at a running service from outside. It writes one
-record to the store, which it deletes again, asks the model of each agent for one word, sends the collector an
-export without traces, and starts MCP servers that are commands.
+record to the store, or one file where the store will be made, and deletes it again, asks the model of each
+agent for one word, sends the collector an export without traces, and starts MCP servers that are commands.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import httpx
@@ -58,6 +59,8 @@ ANSWER_SECONDS = 10.0
 COLLECTOR_SECONDS = 5.0
 #: what is said of an answer that broke off, and of an error in the place of one or of its rest
 _ENDED_EARLY = ("answer was cut", "failed while answering")
+#: bytes that are written where a store is to be made
+_PROBE_BYTES = 65536
 #: the stores that no one has to start
 _OF_FILES = ("sqlite", "files")
 
@@ -192,7 +195,8 @@ def _unopened(store: "BaseStore", error: Exception) -> Ailment:
 
 def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
     """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
-    folder = Path(store.where).parent
+    there = Path(store.where)
+    folder = there if there.is_dir() else there.parent
     if obstacle is not None:
         right = "" if store.name in _OF_FILES else ", or grant its user that right"
         yield Ailment(
@@ -202,11 +206,23 @@ def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
         return
     elif not folder.is_dir():
         yield Ailment(absent(store), "The service creates a new store and its folder when it first starts.")
-    elif not os.access(folder, os.W_OK | os.X_OK):
+    elif (error := _unwritable(folder)) is not None:
         yield Ailment(
-            f"the store cannot be created: {folder} cannot be written to",
-            "Grant this user the right to write to it.",
+            f"the store cannot be created: {folder} cannot be written to: {reason(error)}",
+            "Grant this user the right to write to it, or free space on its disk.",
         )
+
+
+def _unwritable(folder: Path) -> OSError | None:
+    """Why no file can be written in a folder. Tried with one that has no name: nothing of it is left."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
 
 
 async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
