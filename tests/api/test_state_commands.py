@@ -664,6 +664,30 @@ def test_without_its_key_a_store_is_not_counted_as_damaged(agent: Agent) -> None
     assert agent.stats(TA_ENCRYPTION_KEY="first-key-" * 5)["damaged_records"] == 0
 
 
+def test_why_a_sealed_record_does_not_open_is_said_as_by_the_service(agent: Agent) -> None:
+    """With the right key, which opens everything else: the key is not to blame."""
+    sealed = {"TA_ENCRYPTION_KEY": "first-key-" * 5}
+    with agent.served(**sealed) as service, service.client() as client:
+        bad = say(client, "bad")["task_id"]
+        say(client, "good")
+    with closing(sqlite3.connect(agent.database)) as connection, connection:
+        at = "FROM records WHERE key = ?", (keys.task(bad),)
+        [(value,)] = connection.execute(f"SELECT value {at[0]}", at[1])
+        changed = value[:-1] + bytes([value[-1] ^ 1])
+        connection.execute("UPDATE records SET value = ? WHERE key = ?", (changed, *at[1]))
+    why = f"{keys.task(bad)!r} does not open: it was changed, or moved"
+    for command in ("stats", "prune"):
+        result = agent.run("state", command, **sealed)
+        assert why in " ".join(result.output.split())
+        assert "ENCRYPTION_KEY" not in result.output
+    doctor = agent.run("doctor", **sealed).output
+    assert why in " ".join(doctor.split())
+    assert "→ Restore a backup" in doctor
+    assert "_KEY was changed" not in doctor
+    exported = agent.run("state", "export", str(agent.folder / "export"), **sealed)
+    assert keys.task(bad) in exported.output.replace("\n", "")
+
+
 def test_an_export_appears_also_where_there_are_no_hard_links(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,11 +282,10 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
         inventory.damaged.append(str(error))
         fault = None
     for damage in inventory.damaged[:1]:
-        yield Ailment(
-            f"a stored record cannot be read: {damage}",
-            "If TA_ENCRYPTION_KEY was changed, add the earlier key to TA_ENCRYPTION_OLD_KEYS; otherwise "
-            "restore a backup.",
-        )
+        remedy = "Restore a backup: `tealagents state export` names every damaged record."
+        if "is sealed with the key" in damage:
+            remedy = f"If that is an earlier key, add it to TA_ENCRYPTION_OLD_KEYS. Otherwise: {remedy}"
+        yield Ailment(f"a stored record cannot be read: {damage}", remedy)
     if fault is not None:
         yield Ailment(
             f"an audit does not verify: {fault}",
@@ -303,6 +302,8 @@ async def _fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | 
     for owner in await inventory.owners():
         async with aclosing(inventory.tasks(owner)) as tasks:
             async for task in tasks:
+                if task.damage is not None:
+                    raise task.damage
                 verified = await verify(records, task.partition, task.task_id)
                 if verified is not None and verified.fault is not None:
                     return verified.fault

@@ -144,7 +144,8 @@ class Inventory:
             try:
                 head = Stored(unseal(partition, key, record.value, Head), record.version)
             except CorruptState as error:
-                yield Found(owner, partition, task_id, record, None, error)
+                damage = await self._damage(partition, key, error)
+                yield Found(owner, partition, task_id, record, None, damage)
                 continue
             if not head.value.erased and head.value.session_id not in deleting:
                 yield Found(owner, partition, task_id, record, head)
@@ -173,9 +174,18 @@ class Inventory:
             try:
                 value = unseal(partition, key, record.value, kind)
             except CorruptState as error:
-                self.damaged.append(f"{partition}: {error}")
+                self.damaged.append(f"{partition}: {await self._damage(partition, key, error)}")
             else:
                 yield value
+
+    async def _damage(self, partition: str, key: str, listed: CorruptState) -> CorruptState:
+        """Why a record cannot be read, which a list does not say of one that does not open: the service reads
+        it by itself, and so is it read here."""
+        try:
+            await self._records.get(partition, key, object)
+        except CorruptState as error:
+            return error
+        return listed
 
     # --- counting --------------------------------------------------------------------------------
 
