@@ -394,7 +394,8 @@ async def test_a_role_with_the_grants_of_the_page_serves_what_another_role_has_m
 async def test_a_role_that_may_create_nothing_is_an_obstacle(
     postgres_server: PostgresServer, sql: "asyncpg.Connection"
 ) -> None:
-    """`obstacle` says before the first start what `open` would fail with, and makes nothing."""
+    """`obstacle` says before the first start what `open` would fail with, and makes nothing. `migrate` says
+    that a right is lacking, not that the server may not run."""
     await sql.execute("CREATE ROLE visitor LOGIN; CREATE SCHEMA closed")
     await sql.execute("CREATE SCHEMA lent; GRANT CREATE, USAGE ON SCHEMA lent TO visitor")
     url = postgres_server.url.replace("tealagents:", "visitor:")
@@ -405,6 +406,9 @@ async def test_a_role_that_may_create_nothing_is_an_obstacle(
         assert f"schema {schema}: its user may not create {may_not}" in said
         with pytest.raises(PersistenceUnavailable, match="denied"):
             await store.open()
+        assert isinstance(store, PostgresStore)
+        with pytest.raises(StoreConfigError, match=r"lacks a right: permission denied for .* as the owner"):
+            await store.migrate()
     assert not await sql.fetchval("SELECT to_regnamespace('none') IS NOT NULL")
     for each in (f"{url}?schema=lent", f"{postgres_server.url}?schema=none"):
         assert await store_of(each).obstacle() is None

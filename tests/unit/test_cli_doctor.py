@@ -278,6 +278,13 @@ class ClosedStore(MemoryStore):
         return "its user may not create tables"
 
 
+class ClosedDatabase(ClosedStore):
+    """One that its owner may make."""
+
+    async def migrate(self) -> list[str]:
+        return []
+
+
 def provider_that_fails(patient: Patient) -> None:
     (patient.folder / "odd_provider.py").write_text(ODD)
     editing("spec:", "spec:\n  thread: {context_providers: ['odd_provider:Odd']}")(patient)
@@ -332,6 +339,10 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (file_in_place_of_a_store, "the store cannot be opened"),
         (database_of_another_application, "customers.db is the database of another application"),
         (setting(TA_PERSISTENCE=f"{__name__}:ClosedStore"), "its user may not create tables"),
+        (
+            setting(TA_PERSISTENCE=f"{__name__}:ClosedDatabase"),
+            "or grant its user that right, or run `tealagents migrate` as the owner of the database.",
+        ),
         (store_whose_tables_are_locked, "or stop the process that locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),

@@ -199,6 +199,8 @@ def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
     folder = there if there.is_dir() else there.parent
     if obstacle is not None:
         right = "" if store.name in _OF_FILES else ", or grant its user that right"
+        if right and hasattr(store, "migrate"):
+            right += ", or run `tealagents migrate` as the owner of the database"
         yield Ailment(
             f"the store cannot be created: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
         )

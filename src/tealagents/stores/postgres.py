@@ -22,6 +22,7 @@ import asyncpg
 from asyncpg.exceptions import (
     ClientConfigurationError,
     DuplicatePreparedStatementError,
+    InsufficientPrivilegeError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
@@ -280,11 +281,17 @@ class PostgresStore(BaseStore):
     async def migrate(self) -> list[str]:
         """Brings the schema up to this version. Returns what was applied. Needs no `open`.
 
-        `StoreConfigError` where a later version has migrated it.
+        `StoreConfigError` where a later version has migrated it, or the role lacks a right.
         """
         try:
             async with self._session() as connection:
-                return await self._migrate(connection)
+                try:
+                    return await self._migrate(connection)
+                except InsufficientPrivilegeError as error:
+                    raise StoreConfigError(
+                        f"{self.where}: its user lacks a right: {error.args[0]}. Run `tealagents migrate` as "
+                        "the owner of the database, or of the schema if it is there."
+                    ) from None
         finally:
             await self.close()
 
