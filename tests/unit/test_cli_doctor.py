@@ -157,7 +157,7 @@ def answering(
             self.end_headers()
             self.wfile.write(text)
 
-        do_POST = do_GET
+        do_POST = do_CONNECT = do_GET
 
         def log_message(self, *_: Any) -> None: ...
 
@@ -541,6 +541,31 @@ def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/before-the-first-start.db"
     assert patient.examined() == (0, "✓ no problems found\n")
     assert not (patient.folder / "before-the-first-start.db").exists()
+
+
+@pytest.mark.parametrize("status", [403, 407])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_refuses_is_named(patient: Patient, scheme: str, status: int) -> None:
+    """By its variable, wherever it is what was asked, and without its password; what it says of plain HTTP
+    looks like an answer of the service."""
+    proxy = patient.stack.enter_context(answering(status, {})).removeprefix("http://")
+    variable = f"{scheme}_proxy"
+    patient.env |= {variable: f"http://ann:canary@{proxy}", "no_proxy": ""}
+    patient.env |= {
+        "TA_BASE_URL": f"{scheme}://model.example/v1",
+        "TA_OTEL_ENDPOINT": f"{scheme}://collector.example:4318",
+    }
+    hosts = ["model.example", "collector.example", "agents.example"]
+    if scheme == "https":
+        patient.env["TA_ENTRA_AUTHORITY"] = "https://login.example"
+        hosts.append("login.example")
+    code, found = patient.examined(f"{scheme}://agents.example/Patient/1")
+    assert code == 1
+    for host in hosts:
+        said = f"The call went through the proxy http://{proxy}, which {variable} names: if it is the proxy "
+        assert f"{said}that refuses, correct that variable, or name {host} in NO_PROXY." in found
+    assert "canary" not in found
+    assert ("A proxy asks for credentials" in found) == ((scheme, status) == ("http", 407))
 
 
 def test_another_service_and_none_are_distinguished(patient: Patient) -> None:

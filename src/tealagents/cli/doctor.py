@@ -19,6 +19,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -349,9 +350,15 @@ def _answered(error: Exception) -> bool:
 
 
 def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
+    from tealagents.llm.options import OPENAI_URL
+
     status, said = getattr(error, "http_status", None), str(error)
+    url = config.base_url or OPENAI_URL
+    proxy = _proxy_between(url)
+    if status == 407:
+        return f"A proxy asks for credentials.{proxy}"
     if status in (401, 403):
-        return "The service refuses the key: set TA_API_KEY to one that is valid for it."
+        return f"The service refuses the key: set TA_API_KEY to one that is valid for it.{proxy}"
     if status == 404:
         key, model = key_text((*place, "model")), config.agent.model
         return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
@@ -360,10 +367,13 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
     if status is not None and status < 500:
         return "Correct what the service refuses, or TA_BASE_URL."
     if _answered(error):
-        return "Try again. If it persists, see the log of the service, or of the proxy in front of it."
-    return _remedy_of_connection(said) or (
+        log = "the log of the service, or of the proxy in front of it"
+        return f"Try again. If it persists, see {log}.{proxy}"
+    return _remedy_of_connection(
+        said,
+        url,
         "Check that TA_BASE_URL is right, that the service is running, and that this machine can connect to "
-        "it."
+        "it.",
     )
 
 
@@ -422,8 +432,12 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
     except (KeysUnreadable, HTTPError) as error:
         yield Ailment(
             f"the authority's keys cannot be read at {url}: {error}",
-            _remedy_of_connection(str(error))
-            or "Correct TA_ENTRA_AUTHORITY or TA_ENTRA_TENANT_ID; check that this machine can connect to it.",
+            _remedy_of_connection(
+                str(error),
+                url,
+                "Correct TA_ENTRA_AUTHORITY or TA_ENTRA_TENANT_ID; check that this machine can connect to "
+                "it.",
+            ),
         )
         return
     if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
@@ -451,7 +465,7 @@ async def _collector(config: ServiceConfig) -> list[Ailment]:
             f"the collector accepts no traces at {shown(url)}: {why}",
             "Start it, or set TA_OTEL_ENDPOINT to the address at which it accepts OTLP over HTTP, usually "
             "with port 4318. Set OTEL_EXPORTER_OTLP_HEADERS if it requires a key, and "
-            "OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.",
+            f"OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.{_proxy_between(url)}",
         )
     ]
 
@@ -468,7 +482,7 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
         yield Ailment(str(error), "To name a config file, use --config.")
         return
     except NoAgent as error:
-        yield Ailment(str(error), _remedy_of_connection(str(error)))
+        yield Ailment(str(error), _remedy_of_connection(str(error), url))
         return
     form = f"it is of the form {DEFAULT_URL}/Name/version"
     async with httpx.AsyncClient(mounts=DIRECT, timeout=ANSWER_SECONDS) as client:
@@ -485,7 +499,8 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
             if not answer.is_success:
                 yield Ailment(
                     f"the service is not {probe}: {answer.status_code} {answer.text[:300]}",
-                    "See the service's log, and run `tealagents doctor` with its config where it runs.",
+                    "See the service's log, and run `tealagents doctor` with its config where it runs."
+                    + _proxy_between(prefix),
                 )
         if skew := _skew(answer.headers.get("date", "")):
             yield _skewed("the service", skew)
@@ -496,10 +511,29 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
         )
 
 
-def _remedy_of_connection(said: str) -> str:
+def _remedy_of_connection(said: str, url: str, otherwise: str = "") -> str:
     if "CERTIFICATE" in said.upper():
         return "Its certificate is not trusted: renew it, or set SSL_CERT_FILE to the certificate of its CA."
-    return ""
+    return (otherwise + _proxy_between(url)).strip()
+
+
+def _proxy_between(url: str) -> str:
+    """Names the proxy that the environment has for a URL: what looks like the server's answer may be its."""
+    from tealagents.outbound.addresses import host_of, proxy_for, shown
+
+    try:
+        proxy = proxy_for(url)
+    except OSError as error:
+        return f" {error}"
+    if proxy is None:
+        return ""
+    names = (f"{urlsplit(url).scheme}_proxy", "all_proxy")
+    variables = [name for wanted in names for name in (wanted, wanted.upper()) if os.environ.get(name)]
+    variable = (*variables, names[0])[0]
+    return (
+        f" The call went through the proxy {shown(proxy)}, which {variable} names: if it is the proxy that "
+        f"refuses, correct that variable, or name {host_of(url)} in NO_PROXY."
+    )
 
 
 def _skew(date: str) -> float | None:
