@@ -3,9 +3,10 @@
 import json
 import os
 import socket
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,13 @@ from tools_setup import served
 from wire import Json, text
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.state import keys
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
 
 PREFIX = "/Tester/0.1"
+IDS = ("session_id", "task_id", "request_id")
 ODD_SERVER = Path(__file__).parents[1] / "fixtures" / "tools" / "odd_server.py"
 #: protocol → its route for messages, below the agent's prefix, and a message over it
 MESSAGES: dict[str, tuple[str, Callable[[httpx.Client], httpx.Response]]] = {
@@ -202,20 +205,48 @@ def test_why_a_token_is_refused_is_in_the_log(nursery: Nursery) -> None:
     assert sorted(filter(None, exported)) == sorted(reasons)
 
 
+def test_damage_is_logged_with_the_ids_of_what_is_damaged(nursery: Nursery, tmp_path: Path) -> None:
+    """In the line of the call and in the one that says what is damaged: as a read or a message names it."""
+    database = tmp_path / "state.db"
+    with OfflineModel() as model, Collector() as collector:
+        env = {**observed(model, collector.url), "TA_PERSISTENCE": f"sqlite:///{database}"}
+        with nursery.service(agent_config(protocols=list(PROTOCOLS)), env) as service:
+            with service.client() as ada:
+                said = ada.post("", json=text("hello")).raise_for_status().json()
+                session_id, task_id, request_id = (said[name] for name in IDS)
+                with closing(sqlite3.connect(database)) as connection, connection:
+                    damaged = (keys.task(task_id), keys.request(request_id), keys.session(session_id))
+                    connection.execute("UPDATE records SET value = 'x' WHERE key IN (?, ?, ?)", damaged)
+                paths = [
+                    *(f"/tasks/{task_id}", f"/openai/v1/conversations/conv_{task_id}"),
+                    *(f"/requests/{request_id}", f"/openai/v1/responses/resp_{request_id}_1"),
+                    f"/a2a/tasks/{request_id}",
+                ]
+                for path in paths:
+                    assert ada.get(path, headers=VERSION).status_code == 500
+                for where in ({"task_id": task_id}, {"session_id": session_id}):
+                    assert ada.post("", json=text("more", **where)).status_code == 500
+            service.terminate()
+            lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
+    about = [line for line in lines if "corrupt_state" in (line.get("code"), line["message"][:13])]
+    assert [line["level"] for line in about] == ["WARNING", "INFO"] * 7
+    named = [{line[name] for name in IDS if name in line} for line in about]
+    assert named == [{task_id}] * 4 + [{request_id}] * 6 + [{task_id}] * 2 + [{session_id}] * 2
+
+
 def test_each_line_is_exported_within_its_span(seen: Seen) -> None:
     """With its ids, its route and how it ended, whatever was called. covers: APP-5"""
     spans = {span.span_id: span.name for span in seen.spans}
-    ids = ("session_id", "task_id", "request_id")
     exported = []
     for record in seen.records:
         about = attributes(record)
         if (route := about.get("tealagents.route")) is not None:
             assert spans[record.span_id] in (route, route.removesuffix(" (no route)"), "invoke_agent Tester")
-            named = {name: about[f"tealagents.{name}"] for name in ids if f"tealagents.{name}" in about}
+            named = {name: about[f"tealagents.{name}"] for name in IDS if f"tealagents.{name}" in about}
             exported.append((route, about.get("error.type"), named))
     lines = [(each["route"], each.get("code")) for each in seen.lines]
     assert sorted(map(repr, exported)) == sorted(
-        repr((*line, {name: each[name] for name in ids if name in each}))
+        repr((*line, {name: each[name] for name in IDS if name in each}))
         for line, each in zip(lines, seen.lines, strict=True)
     )
 

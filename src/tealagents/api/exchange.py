@@ -232,6 +232,8 @@ class Exchange:
         self._check_earlier(message.earlier)
         check_metadata(message.metadata)
         setups.check(message.setup, self.agent.toolbox)
+        where = {"session_id": message.session_id, "task_id": message.task_id}
+        self.agent.observer.named(**{name: given for name, given in where.items() if given is not None})
         sent = await self.service.send(caller, message, key, streamed=streamed)
         return self._view(caller, sent)
 
@@ -449,9 +451,9 @@ class Exchange:
 
     def refused(self, error: TealError) -> None:
         """Called by the protocol for each error that it answers with: counted, and logged where ours."""
+        named = self.agent.observer.named(**error.ids)
         if status_of(error) >= 500:
-            log.warning("%s: %s", error.code, error)
-        self.agent.observer.named(**error.ids)
+            log.warning("%s: %s", error.code, error, extra={"facts": named})
         self.agent.observer.refused(error)
 
     # --- ending ----------------------------------------------------------------------------------

@@ -96,8 +96,9 @@ class Observer:
     def ended_outside(self, request: RequestRecord) -> None:
         """A request without a run was ended here: its process had died, or it waited or was paused."""
 
-    def named(self, **ids: str) -> None:
-        """An HTTP request is about these: `task_id`, `request_id`, …"""
+    def named(self, **ids: str) -> Mapping[str, str]:
+        """An HTTP request is about these: `task_id`, `request_id`, … Returns all that it has named."""
+        return ids
 
     def refused(self, error: TealError) -> None:
         """An HTTP request was answered with a problem."""

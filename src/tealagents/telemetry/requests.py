@@ -7,7 +7,7 @@ is answered, with the HTTP status. Calls of probes are logged at DEBUG.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -118,9 +118,11 @@ class LoggedRequests(Observer):
         with RequestWatch(request):
             _Watch(request, None, began).ended(request)
 
-    def named(self, **ids: str) -> None:
-        if (call := _call.get()) is not None:
-            call.ids |= ids
+    def named(self, **ids: str) -> Mapping[str, str]:
+        if (call := _call.get()) is None:
+            return ids
+        call.ids |= ids
+        return call.ids
 
     def refused(self, error: TealError) -> None:
         if (call := _call.get()) is not None:
