@@ -1,6 +1,7 @@
 """Watches: by a timer where the store cannot push, and over a link that is asked for a word."""
 
 import asyncio
+import gc
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 
@@ -10,6 +11,7 @@ from tealagents.engine.publishing import GATHER_SECONDS
 from tealagents.stores import postgres_link
 from tealagents.stores.links import ANSWER_SECONDS, HEARTBEAT_SECONDS, LinkedWatches
 from tealagents.stores.watches import LONGEST_PAUSE, Topic, Watches
+from tealagents.testing.waits import eventually
 
 
 async def pauses(watches: Watches, found: list[bool]) -> list[float]:
@@ -138,6 +140,53 @@ async def test_what_commits_notify_on_postgres_goes_in_few_statements(
         over.release()
         assert len(await sent.get()) == 2
     await watches.close()
+
+
+async def test_a_notification_that_is_not_answered_keeps_no_later_one_waiting() -> None:
+    """It is given up, and what it should have notified is sent again at once on another connection."""
+    attempts: list[Sequence[str]] = []
+    canceled = asyncio.Event()
+
+    async def send(prefix: str, payloads: Sequence[str]) -> None:
+        attempts.append(payloads)
+        if len(attempts) == 1:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await canceled.wait()
+
+    watches = postgres_link.PostgresWatches(0.25, schema="tealagents", arguments={}, send=send)
+    watches.announce("p", ["a"])
+    await eventually(lambda: len(attempts) == 1)
+    watches.announce("p", ["b"])
+    await eventually(lambda: len(attempts) == 2)
+    assert set(attempts[1]) > set(attempts[0])
+    closing = asyncio.create_task(watches.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    canceled.set()
+    await closing
+
+
+async def test_what_no_send_expects_does_not_end_notifications() -> None:
+    """The next commit begins to notify again."""
+    sent: list[Sequence[str]] = []
+    loop, unexpected = asyncio.get_running_loop(), list[BaseException]()
+    loop.set_exception_handler(lambda _, context: unexpected.append(context["exception"]))
+
+    async def send(prefix: str, payloads: Sequence[str]) -> None:
+        sent.append(payloads)
+        if len(sent) == 1:
+            raise EOFError
+
+    watches = postgres_link.PostgresWatches(0.25, schema="tealagents", arguments={}, send=send)
+    watches.announce("p", ["a"])
+    await eventually(lambda: watches._sending is None)
+    watches.announce("p", ["b"])
+    await eventually(lambda: len(sent) == 2)
+    await watches.close()
+    gc.collect()
+    assert [type(each) for each in unexpected] == [EOFError]
 
 
 def test_a_notification_that_is_lost_costs_two_seconds_at_most() -> None:
