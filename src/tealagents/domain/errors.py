@@ -19,12 +19,12 @@
     ├── CorruptState                 stored data that is not what was written
     └── PersistenceUnavailable       the store does not answer
 
-    StoreError                       no `TealError`: between a store and the records; never reaches a user
+    StoreError                       not a `TealError`: from a store to `state`; never reaches a user
     ├── Conflict                     └── Unknown
 
     ToolFailed, NeedsAuthorization, NeedsOwner: what tools raise
 
-`code` is what clients are sent; `api/http.py` maps it to a status. `detail` says what to do.
+Clients receive the `code`, which `api/http.py` maps to a status. `detail` says what to do.
 """
 
 import asyncio
@@ -35,27 +35,27 @@ from typing import Any, ClassVar
 
 
 class _Copied(Exception):
-    """Can be copied, and passed between processes."""
+    """An exception that can be copied, and pickled for another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and other processes: not by `__init__`, which takes other arguments than `args`."""
+        """Restores the attributes without calling `__init__`, whose parameters are not `args`."""
         return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
 class TealError(_Copied):
-    """Base of all. `ids` holds those of session_id, task_id, request_id, approval_id that are known."""
+    """Base of all. `ids` holds session_id, task_id, request_id and approval_id, as far as they are known."""
 
     code: ClassVar[str] = "internal_error"
 
     def __init__(self, detail: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
         super().__init__(detail)
         self.detail = detail
-        #: seconds after which trying again can help, or None
+        #: seconds after which to retry; None: no advice
         self.retry_after = retry_after
         self.ids: dict[str, str] = {name: value for name, value in ids.items() if value is not None}
 
     def with_ids(self, **ids: str | None) -> "TealError":
-        """The same error, knowing more ids; those it had stay."""
+        """Adds ids to this error and returns it; ids that it already has are kept."""
         for name, value in ids.items():
             if value is not None:
                 self.ids.setdefault(name, value)
@@ -66,11 +66,11 @@ class TealError(_Copied):
 
 
 class Refusal(TealError):
-    """Nothing was changed and nothing was begun."""
+    """Nothing was changed and nothing was started."""
 
 
 class InvalidRequest(Refusal):
-    """Input that cannot be meant. `field` is where (`items.0.content`), `reason` what is wrong there."""
+    """Malformed or invalid input. `field` is its path (`items.0.content`), `reason` says what is wrong."""
 
     code = "invalid_request"
 
@@ -79,12 +79,12 @@ class InvalidRequest(Refusal):
         self.with_ids(**ids)
         self.field = field
         self.reason = reason
-        #: True where the bytes could not even be read as the format they claim (400 rather than 422)
+        #: True if the bytes cannot be parsed as the format that they claim (400 rather than 422)
         self.malformed = malformed
 
 
 class IdempotencyKeyReused(Refusal):
-    """The key came with another body than before."""
+    """The key was used before, with another body."""
 
     code = "idempotency_key_reused"
 
@@ -94,7 +94,7 @@ class IdempotencyKeyReused(Refusal):
 
 
 class Unauthenticated(Refusal):
-    """No credentials (`credentials_given=False`), or some that do not hold. The text never quotes a token."""
+    """Credentials are missing (`credentials_given=False`) or invalid. The text never quotes a token."""
 
     code = "unauthenticated"
 
@@ -104,15 +104,15 @@ class Unauthenticated(Refusal):
 
 
 class NotOwner(Refusal):
-    """What was named exists and belongs to another user."""
+    """The named session, task, request or approval belongs to another user."""
 
     code = "not_owner"
 
 
 class InsufficientScope(Refusal):
-    """A valid token that lacks what the service asks of it. `required` is the scope or role that it lacks.
+    """The token is valid, but lacks the scope or role `required`.
 
-    `scope` is what a client asks the authority for, unless that is `required`; empty where no scope would do.
+    `scope` is the scope to request from the authority: by default `required`; empty if no scope would help.
     """
 
     code = "insufficient_scope"
@@ -132,7 +132,7 @@ class TooLarge(Refusal):
 
 
 class TaskBusy(Refusal):
-    """One writer per task: `request_id` is the one that runs."""
+    """Another request, `request_id`, is running on the task: a task has one writer."""
 
     code = "task_busy"
 
@@ -141,13 +141,13 @@ class TaskBusy(Refusal):
 
 
 class CheckpointMoved(TaskBusy):
-    """The task is not at the checkpoint that the message continues."""
+    """The task has moved past the checkpoint that the message was to continue."""
 
 
 class ApprovalPending(Refusal):
-    """The task waits for a human: `request_id` and `approval_id` say for which decision.
+    """The task waits for a human to decide the pause `approval_id` of `request_id`.
 
-    `again` says that the request was decided before and has paused once more.
+    `again`: the request was decided before and has paused once more.
     """
 
     code = "approval_pending"
@@ -191,7 +191,7 @@ class SessionMismatch(Refusal):
 
 
 class Overloaded(Refusal):
-    """`per_user`: the caller's own limit is reached (429), not the process's (503)."""
+    """A limit is reached: the caller's own (`per_user`, 429), or the process's (503)."""
 
     code = "overloaded"
 
@@ -213,7 +213,7 @@ class Draining(Refusal):
 
 
 class AuthUnavailable(Refusal):
-    """The authority gives no keys, so that no token can be checked."""
+    """No token can be checked, because the authority's keys cannot be fetched."""
 
     code = "auth_unavailable"
 
@@ -226,7 +226,7 @@ class RunFailure(TealError):
 
 
 class ModelFailed(RunFailure):
-    """The model service refused, broke off, or said something unusable; the detail quotes it."""
+    """The model service refused, broke off or sent an unusable reply; the detail quotes it."""
 
     code = "model_error"
 
@@ -234,7 +234,7 @@ class ModelFailed(RunFailure):
         self, detail: str, /, *, retry_after: float | None = None, http_status: int | None = None
     ) -> None:
         super().__init__(detail, retry_after=retry_after)
-        #: of the model service's refusal, where it answered with one
+        #: the status with which the model service refused; None if it did not
         self.http_status = http_status
 
 
@@ -275,7 +275,7 @@ class ContextProviderFailed(RunFailure):
 
 
 class ViewFailed(RunFailure):
-    """What of the conversation the model is sent could not be made out: a reducer broke its promise."""
+    """The view could not select the messages for the model: a reducer broke its contract."""
 
     code = "model_error"
 
@@ -286,8 +286,8 @@ class ViewFailed(RunFailure):
 class CorruptState(TealError):
     """Stored data that does not parse, does not match its checksum or contradicts itself.
 
-    `key` is the record, left as it was found; `reason` says what is wrong with it. `place` says for logs and
-    operators where it is: `str()` holds it, and `detail`, for clients, does not.
+    `key` is the record's key, `reason` says what is wrong with the record, which is left as it was found.
+    `place` says for logs and operators where it is: `str()` includes it, `detail` (for clients) does not.
     """
 
     code = "corrupt_state"
@@ -304,8 +304,8 @@ class CorruptState(TealError):
 class PersistenceUnavailable(TealError):
     """The store cannot be reached or refuses to work.
 
-    `str()` says why, for logs and operators: it may name a host or a path, but never a password. `detail` is
-    for clients, and names neither.
+    `str()` says why, for logs and operators: it may name a host or a path, but never a password. `detail`,
+    for clients, names neither host nor path.
     """
 
     code = "persistence_unavailable"
@@ -320,11 +320,11 @@ class PersistenceUnavailable(TealError):
 
 
 class StoreError(Exception):
-    """Between a store and the records."""
+    """Raised by stores and handled in `state`."""
 
 
 class Conflict(StoreError):
-    """A commit's expectation did not hold; nothing of it was written. `keys` are the ones known to differ."""
+    """An expectation of a commit did not hold; nothing was written. `keys` are those known to differ."""
 
     def __init__(self, *keys: str) -> None:
         super().__init__(", ".join(keys))
@@ -339,9 +339,9 @@ class Unknown(StoreError):
 
 
 class ToolFailed(Exception):
-    """What a tool raises, or an adapter for it, to report to the model that the call failed and why.
+    """Raised by a tool, or by its adapter, to report to the model that the call failed, and why.
 
-    `unknown` says that it may have taken effect all the same: an answer that never came, say.
+    `unknown`: the call may have taken effect all the same, for example when no reply arrived.
     """
 
     def __init__(self, *args: object, unknown: bool = False) -> None:
@@ -352,8 +352,8 @@ class ToolFailed(Exception):
 class NeedsAuthorization(_Copied):
     """Raised by a tool that needs the user's own consent before it can be called.
 
-    `url` is where the user grants it; it is shown in the pause's `authorizations`. `begun` says that the
-    tool's own code had begun to run.
+    The user grants consent at `url`, which is shown in the pause's `authorizations`. `begun`: the tool's own
+    code had started to run.
     """
 
     def __init__(self, server: str, url: str, scopes: tuple[str, ...] = (), *, begun: bool = False) -> None:
@@ -375,24 +375,24 @@ class NeedsOwner(_Copied):
         self.begun = begun
 
 
-# --- what code of others raises -------------------------------------------------------------------
+# --- errors raised by third-party code ------------------------------------------------------------
 
 
 def described(error: BaseException) -> str:
-    """An error of a tool's, a provider's or a reducer's code, for clients and the model."""
+    """`Type: text` of an error raised by a tool, a provider or a reducer, for clients and the model."""
     try:
         text = str(error.detail if isinstance(error, TealError) else error)
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
-    except Exception:  # noqa: BLE001 — its text is a plugin's code, too
+    except Exception:  # noqa: BLE001 — `__str__` is a plugin's code, too
         return type(error).__name__
 
 
 def ends_task(error: BaseException) -> bool:
-    """Whether what was raised within a tool, a provider or a model client is meant for the task that runs it:
-    the task is canceled, or the process interrupted.
+    """Whether an error from a tool, a provider or a model client must end the asyncio task that runs it:
+    that task was canceled, or the process interrupted.
 
-    Everything else is a failure of that code alone, whatever its class: `SystemExit`, the cancellation of
-    something it waited for, a panic of an extension.
+    Anything else is a failure of the third-party code alone, whatever its class: `SystemExit`, the
+    cancellation of something that it awaited, a panic of an extension.
     """
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         task = _current_task()
@@ -403,16 +403,16 @@ def ends_task(error: BaseException) -> bool:
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no loop runs: what a closed one has left is thrown away, with a `GeneratorExit`
+    except RuntimeError:  # no event loop runs: a closed one's leftovers are collected with `GeneratorExit`
         return None
 
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """What is raised within a group, as by `asyncio.TaskGroup`, is raised by itself.
+    """Unwraps an exception group raised in the block, such as one from `asyncio.TaskGroup`.
 
-    That is the one exception of the group, or the one that says what the call needs, or how it failed. A
-    group of several others stays one.
+    Raises its `NeedsAuthorization`, `NeedsOwner` or else `ToolFailed`, if there is one, or its only
+    exception. A group of several others is raised as it is.
     """
     try:
         yield
@@ -422,7 +422,7 @@ def ungrouped() -> Iterator[None]:
         try:
             raise meant
         finally:
-            if len([*_leaves(group)]) == 1:  # else the group stays in its place, with the others
+            if len([*_leaves(group)]) == 1:  # otherwise the context stays the group, which shows the others
                 meant.__context__ = led_to_it
 
 

@@ -1,4 +1,4 @@
-"""What happens to a request, and what a model client yields for one call.
+"""The events of a request, and what a model client yields for one call.
 
 `Event` is the one vocabulary between engine, log and followers; each protocol folds it into its own frames.
 """
@@ -22,21 +22,21 @@ class TextDelta(Struct, frozen=True, array_like=True, tag="text"):
     """Some text of the answer, as the model service sent it."""
 
     text: str
-    #: the model refuses: shown like an answer, marked in the outcome and the trace
+    #: the text is a refusal: shown like an answer, marked in the outcome and the trace
     refusal: bool = False
 
 
 class ModelDone(Struct, frozen=True, kw_only=True):
-    """The last event of a model call that ended as it should."""
+    """The last event of a model call that succeeded."""
 
     finish_reason: FinishReason
     tool_calls: tuple[ToolCall, ...] = ()
     usage: TokenUsage = TokenUsage()
     #: the model that answered, as the service names it
     model: str = ""
-    #: what a remote thread continues: the response or its conversation; else the completion
+    #: remote threads: the response or conversation to continue; otherwise the completion's id
     response_id: str | None = None
-    #: what the service wants back with the tool calls, as `Message.native`
+    #: data that the service expects back with the tool calls, as `Message.native`
     native: str = ""
 
 
@@ -44,7 +44,7 @@ ModelEvent = TextDelta | ModelDone
 
 
 class Started(Struct, frozen=True, array_like=True, tag="started"):
-    """The first event of every request; again with `Running` when a decided one continues."""
+    """The first event of every request; repeated, with `Running`, when a decided request continues."""
 
     status: Literal["Running", "Queued"] = "Running"
 
@@ -66,13 +66,13 @@ class ToolReturned(Struct, frozen=True, array_like=True, tag="returned"):
 
 
 class Paused(Struct, frozen=True, array_like=True, tag="paused"):
-    """The request waits for decisions. None where the viewer may not see for which."""
+    """The request waits for decisions on a pause; None if the viewer may not see it."""
 
     approval: Approval | None
 
 
 class Completed(Struct, frozen=True, array_like=True, tag="completed"):
-    """The request has its answer. None where the viewer may not see it."""
+    """The request has its answer; None if the viewer may not see it."""
 
     outcome: Outcome | None
 
@@ -96,10 +96,10 @@ Terminal = Paused | Completed | Failed | Canceled
 
 
 class Recorded(Struct, frozen=True, array_like=True):
-    """One event of a request as it is stored and followed: numbered from 1, rising by one.
+    """One event of a request as it is stored and followed, numbered from 1 without gaps.
 
-    The end of a request whose process died has a number behind all that were shown and not stored
-    (`state.streams.JUMP`).
+    One exception: the end of a request whose process died jumps past every number that may have been shown
+    without being stored (`state.streams.JUMP`).
     """
 
     id: int
@@ -107,12 +107,12 @@ class Recorded(Struct, frozen=True, array_like=True):
 
 
 def beginning(record: RequestRecord) -> Started:
-    """The first event of a request's stream, as its sender got it: `Queued` where it waited its turn."""
+    """The first event of a request's stream, as its sender received it: `Queued` if it had to wait."""
     return Started("Queued" if record.started_at != record.created_at else "Running")
 
 
 def ending(record: RequestRecord) -> Terminal:
-    """The event that ends the stream of a request which has ended or paused."""
+    """The last event of the stream of a request that has ended or paused."""
     if record.status == "Completed":
         return Completed(record.outcome)
     if record.status == "Paused":
@@ -122,7 +122,7 @@ def ending(record: RequestRecord) -> Terminal:
 
 
 def redacted(event: Event) -> Event | None:
-    """What an approver who is not the owner sees of an event; None: nothing."""
+    """The event as an approver who is not the owner may see it; None: not at all."""
     match event:
         case Started():  # it only says that the request runs or waits
             return event

@@ -1,9 +1,9 @@
 """Ids: UUIDs in the canonical form.
 
-The ids made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a
-digest of who owns what the id names; 74 bits are random. So a process that is handed an id that is not
-in the caller's partition can look up whose it may be without an index entry for every request.
-A tag is a hint, believed only if the record is really there; it grants nothing.
+The ids made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a digest
+of the owner's key; 74 bits are random. If an id is not in the caller's partition, the tag tells which user
+it may belong to, without an index entry for every request. A tag is a hint, believed only if the record
+exists there; it grants nothing.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from tealagents.domain.errors import InvalidRequest
 
 _CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _NIL = "00000000-0000-0000-0000-000000000000"
-#: what is taken for an id, in either case, as JSON Schema says it
+#: the ids that are accepted, in lower or upper case, as a pattern for JSON Schema
 PATTERN = r"^(?!0{8}-0{4}-0{4}-0{4}-0{12}$)[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 EXAMPLE = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 
 
 def canonical(text: object, field: str) -> str:
-    """The id in canonical form (lower case), or InvalidRequest that names `field`.
+    """The id in canonical form (lower case); `InvalidRequest` naming `field` if it is none.
 
-    Refuses what `uuid.UUID` would let pass: braces, `urn:uuid:`, missing hyphens, and the nil UUID.
+    Rejects forms that `uuid.UUID` accepts: braces, `urn:uuid:`, missing hyphens, and the nil UUID.
     """
     if isinstance(text, str):
         lowered = text.lower()
@@ -39,7 +39,7 @@ def owner_tag(owner: str) -> str:
 
 
 def tag_of(identifier: str) -> str:
-    """The owner's tag an id carries, if it was made here."""
+    """The owner's tag in an id; meaningless if the id was not made here."""
     return identifier[:8] + identifier[9:13]
 
 
@@ -54,7 +54,7 @@ def new_id(owner: str) -> str:
 
 
 def named_id(owner: str, name: str) -> str:
-    """The UUID (version 8) that stands for a name of the owner's, and carries the owner's tag."""
+    """The UUID (version 8) that always stands for this name of the owner's; it carries the owner's tag."""
     return _tagged(owner_tag(owner), hashlib.sha256(f"tealagents name\0{owner}\0{name}".encode()).hexdigest())
 
 
@@ -64,7 +64,7 @@ def _tagged(tag: str, r: str) -> str:
 
 
 def random_id() -> str:
-    """A fresh random UUID (version 4), for what no one looks up by its id alone."""
+    """A fresh random UUID (version 4), for things that are never looked up by id alone."""
     r = os.urandom(16).hex()
     variant = "89ab"[int(r[16], 16) & 3]
     return f"{r[:8]}-{r[8:12]}-4{r[13:16]}-{variant}{r[17:20]}-{r[20:]}"

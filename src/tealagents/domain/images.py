@@ -1,4 +1,4 @@
-"""Images of messages: data URIs, so that nothing is fetched that a message names."""
+"""Images in messages. They must be data URIs, so that the service never fetches an address from a message."""
 
 import base64
 import binascii
@@ -10,13 +10,13 @@ _DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,(?=.)", re.IGNORECASE | 
 
 
 def lowered(uri: str) -> str:
-    """An image with what says its kind in lower case, which not every model service reads in capitals."""
+    """A data URI with everything before its comma in lower case: not every model service accepts capitals."""
     end = uri.index(",")
     return uri if uri[:end].islower() else uri[:end].lower() + uri[end:]
 
 
 def image_problem(content: str) -> str | None:
-    """What is wrong with an image, which must come as a data URI; None: nothing."""
+    """What is wrong with an image's content; None if it is a valid data URI."""
     head = _DATA_URI.match(content[:LONGEST_HEAD])
     if head is None:
         return "must be a data URI, data:image/png;base64,…, with the image in it"

@@ -1,27 +1,27 @@
-"""How deeply JSON from outside may be nested, and how many values and which numbers it may hold.
+"""Limits on JSON from outside: its depth, the number of its values, and the size of its numbers.
 
-The parsers' own limits differ between versions of Python.
+They are fixed here because the parsers' own limits differ between versions of Python.
 """
 
 import re
 from itertools import islice
 from typing import Any, Final
 
-#: levels of objects and lists within each other
+#: levels of nested objects and lists
 DEEPEST: Final = 64
-#: integers beyond these lose digits in other people's JSON
+#: beyond 64 bits, integers lose digits in other JSON parsers
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
-#: a value of two bytes takes eighty in memory, and all other requests wait while they are read
+#: values in a document: a value of two bytes takes eighty in memory, and parsing blocks all other requests
 MOST_VALUES: Final = 100_000
-#: numbers with exponents of three digits: near the bounds of a float, reading one takes as long as reading a
-#: thousand others
+#: numbers with three-digit exponents: near the bounds of a float, one takes as long to parse as a thousand
+#: others
 MOST_EXTREMES: Final = 100
-#: a text within JSON. One that does not end is taken to the end: to look for each quote anew takes hours
+#: a string in JSON. An unterminated one extends to the end of the data: retrying at each quote takes hours
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _EXTREME = re.compile(rb"\d[eE][+-]?0*[1-9]\d\d")
-#: why JSON is not read
+#: why JSON is refused
 TOO_SLOW: Final = "holds too many numbers with three-digit exponents, such as 1e300"
-#: quotes up to which JSON is cut at all of them at once: faster than the pattern, and into more memory
+#: with up to this many quotes, JSON is split at them: faster than `_STRING`, but it takes more memory
 _QUOTES = 20_000
 
 
@@ -36,7 +36,7 @@ def too_deep(value: Any) -> bool:
 
 
 def too_slow(data: bytes, most: int = MOST_EXTREMES) -> bool:
-    """Whether JSON, which has not been read yet, holds more of the numbers that take long to read."""
+    """Whether unparsed JSON holds more than `most` numbers with three-digit exponents."""
     if data.count(b",") < most:
         return False
     found = islice(_EXTREME.finditer(_without_texts(data)), most + 1)
@@ -44,10 +44,10 @@ def too_slow(data: bytes, most: int = MOST_EXTREMES) -> bool:
 
 
 def too_many(data: bytes, most: int) -> bool:
-    """Whether JSON, which has not been read yet, holds more values. Commas and brackets in texts are none."""
+    """Whether unparsed JSON may hold more than `most` values. Commas and brackets in strings do not count."""
     if _places(data) <= most:
         return False
-    strings_at_most = 2 * most  # each value may have a name
+    strings_at_most = 2 * most  # each value may have a key
     outside, strings = _STRING.subn(b"", data, strings_at_most)
     return strings == strings_at_most or _places(outside) > most
 
@@ -60,7 +60,7 @@ def _without_texts(data: bytes) -> bytes:
 
 
 def _places(data: bytes) -> int:
-    """How many values can be in JSON at most."""
+    """An upper bound of the number of values in JSON."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") + 1
 
 

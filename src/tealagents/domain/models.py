@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-#: what a tool call's `tool` is made of: plugin, hyphen, function
+#: between plugin and function in a tool's name
 TOOL_SEPARATOR = "-"
 
 Role = Literal["user", "assistant", "tool"]
@@ -18,35 +18,35 @@ Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled
 Action = Literal["approve", "reject"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
-#: characters of `Message.native`; what is longer is not kept
+#: the longest `Message.native` that is kept, in characters
 LONGEST_NATIVE = 512 * 1024
 
 #: any JSON object
 Json = dict[str, Any]
 
-#: the entries of a task's log that make one history: pairs of first and last number, oldest first
+#: the entries of a task's log that make up a history: pairs of first and last sequence number, oldest first
 Path = tuple[tuple[int, int], ...]
 
 
-#: among the owners of secrets: authorizations that wait for their users to come back, of all users
+#: the owner under which the secret store keeps every user's OAuth authorizations until the user returns
 PENDING_CONSENTS = "oauth-pending"
 
 
 class User(Struct, frozen=True):
-    """Who is asking: the object id in its tenant (Entra's `oid` and `tid`)."""
+    """A user: tenant and object id (Entra's `tid` and `oid`)."""
 
     tid: str
     oid: str
 
     @property
     def key(self) -> str:
-        """One text for the pair, different for each; owns sessions, tasks and requests."""
+        """The pair as one unambiguous text: the owner's key of sessions, tasks and requests."""
         tenant = self.tid.replace("~", "~0").replace(".", "~1")
         return f"{tenant}.{self.oid}"
 
     @classmethod
     def of(cls, key: str) -> "User":
-        """The user of a `key`. `ValueError` where it is none."""
+        """The user with this `key`. `ValueError` if it is not one."""
         tenant, _, oid = key.partition(".")
         user = cls(tenant.replace("~1", ".").replace("~0", "~"), oid)
         if not oid or user.key != key:
@@ -55,14 +55,14 @@ class User(Struct, frozen=True):
 
 
 class Caller(Struct, frozen=True):
-    """A user together with what their credentials allow in this call."""
+    """A user, and what their credentials allow in this call."""
 
     user: User
-    #: may decide pauses of others in the tenant
+    #: may decide pauses of other users in the tenant
     approver: bool = False
     #: may read everything in the tenant, and change nothing
     auditor: bool = False
-    #: the bearer token as it came; for on-behalf-of only, never stored, never logged
+    #: the bearer token as received; for on-behalf-of only, never stored, never logged
     token: str = ""
     #: the caller's headers that the config lets tools see
     headers: dict[str, str] = {}
@@ -101,21 +101,21 @@ class Item(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
-    """A call as the model asked for it. `arguments` is the JSON text the model wrote, perhaps broken."""
+    """A call that the model asked for. `arguments` is the model's JSON text, which may be invalid."""
 
     #: unique within its request
     id: str
     tool: str
     arguments: str
-    #: the plugin, OpenAPI plugin or MCP server, where that is not what stands before the first hyphen
+    #: the plugin, OpenAPI plugin or MCP server; empty: the part of `tool` before the first hyphen
     plugin: str = ""
-    #: run by the client that declared the tool: its decision is an output
+    #: run by the client that declared the tool: a decision on it carries an output
     by_client: bool = False
-    #: in a pause: digest of the tool as it stood when the call was shown; empty where it was not listed
+    #: in a pause: digest of the tool's spec when the call was shown; empty if the tool was not listed
     pinned: str = ""
-    #: the id that the model service gave it and is sent back, where that is another
+    #: the model service's own id of the call, sent back to it; empty: it is `id`
     native_id: str = ""
-    #: in a pause: the tool's own code has run already, up to where it needed the user
+    #: in a pause: the tool's own code has already run, up to the point where it needed the user
     begun: bool = False
 
     @property
@@ -129,11 +129,11 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
 
 
 class Deferred(Struct, frozen=True):
-    """A call that could not be made yet, or not to its end: it needs the owner's consent, or the owner's own
-    token, or its tool is another one than was approved."""
+    """A call that cannot be made, or finished, yet: it needs the owner's consent or the owner's own token, or
+    its tool has changed since it was approved."""
 
     call: ToolCall
-    #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
+    #: `{server, url, scopes}` of the page where the owner consents; None: it does not wait for consent
     authorization: Json | None
     #: the tool has changed since the call was shown
     changed: bool = False
@@ -146,7 +146,7 @@ class Governance(Struct, frozen=True, kw_only=True):
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """What the model is sent of a tool, and how it is governed."""
+    """A tool as described to the model, and how it is governed."""
 
     #: `Plugin-function`; matches ``[A-Za-z0-9_-]{1,64}``
     name: str
@@ -154,18 +154,18 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     #: JSON Schema (an object) of the arguments
     parameters: Json
     governance: Governance
-    #: where the tool needs the user's own authorization
+    #: the user's own authorization that the tool needs
     auth: Json | None = None
     #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
     timeout: float | None = None
-    #: seconds that a call may take besides, before anything is sent: for a session, or the user's token
+    #: seconds that a call may take in addition, before anything is sent: to get a session or the user's token
     waits: float = 0
-    #: what `name` begins with, before a hyphen; empty: the part before the first hyphen
+    #: the prefix of `name` that names the plugin; empty: the part before the first hyphen
     plugin: str = ""
 
 
 class ClientTool(Struct, frozen=True):
-    """A tool that the client of one request runs by itself."""
+    """A tool of one request, run by its client."""
 
     name: str
     description: str
@@ -183,8 +183,8 @@ class Origin(Struct, frozen=True):
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation.
 
-    A `tool` message answers the call `tool_call_id` of the assistant message before it; the model service
-    knows that call as `native_call_id`, where that is set.
+    A `tool` message holds the result of the call `tool_call_id` of the preceding assistant message. If
+    `native_call_id` is set, it is the model service's id of that call.
     """
 
     message_id: str
@@ -198,8 +198,8 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool: str | None = None
     is_error: bool = False
     origin: Origin | None = None
-    #: of an assistant that calls tools: what the model service wants back with the calls, for a client of its
-    #: kind to read; neither shown nor exported
+    #: of an assistant message with tool calls: data that the model service expects back with them, in the
+    #: model client's own format; neither shown nor exported
     native: str = ""
 
     @property
@@ -231,7 +231,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolOutcome(Struct, frozen=True):
-    """What is known of one tool call of a request that did not complete."""
+    """The known outcome of one tool call of a request that did not complete."""
 
     call_id: str
     tool: str
@@ -240,26 +240,26 @@ class ToolOutcome(Struct, frozen=True):
 
 
 class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=True):
-    """The body of the entry with which a request ends; met first when history is read backwards."""
+    """The body of a request's last entry, which is read first, since history is read backwards."""
 
     request_id: str
     status: Status
-    #: sequence number of the request's first entry, so that one that did not complete is passed over whole
+    #: sequence number of the request's first entry, so that readers can skip a request that did not complete
     first_seq: int
     ended_at: datetime
     code: str | None = None
-    #: what tools of a request that did not complete have done, or may have
+    #: the tool calls of a request that did not complete: they have, or may have, taken effect
     tools: tuple[ToolOutcome, ...] = ()
     #: this request's response at the model service (remote threads)
     remote_id: str | None = None
-    #: why the model stopped, if it was not at the end of its answer
+    #: of a completed request: why the model stopped; None if it finished its answer
     finish_reason: "FinishReason | None" = None
 
 
 class MessageBody(Struct, frozen=True, tag="message", omit_defaults=True):
     message: Message
-    #: of the calls that a copied message asks for, those that were made, with the arguments they were made
-    #: with: a fork copies no intents
+    #: of a copied message: its tool calls that were made, with the arguments that were used. A fork does not
+    #: copy the intents that would say so
     made: tuple[ToolCall, ...] = ()
 
 
@@ -268,7 +268,7 @@ class StepBody(Struct, frozen=True, tag="step"):
 
 
 class ToolIntent(Struct, frozen=True, kw_only=True, tag="intent"):
-    """Written before a tool runs. An intent without a result means: the outcome is unknown."""
+    """Written before a tool runs. If no result follows, the outcome is unknown."""
 
     request_id: str
     calls: tuple[ToolCall, ...]
@@ -285,10 +285,10 @@ Body = MessageBody | StepBody | RequestEnd | ToolIntent | Note
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """The audit envelope of one log entry: what `GET …/audit` returns, and nothing more.
+    """The audit envelope of one log entry: exactly what `GET …/audit` returns.
 
-    `hash` is taken over the canonical JSON (keys sorted, no spaces) of everything but itself:
-    SHA-256, or HMAC-SHA-256 where an audit key is set. `details.sha256` is the body's digest.
+    `hash` covers the canonical JSON (keys sorted, no spaces) of all other fields: SHA-256, or HMAC-SHA-256
+    if an audit key is set. `details.sha256` is the body's digest.
     """
 
     seq: int
@@ -304,8 +304,8 @@ class Entry(Struct, frozen=True, kw_only=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
 
-    A body over 256 KB, or one that the batch has no room for, is stored out of line and stands here as
-    `{"blob": sha256, "pieces": n}`.
+    A body over 256 KB, or one that does not fit into the batch, is stored out of line in `n` chunks; its
+    place in `bodies` is taken by `{"blob": sha256, "pieces": n}`.
     """
 
     entries: tuple[Entry, ...]
@@ -340,17 +340,17 @@ class Queued(Struct, frozen=True):
 
 
 class Effects(Struct, frozen=True, omit_defaults=True):
-    """What the tools of a request that did not complete have done, or may have."""
+    """The tool calls of a request that did not complete: they have, or may have, taken effect."""
 
     #: they count while this entry is on the current path: the request's first, unless that is not there
     first_seq: int
     tools: tuple[ToolOutcome, ...]
-    #: where there was no room for calls before these: the first entry of the earliest request that made some
+    #: if earlier calls were dropped for lack of room: the first entry of the earliest request that made some
     cut: int = 0
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`task/{task_id}`: all that a turn must know of a task before it begins."""
+    """`task/{task_id}`: everything that a turn must know of a task before it begins."""
 
     task_id: str
     session_id: str
@@ -363,30 +363,30 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     running: Running | None = None
     pending: Pending | None = None
     queue: tuple[Queued, ...] = ()
-    #: the current checkpoint: the request whose completion it is; None before the first
+    #: the current checkpoint: the id of the request that completed with it; None before the first
     checkpoint_id: str | None = None
     #: the current path; the request now running is not yet on it
     path: Path = ()
-    #: sent to the model while it is on the path, so that no side effect is forgotten and repeated
+    #: named to the model while they are on the path, so that it does not repeat side effects
     effects: tuple[Effects, ...] = ()
     #: the last entry's sequence number and hash
     tail_seq: int = 0
     tail_hash: str = ""
-    #: where an audit key is set: that this is the end of this task's log, so that none can be cut short
+    #: if an audit key is set: seals the tail as the end of this task's log, so that truncation is noticed
     tail_seal: str = ""
-    #: the number in the key of the last batch, which the next turn reads again to see that it is whole
+    #: the number in the key of the last batch, which the next turn reads again to check that it is intact
     tail_key: int = 0
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None
     origin: Json | None = None
-    #: where the id was brought along, named or imported: distinguishes the log from an earlier one of that id
+    #: if the task's id was given by a client or an import: tells this log from an earlier one of the same id
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
 
     @property
     def making(self) -> bool:
-        """Whether the task is not there yet: it is erased unless its making comes to an end."""
+        """Whether the task is still being created: if that is not finished in time, it is erased."""
         return self.erased and self.tail_seq == 0
 
     @property
@@ -396,12 +396,12 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def occupant(self) -> Running | Pending | None:
-        """The request that runs, or waits for a human."""
+        """The request that runs or waits for a human."""
         return self.running or self.pending
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, is paused or waits its turn."""
+        """Whether no request runs, is paused or waits in the queue."""
         return self.running is None and self.pending is None and not self.queue
 
 
@@ -409,17 +409,17 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusa
 
 
 class Outcome(Struct, frozen=True):
-    """What a request has produced: its answer, or what there was of one when it ended without."""
+    """What a request has produced: its answer, or the partial answer of one that has not completed."""
 
     output: str
     usage: TokenUsage
     #: what tools added to the answer
     extra_data: Json | None = None
-    #: why the model stopped; None where it never did
+    #: why the model stopped; None if no call has ended
     finish_reason: FinishReason | None = None
     #: `name:version` of the agent that answered
     source: str = ""
-    #: None until then
+    #: None while the request has not ended
     ended_at: datetime | None = None
 
 
@@ -430,62 +430,62 @@ class Failure(Struct, frozen=True):
     detail: str
 
     def redacted(self, status: Status) -> "Failure":
-        """What an approver who is not the owner sees of it."""
+        """The failure as an approver who is not the owner may see it."""
         return Failure(self.code, f"The request ended {status}. Its owner can read why.")
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The shape that an answer is to have: structured output."""
+    """The required shape of an answer: structured output."""
 
     #: 1 to 64 of ``A-Za-z0-9_-``
     name: str = ""
     #: JSON Schema (an object) of the answer; empty: any JSON object
     schema: Json = {}
     description: str = ""
-    #: the service may hold the model to the schema: its objects are closed and all their keys required
+    #: the model service may enforce the schema, whose objects are closed and have only required keys
     strict: bool = True
 
 
 class ToolChoice(Struct, frozen=True, omit_defaults=True):
-    """What the model is to call, where that is not left to it."""
+    """Which tools the model must or must not call, if the choice is not left to it."""
 
     mode: Literal["none", "required"]
-    #: `required`: the tool that it has to call; empty: any
+    #: with `required`: the tool that it must call; empty: any
     name: str = ""
 
 
 class RequestSetup(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client sets for its request alone."""
+    """Settings that a client makes for one request."""
 
-    #: added to what the model is sent
+    #: added to the prompt
     instructions: str = ""
-    #: what the application says of its user and itself: a message of the user's
+    #: facts from the application about its user and itself, sent to the model as a message of the user
     user_context: dict[str, str] = {}
-    #: tools that the client runs by itself
+    #: tools that the client runs
     client_tools: tuple[ClientTool, ...] = ()
-    #: None: as the agent's config wants it
+    #: None: the one in the agent's config
     response_format: ResponseFormat | None = None
     #: None: the model chooses
     tool_choice: ToolChoice | None = None
 
 
-#: where a client has set nothing
+#: if the client has set nothing
 AS_CONFIGURED = RequestSetup()
 
 
 class PerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a message says for its own request: the request's record keeps it, and a retry repeats it."""
+    """Fields that a message sets for its own request: its record keeps them, and a retry repeats them."""
 
-    #: what holds now; what held before a pause was decided is kept with the pause
+    #: the current setup; the one from before a decided pause is kept with the pause
     setup: RequestSetup = AS_CONFIGURED
-    #: a request of the same user that failed, whose rounds of tools are repeated behind the message
+    #: id of a failed request of the same user, whose tool rounds are replayed after the message
     retries: str | None = None
-    #: kept for the protocol that the message came over, which alone understands it
+    #: kept for the protocol that the message arrived over; only that protocol reads it
     client: Json = {}
 
     @property
     def per_request(self) -> dict[str, Any]:
-        """These fields alone, by name."""
+        """The fields of `PerRequest`, by name."""
         return {name: getattr(self, name) for name in PerRequest.__struct_fields__}
 
 
@@ -498,9 +498,9 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     status: Status
     created_at: datetime
     started_at: datetime | None = None
-    #: when its last pause was decided, until it ends
+    #: when its last pause was decided; None once it has ended
     resumed_at: datetime | None = None
-    #: when its events last began to expire anew: with that decision
+    #: when the expiry of its events was last renewed, which happens with a decision
     events_kept_at: datetime | None = None
     ended_at: datetime | None = None
     worker_id: str | None = None
@@ -508,10 +508,10 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     parent: str | None = None
     first_seq: int = 0
     last_seq: int = 0
-    #: the path up to and including this request, once it completed
+    #: the path up to and including this request, once it has completed
     path: Path = ()
     usage: TokenUsage = TokenUsage()
-    #: the answer, or what there was of one when the request ended without
+    #: the answer, or the partial answer of a request that ended without one
     output: str = ""
     finish_reason: FinishReason | None = None
     #: what tools added to the answer
@@ -520,24 +520,24 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
     #: why it ended without an answer
     error: Failure | None = None
-    #: the pause it waits in, while it is `Paused`
+    #: the pause that it waits in, while it is `Paused`
     pause: "Approval | None" = None
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
-    #: a request that waits its turn: its message, or a reference to where it is stored
+    #: while it is `Queued`: its message, or a reference to the blob that holds it
     waiting: Json | None = None
-    #: its idempotency key's record and the digest it came with, to renew the expiry at the end
+    #: the key of its idempotency record and the digest of its body, to renew the record's expiry at the end
     idempotency: tuple[str, str] | None = None
-    #: its pauses so far, oldest first; the first can be decided by a bare action
+    #: ids of its pauses so far, oldest first; the first can be decided by a bare action
     approvals: tuple[str, ...] = ()
-    #: the response at the model service this request ended with
+    #: this request's last response at the model service (remote threads)
     remote_id: str | None = None
-    #: a checkpoint's: what context providers and views remember of the conversation so far
+    #: of a checkpoint: what context providers and views remember of the conversation so far
     context: Json | None = None
-    #: it is a fork's copy: its events were never recorded, whatever its tools did
+    #: a fork's copy: its events were never recorded, whatever its tools did
     copied: bool = False
     imported: bool = False
-    #: it holds messages from elsewhere, which the task began with or was given: no one asked this agent
+    #: it holds earlier messages that a client supplied, at the task's start or later; no one asked this agent
     resent: bool = False
     #: how many pauses were decided before the task was imported
     imported_pauses: int = 0
@@ -548,12 +548,12 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
 
     def entries(self, tail: int) -> Path:
-        """Its entries in its task's log, whose end is `tail`; none while it waits its turn."""
+        """Its entries in its task's log, whose last entry is `tail`; none while it is queued."""
         return ((self.first_seq, self.last_seq or tail),) if self.first_seq else ()
 
     @property
     def changed_at(self) -> datetime:
-        """When the request came into the status that it has."""
+        """When the request reached its current status."""
         if self.pause is not None:
             return self.pause.created_at
         return self.ended_at or self.resumed_at or self.started_at or self.created_at
@@ -573,21 +573,21 @@ class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     #: being erased together with its tasks
     erased: bool = False
-    #: with `erased`: only if no task is in it; a task that began before the mark restores the session
+    #: with `erased`: only if it has no tasks; a task that began before the mark restores the session
     if_empty: bool = False
 
 
 class Deleting(Struct, frozen=True):
-    """`deleting` of an owner: sessions that are deleted while the records of their tasks are still erased.
+    """`deleting`, one record per owner: deleted sessions whose tasks' records are still being erased.
 
-    It is read with every task, so that the tasks of a deleted session are gone for every reader at once.
+    It is read with every task, so that the tasks of a deleted session vanish for all readers at once.
     """
 
     sessions: tuple[str, ...]
 
 
 class IdempotencyRecord(Struct, frozen=True):
-    """`key/{hash}`: which request a key stands for, and the digest of the body it came with."""
+    """`key/{hash}`: the request that an idempotency key stands for, and the digest of its body."""
 
     request_id: str
     task_id: str
@@ -596,20 +596,20 @@ class IdempotencyRecord(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was decided of one call. `arguments` replaces those shown, if edited."""
+    """The decision on one call. `arguments`, if edited, replaces those that were shown."""
 
     id: str
     action: Action
     arguments: str | None = None
-    #: of a call that the client ran: what the model is sent
+    #: of a call that the client ran: the result for the model
     output: str | None = None
     is_error: bool = False
-    #: why, where the calls of a pause were given reasons of their own
+    #: the reason given for this call alone
     reason: str | None = None
 
 
 class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`approval/{approval_id}`: one pause, its calls, and who decided what."""
+    """`approval/{approval_id}`: one pause, its calls, and the decisions on them."""
 
     approval_id: str
     request_id: str
@@ -620,12 +620,12 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: datetime
     status: Literal["pending", "decided", "expired", "canceled"] = "pending"
     calls: tuple[ToolCall, ...]
-    #: the calls' tools that came with the request, as they were shown: the agent itself does not know them
+    #: specs, as shown, of the calls' tools that came with the request: the agent itself does not have them
     brought: tuple[ToolSpec, ...] = ()
     message: str = ""
-    #: one for each call that waits for its owner's consent
+    #: `{server, url, scopes}` of each call that waits for its owner's consent
     authorizations: tuple[Json, ...] = ()
-    #: SHA-256 of the calls as they were shown; what runs is checked against it
+    #: SHA-256 of the calls as they were shown; checked before they run
     digest: str = ""
     #: the id of the stream event that announced it
     event_id: int = 0
@@ -633,37 +633,40 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decided_by: User | None = None
     decisions: tuple[Decision, ...] = ()
     reason: str | None = None
-    #: of a decided pause: what its client had set for the request until then
+    #: of a decided pause: the request's setup until then
     setup: RequestSetup | None = None
-    #: decided by another user, waiting for the owner's own token
+    #: already approved by another user; waits for the owner's own token
     awaits_owner: bool = False
-    #: what the request had used when it paused
+    #: the tokens that the request had used when it paused
     usage: TokenUsage = TokenUsage()
-    #: rounds of calls that the request had come to; these calls are of the last
+    #: the request's tool rounds so far; these calls belong to the last one
     rounds: int = 0
     #: calls of that round that had begun before they needed their owner: the next pause is for them
     begun: tuple[Deferred, ...] = ()
 
     @property
     def consent_only(self) -> bool:
-        """Whether its calls wait for their owner's consent alone: no one else has to approve any of them."""
+        """Whether all its calls wait only for their owner's consent, and none for an approver."""
         return len(self.authorizations) == len(self.calls) > 0
 
     def shown_to(self, user: User) -> "Approval":
-        """The pause as this user may read it: where to give consent is the owner's to know."""
+        """The pause as this user may read it: only the owner sees where to give consent."""
         return self if user == self.owner else msgspec.structs.replace(self, authorizations=())
 
     def awaits_another(self, user: User) -> bool:
-        """Whether it is decided as far as `user` is concerned, and waits for its owner alone."""
+        """Whether it waits for its owner alone, so that `user`, who is another, has nothing to decide."""
         return self.awaits_owner and self.status == "pending" and user != self.owner
 
     def is_closed_to(self, user: User) -> bool:
-        """Whether another user's client is to run its calls: no one is asked to approve them."""
+        """Whether it has calls for the client of another user to run: `user` cannot decide them."""
         return user != self.owner and any(call.by_client for call in self.calls)
 
 
 class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`worker/{worker_id}`: one process's lease; dead when marked so, or a lease after its last beat."""
+    """`worker/{worker_id}`: one process's lease.
+
+    The worker is dead once it is marked `dead`, or `lease_seconds` after its last beat.
+    """
 
     worker_id: str
     #: seconds since the epoch, by the store's clock

@@ -1,4 +1,4 @@
-"""What a head knows of its task's history: the path through the log, and what tools did on it. No I/O."""
+"""What a head holds of its task's history: the path through the log, and the tool calls on it. No I/O."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -9,16 +9,19 @@ from msgspec.structs import replace
 
 from tealagents.domain.models import Effects, Head, Json, Path, ToolOutcome
 
-#: requests without an answer whose tool calls a head remembers; older ones are in the log alone
+#: the number of unanswered requests whose tool calls a head remembers; older ones are only in the log
 MAX_EFFECTS = 100
-#: bytes of such calls that a head holds: it is written with every turn
+#: bytes of such calls in a head, which is written with every turn
 MAX_EFFECTS_BYTES = 96 * 1024
-#: characters of a call's arguments that are remembered where there is no room for more
+#: characters of a call's arguments that are kept when the calls have to be shortened
 FEW_CHARACTERS = 40
 
 
 def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, ...]:
-    """What a head remembers of tools, with the latest: as much as there is room for, the newest first."""
+    """`known` and `latest` in their order, without the oldest calls if there is no room for all.
+
+    If calls are dropped, the first one that stays has `cut` set.
+    """
     kept: list[Effects] = []
     room = MAX_EFFECTS_BYTES
     every = (*known, latest)
@@ -43,7 +46,7 @@ def _count(remembered: Iterable[Effects]) -> int:
 
 
 def _newest(tools: tuple[ToolOutcome, ...], room: int) -> tuple[ToolOutcome, ...]:
-    """The last calls that there is room for, each with few of its arguments."""
+    """The last calls that fit into `room` bytes, each with its arguments cut to `FEW_CHARACTERS`."""
     kept: list[ToolOutcome] = []
     for tool in reversed(tools):
         shortened = replace(tool, arguments=tool.arguments[:FEW_CHARACTERS])
@@ -59,14 +62,14 @@ def _size(tool: ToolOutcome) -> int:
 
 
 def effects_on_path(head: Head) -> tuple[ToolOutcome, ...]:
-    """What tools of requests without an answer did, as far as they are part of the current history."""
+    """The tool calls of unanswered requests that are part of the current history."""
     return tuple(
         tool for effects in head.effects if holds(head.path, effects.first_seq) for tool in effects.tools
     )
 
 
 def effects_cut(head: Head) -> bool:
-    """Whether there may be more of these, which there was no room for."""
+    """Whether the current history may have more such calls, which were dropped for lack of room."""
     return any(
         first <= effects.first_seq and effects.cut <= last
         for effects in head.effects
@@ -76,20 +79,23 @@ def effects_cut(head: Head) -> bool:
 
 
 def extended_by_note(head: Head) -> Head:
-    """The head, about to grow by an entry of no request: a path that ends at the tail is extended over it."""
+    """The head before an entry is appended that belongs to no request, such as a note.
+
+    If its path ends at the log's tail, the path is extended over the new entry.
+    """
     if head.occupant is None and head.path and head.path[-1][1] == head.tail_seq:
         return replace(head, path=extend(head.path, head.tail_seq + 1, head.tail_seq + 1))
     return head
 
 
 def count_round(context: Json | None) -> Json | None:
-    """A checkpoint's context with one more round counted that the agent did not answer: added messages, or a
-    part of a round. A summary names the last round in it by its number."""
+    """A checkpoint's context with its round counter (`turn`) raised by one, for a round without the agent's
+    answer: added messages, or a part of a round. Summaries refer to rounds by this number."""
     return context and {**context, "turn": context.get("turn", 0) + 1}
 
 
 def extend(path: Path, first: int, last: int) -> Path:
-    """A path with the entries from `first` to `last` behind it; adjacent pairs are merged."""
+    """The path with the entries from `first` to `last` appended; adjacent pairs are merged."""
     if path and path[-1][1] + 1 == first:
         return (*path[:-1], (path[-1][0], last))
     return (*path, (first, last))
@@ -101,7 +107,7 @@ def holds(path: Path, seq: int) -> bool:
 
 
 def split(path: Path, last: int) -> tuple[Path, Path]:
-    """A path up to an entry, and behind it."""
+    """The part of a path up to and including the entry `last`, and the part after it."""
     n = bisect_right(path, last, key=itemgetter(0))
     if n and path[n - 1][1] > last:
         first, end = path[n - 1]
@@ -110,7 +116,7 @@ def split(path: Path, last: int) -> tuple[Path, Path]:
 
 
 def joined(parts: Iterable[Path]) -> Path:
-    """Paths that continue each other as one; adjacent pairs are merged."""
+    """Consecutive paths as one; adjacent pairs are merged."""
     whole: list[tuple[int, int]] = []
     for part in parts:
         if whole and part and whole[-1][1] + 1 == part[0][0]:
@@ -121,7 +127,7 @@ def joined(parts: Iterable[Path]) -> Path:
 
 
 def current_path(head: Head) -> Path:
-    """What the task's history is now, the request that runs or waits for a human included."""
+    """The head's path, extended over the request that runs or waits for a human."""
     occupant = head.occupant
     if occupant is None or head.tail_seq < occupant.first_seq:
         return head.path

@@ -1,4 +1,4 @@
-"""What we need from the world: the Protocols that adapters implement.
+"""The ports to the outside world: Protocols that adapters implement.
 
 A port can be implemented from its docstrings alone. Adapters live in `stores`, `llm`, `auth`, `tools`,
 or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, `.tools`, …).
@@ -27,7 +27,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
+        """Seconds from an arbitrary start; never decreases."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -36,7 +36,7 @@ class Clock(Protocol):
 # --- store ---------------------------------------------------------------------------------------
 
 
-#: what a value that was sealed at rest begins with
+#: the first bytes of every value that is encrypted at rest
 SEALED = b"TEAL1"
 
 
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A value to write, and after how many seconds it may be forgotten (None: never)."""
+    """A value to write, and the seconds after which it expires (None: never)."""
 
     value: bytes
     ttl: float | None = None
@@ -60,14 +60,14 @@ class Commit(Struct, frozen=True, kw_only=True):
     At most 10 records are expected, put and deleted together, and their values sum to at most 1 MB.
     """
 
-    #: 24 hexadecimal digits, fresh for each new commit, the same again for a retry of this one
+    #: 24 hexadecimal digits: new for each commit, the same when this one is retried
     operation: str
     #: key → the version it must have, or None where the key must be absent (or have expired)
     expect: Mapping[str, str | None] = {}
     put: Mapping[str, Put] = {}
     delete: Collection[str] = ()
-    #: True where nothing is acknowledged before a later commit: it must outlive the process like any other,
-    #: and can be read at once, but a store may leave it to that later commit to make both outlive a power cut
+    #: True if no one is sent an acknowledgment before a later commit: this one can be read at once and must
+    #: survive a crash of the process, but a store may leave it to the later commit to sync both to disk
     unsynced: bool = False
     #: at most 8 topics of the partition whose watches are woken once the commit is applied (`Store.watch`);
     #: a topic is named like a key and needs no record
@@ -88,14 +88,13 @@ class Watch(Protocol):
     async def wait(self, timeout: float | None = None, *, found: bool = True) -> bool:
         """True when it is time to look again, False after `timeout` seconds without a reason to.
 
-        Time to look is: a commit that named the topic was applied since the last wait returned True, or
-        since the watch was opened. The wake-up is latched and coalesced: one that comes while no one waits
-        makes the next wait return at once, and any number of them return one wait. There may be more
-        wake-ups than commits.
+        It is time when a commit that names the topic was applied since the last wait returned True, or
+        since the watch was opened. Wake-ups are latched and coalesced: if any arrive while no one waits, the
+        next wait returns at once, and only that one. There may be more wake-ups than commits.
 
-        Where the store does not push (`Store.pushes`), and while the link to its server is down, waits
-        return by a timer: soon where `found` says that the last look found something new, then less and
-        less often, at most 0.9 seconds apart. So callers need no timer of their own.
+        If the store does not push (`Store.pushes`), and while the link to its server is down, waits
+        return by a timer: soon if `found` says that the last look found something new, then less and less
+        often, at most 0.9 seconds apart. So callers need no timer of their own.
 
         One caller waits at a time. A canceled wait loses no wake-up.
         """
@@ -103,36 +102,35 @@ class Watch(Protocol):
 
 
 class Store(Protocol):
-    """Records in partitions: three primitives, what has expired, a clock and notifications.
+    """Records in partitions: `read`, `scan` and `commit`, expired records, a clock and notifications.
 
     A *partition* is a text of 1 to 255 characters from ``A-Za-z0-9._~/@:-``; a *key* is the same, within
     its partition; keys are ordered by their code points. A *value* is any bytes up to 1 MB. Every
     method may be called concurrently, from one event loop.
 
-    Opened by entering its async context (`stores.open_store`), which makes the schema, table or folder
-    where there is none, and closed by leaving it. One that a URL opens extends `stores.base.BaseStore`.
+    Opened by entering its async context (`stores.open_store`), which creates the schema, table or folder if
+    there is none, and closed by leaving it. A store that opens from a URL extends `stores.base.BaseStore`.
 
-    Raises, from every method: `PersistenceUnavailable` when the store cannot be reached or refuses (its text
-    names the store without credentials), `CorruptState` when what is stored cannot even be parsed
-    into records.
+    Every method raises `PersistenceUnavailable` when the store cannot be reached or refuses (its text names
+    the store without credentials), and `CorruptState` when stored data cannot be parsed into records.
     """
 
     #: a name for logs and health: `sqlite`, `redis`, …
     name: str
-    #: True where other processes can open the same state
+    #: True if other processes can open the same state
     shared: bool
-    #: True where acknowledged data outlives the process
+    #: True if acknowledged data outlives the process
     durable: bool
-    #: True where commits wake watches by themselves; False where watches wait by a timer (`Watch.wait`)
+    #: True if commits wake watches by themselves; False if watches wait by a timer (`Watch.wait`)
     pushes: bool
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
-        """The records of `keys`, in their order, None where absent or expired.
+        """The records of `keys`, in their order; None for each that is absent or expired.
 
         One round trip, strongly consistent: it sees every commit acknowledged before it was called.
-        Records of one commit may be seen apart only where the store cannot read several at once
-        (DynamoDB reads them in one transaction-free batch): what is decided upon them is committed only if
-        the versions that it expects still hold.
+        The records need not be one snapshot: a store may return some from before a concurrent commit and
+        some from after it (DynamoDB reads them in a batch without a transaction). A commit that is based on
+        them therefore expects their versions.
         """
         ...
 
@@ -151,30 +149,30 @@ class Store(Protocol):
         are returned. Expired records are left out. Fewer than `limit` are returned only when there
         are no more. Strongly consistent.
 
-        A record that cannot be parsed, and that `read` refuses with `CorruptState`, comes here with its
-        stored bytes as the value (and no version, where it has none): a caller that checks values
-        will find it, and one damaged record does not fail a list.
+        A record that cannot be parsed, for which `read` raises `CorruptState`, is returned with its stored
+        bytes as the value (and an empty version if it has none): callers that check values notice it, and
+        one damaged record does not fail a list.
         """
         ...
 
     async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
         """Up to `limit` keys of expired records that are still stored, at least in part, in no order.
 
-        A commit that deletes such a key erases what is left of the record; it is then no longer returned.
-        An empty list is returned only when there are no more. Used for erasing a user; nothing else needs a
-        store to have erased what has expired.
+        A commit that deletes such a key erases the rest of the record; it is then no longer returned. An
+        empty list is returned only when there are no more. Used for erasing a user; nothing else requires
+        that a store has erased expired records.
         """
         ...
 
     async def commit(self, partition: str, commit: Commit) -> None:
-        """Do all of `commit` or none of it, atomically and durably.
+        """Applies all of `commit` or none of it, atomically and durably.
 
-        - Where an expectation does not hold: `Conflict`, and nothing is written.
-        - Every record put gets `commit.operation` as its version.
+        - If an expectation does not hold: raises `Conflict`, and nothing is written.
+        - Every record that is put gets `commit.operation` as its version.
         - An absent key in `delete` is no error. A key is never both put and deleted.
-        - When it is unknown whether the commit was applied (the reply was lost): `Unknown`. The
-          store itself never sends a commit twice. When it surely was not: `PersistenceUnavailable`.
-        - A canceled caller does not leave half a commit; whether it was applied is then unknown.
+        - If it is unknown whether the commit was applied (the reply was lost): raises `Unknown`. The store
+          itself never sends a commit twice. If it was certainly not applied: `PersistenceUnavailable`.
+        - Canceling the caller never leaves half a commit; whether it was applied is then unknown.
         """
         ...
 
@@ -187,19 +185,19 @@ class Store(Protocol):
 
         Such commits may come from any process on the store, this one included. The watch is in effect once
         its context is entered: a commit acknowledged later wakes it, so look at the records after entering.
-        Leaving the context frees what the watch held. A process may hold tens of thousands of watches; all
-        share one connection (in a cluster: one a node), opened by the first of them.
+        Leaving the context frees the watch. A process may hold tens of thousands of watches; all share one
+        connection (in a cluster: one per node), opened by the first of them.
 
-        Notifications are delivered at best effort, in no order, and carry nothing: they say when to look,
-        and the records say what happened. A store that loses its link wakes every watch when it notices,
-        lets them wait by a timer while there is none, and wakes every watch again once it is back. A link
-        that does not answer counts as lost after at most two seconds. Entering and waiting never raise
-        because of the link.
+        Notifications are delivered on a best-effort basis, in no particular order, and carry no data: they
+        say when to look, and the records say what happened. A store that loses its link wakes every watch
+        when it notices, lets them wait by a timer meanwhile, and wakes every watch again once the link is
+        back. A link that does not answer counts as lost after at most two seconds. Entering and waiting
+        never raise because of the link.
         """
         ...
 
     async def ping(self) -> None:
-        """Returns when the store answers and, where it has failed before, takes a write again.
+        """Returns when the store answers and, if it has failed before, accepts writes again.
 
         `PersistenceUnavailable` otherwise: it cannot be reached, its file was deleted or replaced, its disk
         is full. Cheap enough to be called every second.
@@ -212,7 +210,7 @@ class Store(Protocol):
 
 
 class WrappedStore(Store):
-    """A store around another, to which it forwards every call. A wrapper overrides what it adds to."""
+    """Forwards every call to another store. Subclasses override the calls that they add to."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -252,19 +250,19 @@ class WrappedStore(Store):
 
 
 class ModelCall(Struct, frozen=True, kw_only=True):
-    """One call of the model: what it is sent, in the model client's own encoding."""
+    """One call of the model: its input, in the model client's own encoding."""
 
-    #: the system prompt, the history and what is new, each encoded once by `Model.encode…`, in order
+    #: the system prompt, the history and the new messages, in order, each encoded once by `Model.encode…`
     prompt: Sequence[bytes]
     #: `Model.encode_tools` of the tools that may be called; empty for none
     tools: bytes = b""
-    #: True where the answer may be followed while it is made; False: ask for it whole
+    #: True if someone may follow the answer as it is written; False: ask for it whole
     stream: bool = False
-    #: remote threads: what the model service continues from
+    #: remote threads: the response or conversation that the model service continues
     remote_id: str | None = None
-    #: None where the answer is free text
+    #: None: free text
     response_format: ResponseFormat | None = None
-    #: None where the model chooses by itself
+    #: None: the model chooses
     tool_choice: ToolChoice | None = None
     #: sent to the model service: `x-request-id` and W3C trace context
     headers: Mapping[str, str] = {}
@@ -274,27 +272,27 @@ class ModelCall(Struct, frozen=True, kw_only=True):
 
 
 class Model(Protocol):
-    """A client of a model service. Opened by entering its async context, one a process.
+    """A client of a model service, one per process. Opened by entering its async context.
 
-    `encode_system`, `encode` and `encode_tools` turn messages into the service's own JSON, once; what they
-    return is kept and sent again and again by `stream`, so it must not depend on the call.
+    `encode_system`, `encode` and `encode_tools` turn messages and tools into the service's own JSON. The
+    result is cached and sent again with later calls, so it must not depend on the call.
     """
 
     #: the model's name, for telemetry and the result
     name: str
     #: the service's name in telemetry (`gen_ai.provider.name`)
     provider: str
-    #: True where the service keeps conversations (`kind: remote`)
+    #: True if the service keeps conversations (`kind: remote`)
     supports_remote_threads: bool
 
     def encode_system(self, text: str) -> bytes:
-        """The system prompt as one JSON value, as `encode` gives a message."""
+        """The system prompt as one JSON value, of the same form as a message from `encode`."""
         ...
 
     def encode(self, message: Message) -> bytes:
-        """One message, its tool calls or its result included, as one JSON value.
+        """One message, including its tool calls or its tool result, as one JSON value.
 
-        `Message.native` is what a `ModelDone` had with the calls, perhaps that of another client or model.
+        `Message.native` comes from the `ModelDone` with the tool calls, perhaps of another client or model.
         """
         ...
 
@@ -303,11 +301,11 @@ class Model(Protocol):
         ...
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        """The events as they arrive, in batches of what is available: `TextDelta`s, and a final `ModelDone`.
+        """The events as they arrive, in batches of those available: `TextDelta`s, and a final `ModelDone`.
 
-        Never ends without it: a service that refuses, breaks off or ends without a finish reason raises
-        `ModelFailed` (with what the service said), one that is too slow `ModelTimeout`, one that has
-        lost the conversation `RemoteThreadLost`. Closing the iterator closes the connection.
+        Never ends without a `ModelDone`. Raises `ModelFailed` (quoting the service) if the service refuses,
+        breaks off or gives no finish reason, `ModelTimeout` if it is too slow, `RemoteThreadLost` if it no
+        longer has the conversation. Closing the iterator closes the connection.
         """
         ...
 
@@ -318,16 +316,16 @@ class Model(Protocol):
 
 @runtime_checkable
 class RemoteConversations(Protocol):
-    """What a `Model` with `supports_remote_threads` can do besides."""
+    """The further methods of a `Model` with `supports_remote_threads`."""
 
     async def list_remote(self, remote_id: str) -> list[Message]:
-        """The messages of a remote conversation, oldest first. `RemoteThreadLost` where there is none."""
+        """The messages of a remote conversation, oldest first. `RemoteThreadLost` if there is none."""
         ...
 
     async def delete_remote(self, remote_id: str) -> None:
-        """Deletes a conversation, or a response and those it continues. An id that is gone is no error.
+        """Deletes a conversation, or a response and those that it continues. An unknown id is no error.
 
-        `ModelFailed` where the service refuses.
+        Raises `ModelFailed` if the service refuses.
         """
         ...
 
@@ -336,19 +334,19 @@ class RemoteConversations(Protocol):
 
 
 class ToolContext(Protocol):
-    """What a tool may know of the call it serves. Never shown to the model."""
+    """The request that a tool call belongs to, as the tool may see it. Never shown to the model."""
 
     session_id: str
     task_id: str
     request_id: str
     #: the owner's object id
     user_id: str
-    #: the owner's tenant: only the two together name one user
+    #: the owner's tenant: only tenant and object id together identify a user
     tenant_id: str
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The owner's headers that the config passes on. `NeedsOwner` as `require_owner` raises it."""
+        """The owner's headers that the config passes on. `NeedsOwner` as in `require_owner`."""
         ...
 
     def add_extra_data(self, key: str, value: Any) -> None:
@@ -356,18 +354,18 @@ class ToolContext(Protocol):
         ...
 
     def require_owner(self) -> None:
-        """`NeedsOwner` unless the owner's own request runs the tool.
+        """Raises `NeedsOwner` unless the owner's own request runs the tool.
 
-        Called before anything is used that the owner has entrusted to this service: tokens, grants,
-        passed-on headers. An approver decides a call and never lends the owner's credentials to it.
+        Called before any of the owner's credentials are used: tokens, grants, passed-on headers. An approver
+        decides on a call, but never lends the owner's credentials to it.
         """
         ...
 
     async def user_token(self, scopes: Sequence[str] = ()) -> str:
-        """A token to act for the owner downstream (on-behalf-of); without scopes the owner's own, as it came.
+        """A token to act for the owner downstream (on-behalf-of); without scopes, the owner's own token.
 
-        Raises `NeedsAuthorization` where the owner has not consented, `NeedsOwner` where another
-        user's request runs the tool, `ToolFailed` where the service cannot act for users.
+        Raises `NeedsAuthorization` if the owner has not consented, `NeedsOwner` if another user's request
+        runs the tool, `ToolFailed` if the service cannot act for users.
         """
         ...
 
@@ -378,35 +376,35 @@ class Tool(Protocol):
     spec: ToolSpec
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
-        """What the model is sent.
+        """Makes the call and returns its result for the model.
 
-        Raises `ToolFailed` to report a failure to the model, `NeedsAuthorization` to ask the user,
-        `NeedsOwner` where the owner has to resume: the context raises it, let it through.
+        Raises `ToolFailed` to report a failure to the model, and `NeedsAuthorization` to ask the user for
+        consent. Lets `NeedsOwner`, which the context raises if the owner has to resume, and cancellation
+        pass. Any other exception is logged and reported to the model by its type and text.
 
-        Never blocks the event loop. Cancellation must be let through. Any other exception is reported to
-        the model by its type and text, and logged.
+        Never blocks the event loop.
         """
         ...
 
 
 @runtime_checkable
 class Checking(Protocol):
-    """A tool that can check before a call whether its arguments fit, including those an approver edited."""
+    """A tool that can check arguments before a call, such as those that an approver has edited."""
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        """Raises `ToolFailed` if a call with these arguments would be refused before it does anything."""
         ...
 
 
 class Toolset(Protocol):
-    """Tools from one place: the code plugins, an OpenAPI service, an MCP server.
+    """Tools from one source: the code plugins, an OpenAPI service, an MCP server.
 
-    Opened by entering its async context, which discovers the tools; a server that cannot be
-    reached then is a clear error (`ToolFailed` with what to do), not an empty toolset.
+    Opened by entering its async context, which discovers the tools. If a server cannot be reached then,
+    it raises `ToolFailed`, saying what to do; the toolset is never silently empty.
     """
 
     def tools(self) -> Sequence[Tool]:
-        """All tools, each with a name that no other of the agent has. Read once, when the toolset is open."""
+        """All tools, with names that are unique within the agent. Called after the toolset was opened."""
         ...
 
     async def __aenter__(self) -> "Toolset": ...
@@ -419,7 +417,7 @@ class Finding(Protocol):
     """A toolset that may have tools it cannot list yet."""
 
     def find(self, name: str) -> Tool | None:
-        """The tool of this name, listed or not; None where there can be none. Called again for each call."""
+        """The tool of this name, listed or not; None if there can be none. Looked up anew for each call."""
         ...
 
 
@@ -428,16 +426,16 @@ class PerOwner(Protocol):
     """A toolset whose server lists each owner's tools for that owner alone."""
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
-        """The same list each time until it changes; that of `tools` for an owner without one."""
+        """The owner's list, or that of `tools` if the owner has none; the same object until it changes."""
         ...
 
 
 @runtime_checkable
 class Unlisted(Protocol):
-    """Stands for a tool of a server that has not listed its tools for the owner yet."""
+    """A placeholder for a tool of a server that has not listed its tools for the owner yet."""
 
     async def list_for(self, context: ToolContext) -> None:
-        """Has the server list them. Raises what a call would raise."""
+        """Has the server list its tools for the owner. Raises what a call would raise."""
         ...
 
 
@@ -445,7 +443,7 @@ class Unlisted(Protocol):
 
 
 class Authenticator(Protocol):
-    """Identifies callers. Opened by entering its async context, one a process."""
+    """Identifies callers, one per process. Opened by entering its async context."""
 
     async def authenticate(self, token: str) -> Caller:
         """The caller behind a bearer token.
@@ -455,7 +453,7 @@ class Authenticator(Protocol):
         ...
 
     def resource_metadata(self, resource: str) -> Json | None:
-        """The protected-resource document (RFC 9728) for the resource's URL, or None where there is none."""
+        """The protected-resource document (RFC 9728) for the resource's URL, or None if there is none."""
         ...
 
     async def __aenter__(self) -> "Authenticator": ...
@@ -467,5 +465,5 @@ class Delegation(Protocol):
     """Tokens to act for a user downstream (on-behalf-of)."""
 
     async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
-        """A token for `scopes`. `NeedsAuthorization` where the user must consent first, else `ToolFailed`."""
+        """A token for `scopes`. `NeedsAuthorization` if the user must consent first, else `ToolFailed`."""
         ...

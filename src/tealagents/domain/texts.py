@@ -1,20 +1,20 @@
-"""Texts and JSON from models and tools, made such that every store can keep them."""
+"""Makes texts and JSON from models, tools and clients storable in every store, and cuts long ones."""
 
 from typing import Any, Final
 
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.json_limits import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
 
-#: characters of what a tool returns or raises that are passed on; the rest is cut, and the text says so
+#: characters of a tool's output or error that are passed on; the rest is cut, and a note says so
 LIMIT: Final = 200_000
-#: characters of what a client sent that a refusal repeats, to say where it is wrong
+#: characters of a client's input that an error message quotes
 REPEATED: Final = 200
 TOO_DEEP: Final = f"is nested deeper than {DEEPEST} levels"
 
 
 def storable(text: str) -> str:
-    """`text` with U+FFFD in the place of NUL, which not every store keeps, and of lone surrogates, which no
-    encoding has."""
+    """`text` with U+FFFD in place of NUL, which not every store accepts, and of lone surrogates, which cannot
+    be encoded."""
     text = text.replace("\0", "\ufffd")
     if text.isascii() or is_encodable(text):
         return text
@@ -22,7 +22,7 @@ def storable(text: str) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether `text` is free of lone surrogates, which no encoding has."""
+    """Whether `text` can be encoded: it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -31,7 +31,7 @@ def is_encodable(text: str) -> bool:
 
 
 def check_encodable(text: str, field: str) -> None:
-    """`InvalidRequest` for what is no text, or one that could be neither kept nor sent."""
+    """`InvalidRequest` unless the value is a `str` without lone surrogates."""
     if not isinstance(text, str):
         raise InvalidRequest(field, f"must be text, not {type(text).__name__}")
     if not is_encodable(text):
@@ -39,7 +39,7 @@ def check_encodable(text: str, field: str) -> None:
 
 
 def check_user_id(value: object, field: str, *, empty: bool = False) -> None:
-    """`InvalidRequest` for a part of a user's id that no record could be kept and read under."""
+    """`InvalidRequest` for a part of a user's id (tenant or object id) that cannot be part of a key."""
     if not isinstance(value, str) or storable(value) != value:
         raise InvalidRequest(field, "must be text without NUL and lone surrogates")
     if not (value or empty):
@@ -47,7 +47,7 @@ def check_user_id(value: object, field: str, *, empty: bool = False) -> None:
 
 
 def bounded(text: str, limit: int = LIMIT) -> str:
-    """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
+    """`text` made storable and cut at `limit` characters, with a note of its full length."""
     whole = len(text)
     if whole <= limit:
         return storable(text)
@@ -55,12 +55,12 @@ def bounded(text: str, limit: int = LIMIT) -> str:
 
 
 def short(text: str) -> str:
-    """What a client sent, as far as a refusal repeats it."""
+    """A client's input as an error message quotes it: at most `REPEATED` characters."""
     return text if len(text) <= REPEATED else text[:REPEATED] + "…"
 
 
 class _Unfit(Exception):
-    """A value within JSON that cannot be kept; on its way out it learns where it was."""
+    """A value within JSON that cannot be stored. `path` is filled in, innermost first, as it propagates."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -73,10 +73,10 @@ class _Unfit(Exception):
 
 
 def check_storable(value: Any, around: int = 0) -> None:
-    """`InvalidRequest`, naming the field, for JSON that no body may hold, an exported task's neither: NUL,
-    lone surrogates, integers beyond 64 bits, endless depth.
+    """`InvalidRequest`, naming the field, for JSON that no body may hold, not even that of an imported task:
+    NUL, lone surrogates, integers beyond 64 bits, more than `DEEPEST` levels.
 
-    `around` is how many levels are around what can be nested as deeply as in any body.
+    `around` is the number of outer levels that do not count.
     """
     try:
         _look_through(value, -around)
@@ -116,8 +116,8 @@ def _check_text(text: str) -> None:
 
 
 def storable_json(value: Any) -> Any:
-    """JSON with its texts made storable. `ValueError` where it is nested too deeply, or an integer has more
-    than 64 bits: an exported task could not be imported."""
+    """JSON with its texts made storable. `ValueError` if it is nested too deeply, or an integer has more
+    than 64 bits: an export of the task could not be imported."""
     if too_deep(value):
         raise ValueError(f"the value is nested deeper than {DEEPEST} levels")
     return _storable(value)

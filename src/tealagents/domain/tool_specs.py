@@ -1,4 +1,4 @@
-"""Whether a tool that code of others describes can be sent to a model, and what is stored of it."""
+"""Checks tool specs that third-party code supplies, and strips them for storing."""
 
 import re
 from typing import Any
@@ -8,13 +8,13 @@ from msgspec import Struct, ValidationError, convert, json
 from tealagents.domain.models import Governance, ToolSpec
 
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-#: what is wrong with another one
+#: the error message for a name that does not match
 NAME_RULE = "cannot be sent to a model: letters, digits, _ and - only, at most 64 together"
 
 
 def flaw(spec: ToolSpec) -> str:
-    """Which of its fields is none that could be sent, and why; empty where all can. The name's letters are
-    another question: see `VALID_NAME`."""
+    """Which field of the spec cannot be sent to a model, and why; empty if all can. The characters of its
+    name are checked separately, against `VALID_NAME`."""
     given = _fields(spec, ToolSpec)
     if isinstance(spec.governance, Governance):
         given["governance"] = _fields(spec.governance, Governance)
@@ -25,13 +25,13 @@ def flaw(spec: ToolSpec) -> str:
     for field, value in given.items():
         try:
             json.encode(value)
-        except (TypeError, ValueError, RecursionError) as error:  # half a character is a ValueError
+        except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate raises a ValueError
             return f"{error} - at `$.{field}`"
     return ""
 
 
 def bare(spec: ToolSpec) -> ToolSpec:
-    """The same without the fields of a class of its own, or of its governance: they may be no JSON."""
+    """The spec as a plain `ToolSpec` with plain `Governance`: fields that subclasses add may not be JSON."""
     governance = Governance(**_fields(spec.governance, Governance))
     return ToolSpec(**{**_fields(spec, ToolSpec), "governance": governance})
 
