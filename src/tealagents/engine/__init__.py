@@ -1,24 +1,24 @@
 """One request from message to answer, as one stream of events.
 
 ===============  ==========================================================================
-`service`        the front that protocols talk to: send, start, follow, cancel, drain
+`service`        the front that protocols call: send, start, follow, cancel, drain
 `run`            one request in flight, owned by the app and not by a connection
 `turn`           one turn of a conversation, the same for service and library
-`conversations`  the conversations of tasks, and what is kept of them between turns
-`recorder`       what a turn writes down: messages, steps, what its tools may have done
-`publishing`     what a run shows: its events, to followers at once and to the log in batches
+`conversations`  the conversations of tasks, and the cache that keeps them between turns
+`recorder`       records a turn: its messages, its steps, the outcomes of its tool calls
+`publishing`     a run's events: shown to followers at once, written to the log in batches
 `loop`           model call, tool round, model call, … as one generator that persists nothing
-`toolbox`        the tools one agent has, and how one call is made safely
+`toolbox`        an agent's tools, and how one call is made safely
 `prompt`         what the model is sent
-`reconstruction` what a model call was sent, reconstructed from what is stored
+`reconstruction` the prompt of an earlier model call, reconstructed from stored records
 `approvals`      human decisions on pauses
-`resuming`       what a request continues from: a decision, or the rounds of one that failed
+`resuming`       where a request continues: after a decision, or after a failed request's rounds
 `following`      the events of a request, from memory (`event_buffer`) or from the log
-`admission`      how many requests at once, of how many bytes, and draining
+`admission`      limits on requests and bytes in flight, and draining
 `wait_queue`     requests that wait for their task
-`observer`       what can be watched of requests, model calls and tool calls
-`agent`          what a config file says an agent is
+`observer`       hooks that observe requests, model calls and tool calls
+`agent`          an agent, as its config file defines it
 ===============  ==========================================================================
 
-What happens to a task is decided in `state.transitions` and stored in `state`; this connects them.
+Changes to a task are decided in `state.transitions` and committed by `state.tasks`.
 """

@@ -1,4 +1,4 @@
-"""How many requests at once, of how many bytes, and draining. Reads, followers and health never count."""
+"""Limits on requests and bytes in flight, and draining. Reads, followers and health checks never count."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,39 +7,39 @@ from math import inf
 
 from tealagents.domain.errors import Draining, Overloaded
 
-#: of the largest size, bodies and messages that may be in memory at once, of one user and in the process
+#: how many bodies or messages of the largest size may be in memory at once, per user and per process
 LARGEST_PER_USER, LARGEST_PER_PROCESS = 4, 16
-#: bytes of each that are not counted
+#: the first bytes of each body or message, which do not count
 FREE = 64 * 1024
 
 
 def counted(size: int) -> int:
-    """How many of so many bytes take a share of a `ByteBudget`."""
+    """How many of `size` bytes count towards a `ByteBudget`: those beyond the first `FREE`."""
     return max(size - FREE, 0)
 
 
 class ByteBudget:
-    """Bytes that a process holds of what it was sent, in all and by user.
+    """Counts the received bytes that a process holds in memory, in total and by user.
 
-    Each counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
+    Only what `counted` returns counts, so that short messages are admitted whatever others hold.
     """
 
     def __init__(self, largest: int, *, per_user: bool = True) -> None:
-        """`largest`: bytes that one body may have. Unless `per_user`, the process alone bounds them."""
+        """`largest`: the largest allowed body, in bytes. Without `per_user`, only the process is limited."""
         self._per_user = LARGEST_PER_USER * largest if per_user else inf
         self._per_process = LARGEST_PER_PROCESS * largest
         self._by_user: Counter[str] = Counter()
         self._held = 0
 
     def check(self, user: str, size: int) -> None:
-        """`Overloaded` where it would be too much."""
+        """Raises `Overloaded` if `size` more bytes would exceed a limit."""
         if self._by_user[user] + size > self._per_user:
             raise Overloaded("You are sending too much at once. Wait for some to finish.", per_user=True)
         if self._held + size > self._per_process:
             raise Overloaded("Too much is being sent to this process at once. Try again shortly.")
 
     def take(self, user: str, size: int) -> None:
-        """Refuses as `check` does."""
+        """Takes `size` bytes until `give_back`; raises what `check` raises."""
         self.check(user, size)
         self._by_user[user] += size
         self._held += size
@@ -52,7 +52,7 @@ class ByteBudget:
 
     @contextmanager
     def taken(self, user: str, size: int) -> Iterator[None]:
-        """Around work on so many bytes. `Overloaded`."""
+        """Holds the share of `size` bytes for as long as the block lasts. Raises `Overloaded`."""
         share = counted(size)
         self.take(user, share)
         try:
@@ -62,22 +62,22 @@ class ByteBudget:
 
 
 class Admission:
-    """Counts the requests in flight in this process, in all and by user."""
+    """Counts the requests in flight in this process, in total and by user."""
 
     def __init__(self, *, per_process: int, per_user: int, largest: int, bytes_per_user: bool = True) -> None:
-        """`largest`: bytes that one body may have. Unless `bytes_per_user`, the process alone bounds them."""
+        """`largest` and `bytes_per_user` are those of the byte budgets (`ByteBudget`)."""
         self._per_process = per_process
         self._per_user = per_user
-        #: of the bodies on their way. Apart from what is answered: a repeat, or a decision, must come through
+        #: for bodies being received. It is separate so that a repeat or a decision gets in while answers run
         self.receiving = ByteBudget(largest, per_user=bytes_per_user)
-        #: of what the requests in flight, and imports, were sent
+        #: for the messages of requests in flight, and for imports
         self.answering = ByteBudget(largest, per_user=bytes_per_user)
         self._by_user: Counter[str] = Counter()
         self.in_flight = 0
         self.draining = False
 
     def check(self, user: str, share: int = 0) -> None:
-        """Refuses what would be one too many."""
+        """Raises `Draining`, or `Overloaded` if one more request, or `share` more bytes, exceeds a limit."""
         if self.draining:
             raise Draining
         if self._by_user[user] >= self._per_user:
@@ -94,7 +94,7 @@ class Admission:
 
     @contextmanager
     def admitted(self, user: str, share: int) -> Iterator[None]:
-        """Holds one place, and a share of the budget."""
+        """Holds one place and `share` bytes of the budget for as long as the block lasts."""
         self.enter(user, share)
         try:
             yield
@@ -102,7 +102,7 @@ class Admission:
             self.leave(user, share)
 
     def enter(self, user: str, share: int = 0) -> None:
-        """Takes one place and a share of the budget, until `leave`; refuses as `check` does."""
+        """Takes one place and `share` bytes of the budget, until `leave`; raises what `check` raises."""
         self.check(user)
         if share:
             self.answering.take(user, share)

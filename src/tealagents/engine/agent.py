@@ -1,4 +1,4 @@
-"""What a config file says an agent is, in the engine's terms."""
+"""An agent, as its config file defines it, in the engine's terms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tealagents.threads.views import View
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """One agent: who it is, what it is sent, what it can do."""
+    """One agent: its name, prompt, model, tools and limits."""
 
     name: str
     version: str
@@ -24,7 +24,7 @@ class AgentSpec:
     toolbox: Toolbox
     limits: Limits = field(default_factory=Limits)
     thread_kind: Literal["local", "remote"] = "local"
-    #: what of a local conversation the model is sent; None: all
+    #: selects the messages of a local conversation that the model is sent; None: all
     view: View | None = None
     providers: Providers = field(default_factory=Providers)
     on_disconnect: Literal["continue", "cancel"] = "continue"
@@ -37,7 +37,7 @@ class AgentSpec:
 
     @property
     def remembers(self) -> bool:
-        """It changes what checkpoints keep as context: the state of reducers and context providers."""
+        """Whether its checkpoints keep a context: the state of reducers and context providers."""
         return self.view is not None or bool(self.providers)
 
     @property

@@ -1,4 +1,4 @@
-"""Decisions on pauses: which pause is meant, who may decide it, and carrying the decision out once."""
+"""Decisions on pauses: finds the pause, checks who may decide it, and carries the decision out once."""
 
 from msgspec import Struct
 
@@ -41,36 +41,36 @@ from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 
-#: how often a decision is tried; a quicker one has decided by the second time
+#: how often a decision is tried; a concurrent one has normally been stored by the second attempt
 ATTEMPTS = 5
 
 
 class CallDecision(Struct, frozen=True):
-    """What a client decides of one call."""
+    """A client's decision on one call."""
 
     id: str
     action: Action | None = None
     arguments: Json | None = None
-    #: of a call that the client has run: what the model is sent
+    #: of a call that the client has run: the result for the model
     output: str | None = None
     is_error: bool = False
-    #: why, if not for the reason that holds for all
+    #: why; None: the command's `reason`
     reason: str | None = None
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """What a client sends to resume a request."""
+    """A client's command to resume a request."""
 
     action: Action | None = None
     reason: str | None = None
     decisions: tuple[CallDecision, ...] = ()
     approval_id: str | None = None
-    #: what the client sets for the request from here on; None: what it had set stays
+    #: the request's setup from here on; None: unchanged
     setup: RequestSetup | None = None
 
 
 class Approvals:
-    """Decides pauses and runs what was approved."""
+    """Decides pauses and runs the approved calls."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -78,7 +78,7 @@ class Approvals:
         self._records = service.records
 
     async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Submitted:
-        """Carries a decision out, or answers with the outcome of the same decision made before.
+        """Carries a decision out; if the same decision was made before, returns the request as it is now.
 
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
         `RequestCanceled`, `NotFound`, `Overloaded`, `Draining`, `CorruptState`.
@@ -115,7 +115,7 @@ class Approvals:
         wanted: Approval,
         setup: RequestSetup | None,
     ) -> TaskWriter | None:
-        """The task, taken to carry the decision out, within the limits; None where another was quicker."""
+        """Stores the decision and takes the task, within the limits; None if another writer was quicker."""
         approval = stored.value
         if digest_of(approval.calls) != approval.digest:
             key = keys.approval(approval.approval_id)
@@ -133,9 +133,10 @@ class Approvals:
     # --- which pause -----------------------------------------------------------------------------
 
     async def _meant(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
-        """The pause a decision is about.
+        """The pause that a decision is about.
 
-        By its id; else by the calls the decision names; else, for a bare action, the request's first.
+        It is found by its id, or else by the calls that the decision names; a bare action means the
+        request's first pause.
         """
         if not record.approvals:
             if record.status == "Canceled":
@@ -159,10 +160,10 @@ class Approvals:
         return await self._approval(partition, record, record.approvals[0])
 
     async def _by_calls(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
-        """The pause that shows the calls the decision names.
+        """The pause that shows the calls that the decision names.
 
-        A call that waits for its owner is shown by two: there the calls alone do not distinguish a
-        decision of the second from a repeated one of the first.
+        A call that had to wait for its owner is shown in two pauses. The calls alone then do not tell a
+        decision on the second pause from a repeated decision on the first.
         """
         named = {decision.id for decision in command.decisions}
         approvals = [await self._approval(partition, record, each) for each in record.approvals]
@@ -180,10 +181,10 @@ class Approvals:
             raise await self._records.unless_deleted(partition, record.task_id, lost)
         return found
 
-    # --- what is wanted --------------------------------------------------------------------------
+    # --- the decision ----------------------------------------------------------------------------
 
     def _wanted(self, approval: Approval, actor: User, command: Command) -> Approval:
-        """The pause as decided by `command`. `InvalidRequest` where the decision does not fit it."""
+        """The pause as decided by `command`. `InvalidRequest` if the command does not fit the pause."""
         shown = {call.id: call for call in approval.calls}
         decisions: dict[str, Decision] = {}
         for n, decision in enumerate(command.decisions):
@@ -210,7 +211,8 @@ class Approvals:
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
     def _check_edited(self, n: int, approval: Approval, tool: str, arguments: Json) -> None:
-        """Edited arguments that do not fit are rejected, so that a typo does not consume the decision."""
+        """`InvalidRequest` for edited arguments that the tool would refuse: a typo must not use up the
+        decision."""
         try:
             self._service.agent.toolbox.with_brought(approval.brought).check(tool, arguments)
         except ToolFailed as failure:
@@ -219,13 +221,13 @@ class Approvals:
     # --- carrying it out -------------------------------------------------------------------------
 
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
-        """Runs what was approved: exactly the calls that were shown."""
+        """Continues the request with the approved calls and the answers to the others."""
         now = self._records.clock.now()
         resumption = Resumption(approved_calls(decided), answers(decided, now), decided.begun)
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 
-#: why a bare approval is not enough; not every protocol takes an output
+#: why a bare approval is not enough; not every protocol can send an output
 _CLIENTS = "the client that declared the tool runs it and sends its output; others can only reject the call"
 
 
@@ -256,11 +258,11 @@ def _decision(n: int, decision: CallDecision, default: Action | None, call: Tool
 
 
 def _edited(given: Json | None, call: ToolCall) -> str | None:
-    """Arguments in one order, so that the same decision is known as such; None for those that were shown."""
+    """Edited arguments as canonical JSON, so that repeated decisions are equal; None if they are as shown."""
     if given is None:
         return None
     text = canonical(given)
-    shown = arguments_of(call)  # which may be broken
+    shown = arguments_of(call)  # a text if they are invalid
     return None if isinstance(shown, dict) and canonical(shown) == text else text.decode()
 
 
@@ -269,7 +271,7 @@ def _paused_again(record: RequestRecord) -> TealError:
 
 
 def _approved_already(approval: Approval, wanted: Approval) -> None:
-    """Refuses to reject calls that were approved and wait for nothing but their owner."""
+    """`AlreadyDecided` if `wanted` rejects or edits calls that are approved and wait only for the owner."""
     if any(decision.action == "reject" or decision.arguments is not None for decision in wanted.decisions):
         raise AlreadyDecided(
             "These calls are approved, and wait for the owner of the task to resume the request.",

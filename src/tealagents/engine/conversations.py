@@ -1,4 +1,4 @@
-"""The conversations of tasks: read from their logs, and kept between turns."""
+"""The conversations of tasks: read from their logs, and cached between turns."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -23,17 +23,17 @@ class TaskConversation:
     def __init__(self, conversations: "TaskConversations", writer: TaskWriter) -> None:
         self._conversations = conversations
         self._writer = writer
-        #: on what the view shows
+        #: the earlier messages for a view; set by `remembered`
         self._window: Window[Part] | None = None
-        #: continued by the request after its pause, else by the task; what a task has from when it was remote
-        #: is not continued once it is local, nor what the service has without what a request did while local
+        #: after a pause it is the request's own: None if the request ran while the agent was local, since the
+        #: model service then lacks what it did. A local agent continues no remote conversation
         request = writer.request
         kept = request.remote_id if request.approvals else writer.head.remote_id
         self.remote_id = kept if conversations.agent.thread_kind == "remote" else None
 
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
-        if not kept.agent.remembers:  # to hand on what others keep would cost a read
+        if not kept.agent.remembers:  # reading a context only to pass it on would cost a read
             return {}
         if kept.agent.thread_kind == "remote":
             return await kept.tasks.records.context_of(partition, head) or {}
@@ -71,20 +71,20 @@ class TaskConversation:
 
 
 class TaskConversations:
-    """The conversations of one agent's tasks, and what is kept of them for the next turn."""
+    """The conversations of one agent's tasks, and the caches that keep them for the next turn."""
 
     def __init__(self, agent: AgentSpec, tasks: Tasks) -> None:
         self.agent = agent
         self.tasks = tasks
         history, records = tasks.history, tasks.records
         remembers = agent.remembers and agent.thread_kind == "local"
-        #: for agents with a view, and for all others
+        #: caches of messages in parts, for agents with a view, and of encoded messages, for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
     def asked(self, writer: TaskWriter, recorder: Recorder) -> Asked:
-        """What the turn of a request is about."""
+        """The input of a request's turn."""
         request, effects = writer.request, effects_note(writer.head)
         return Asked(
             **request.ids,
@@ -96,10 +96,10 @@ class TaskConversations:
         )
 
     async def recall(self, writer: TaskWriter, recorder: Recorder) -> None:
-        """Brings back what a request said and did before its pause.
+        """Reads the messages and tool calls from before a request's pause back into its recorder.
 
-        Its events are kept as long as if it began now. `Fenced` where it has been ended or erased meanwhile:
-        none of the calls that were approved may be made then.
+        Renews the expiry of the request's events if that is due. Raises `Fenced` if the request has been
+        ended or erased meanwhile: none of the approved calls may be made then.
         """
         head, partition = writer.head, writer.partition
         if writer.request.events_kept_at == writer.request.resumed_at:
@@ -121,12 +121,15 @@ class TaskConversations:
             else:
                 return
 
-    # --- what is kept for the next turn ----------------------------------------------------------
+    # --- the cache -------------------------------------------------------------------------------
 
     def extend(
         self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None
     ) -> None:
-        """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
+        """Updates the cache after a request whose entries begin at `first_seq`, and which left `head`.
+
+        Without messages, it ended without an answer.
+        """
         if self.agent.thread_kind != "remote":
             self.windows.extend(head, first_seq, messages, context)
 

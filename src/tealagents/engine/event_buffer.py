@@ -8,22 +8,22 @@ from typing import Final, get_args
 
 from tealagents.domain.events import Recorded, Terminal
 
-#: looked up rather than asked with `isinstance`, which is slow to say no of a class of msgspec's
+#: a set, because `isinstance` is slow to return False for msgspec classes
 _ENDINGS: Final = frozenset(get_args(Terminal))
-#: events that a follower gets at a time: they are encoded at once, and all other requests wait meanwhile
+#: events per batch for a follower: encoding a batch blocks all other requests
 MOST_AT_ONCE = 1000
 
 
 class EventBuffer:
-    """Numbered events behind `base`, each follower at its own place among them."""
+    """The numbered events after `base`; each follower reads them at its own pace."""
 
     def __init__(self, base: int) -> None:
-        #: the id of the last event before the first of these
+        #: the id of the event before the first one in the buffer
         self.base = base
-        #: the id of the last event
+        #: the id of the last event in the buffer; `base` while it is empty
         self.last_id = base
         self._events: list[Recorded] = []
-        #: nothing more comes
+        #: no more events will come
         self.closed = False
         self._error: Exception | None = None
         self._wakers: list[asyncio.Future[None]] = []
@@ -35,20 +35,20 @@ class EventBuffer:
             self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """Nothing more comes: followers see what there is, and then `error`."""
+        """No more events will come: followers get the remaining ones, then `error` is raised, if any."""
         self.closed = True
         self._error = error
         self._wake()
 
     async def follow(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
-        """The events behind `after`, up to `MOST_AT_ONCE` at a time, to the one that ends the stream.
+        """The events after `after`, up to `MOST_AT_ONCE` at a time, until one ends the stream.
 
-        Those of before a pause, and everything before `base`, are in the log alone.
+        Events up to `base`, such as those before a pause, are only in the log.
         """
         seen = 0
         while True:
             if after < self.last_id:
-                # by their numbers: those of decided pauses are left out
+                # by number and not by index: the numbers have gaps where decided pauses were left out
                 start = bisect_right(self._events, after, seen, key=attrgetter("id"))
                 fresh = self._events[start : start + MOST_AT_ONCE]
                 after, seen = fresh[-1].id, start + len(fresh)
@@ -61,7 +61,7 @@ class EventBuffer:
                 if self._error is not None:
                     raise self._error
                 if self._events and type(self._events[-1].event) in _ENDINGS:
-                    yield self._events[-1:]  # `after` was behind all there ever was
+                    yield self._events[-1:]  # `after` is beyond the last event
                 return
             else:
                 waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,7 +69,7 @@ class EventBuffer:
                 try:
                     await waker
                 finally:
-                    if waker in self._wakers:  # it was not woken
+                    if waker in self._wakers:  # canceled before it was woken
                         self._wakers.remove(waker)
 
     def _wake(self) -> None:

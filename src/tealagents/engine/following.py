@@ -1,7 +1,7 @@
-"""The events of a request, from memory where it runs here, else from the log as other processes write it.
+"""The events of a request: from memory if it runs in this process, else from its log, which others write.
 
-However many followers a request has in this process, there is one watch on it and one reader of its log.
-While nothing happens, nothing is read.
+However many followers a request has in this process, it has one watch and one reader of its log. While no
+event is written, nothing is read.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: seconds after which it is asked again whether the processes that run what is followed are still alive
+#: seconds between checks whether the processes that run the followed requests are still alive
 CHECK_SECONDS = 5.0
 
 
 async def follow(
     service: "Service", partition: str, request_id: str, after: int
 ) -> AsyncGenerator[Sequence[Recorded]]:
-    """The events behind `after`, some at a time, to the one that ends the stream.
+    """The events after `after`, in batches, until one ends the stream.
 
-    Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
-    such an event only where the process does; the follower then continues in another.
+    Decided pauses are left out, a pending one ends the stream; a follower that has seen it waits for the
+    decision. Only when the process shuts down, the stream ends early: the follower continues in another.
     """
     tasks = service.tasks
     service.followers += 1
@@ -54,7 +54,7 @@ async def follow(
                     raise lost
             record = (await tasks.request(partition, request_id)).value
             if lost is not None and record.status not in ENDED:
-                raise lost  # the end could not be stored, or is not ours to report
+                raise lost  # the end could not be stored, or another process has to write it
             if after < 1:
                 yield [Recorded(1, beginning(record))]
                 after = 1
@@ -65,9 +65,9 @@ async def follow(
                 yield [last]
                 return
             if run is not None and record.status != "Paused":
-                after = max(after, run.stream.base)  # the id of the decided pause, which is passed over
+                after = max(after, run.stream.base)  # the id of the decided pause, which is left out
                 continue
-            if service.closed:  # what was ended with the process has been seen above
+            if service.closed:  # requests that ended during the drain were handled above
                 return
             with service.tails.open(partition, record, after) as tail:
                 async for batch in tail.follow(after):
@@ -80,24 +80,24 @@ async def follow(
 
 
 def _last(record: RequestRecord, after: int) -> Recorded | None:
-    """The event that ends the stream of a request as it stands, for a follower that has seen `after`."""
+    """The event that ends the request's stream for a follower that has seen `after`; None: it continues."""
     if record.status in ENDED or (record.status == "Paused" and after < record.last_event):
         return Recorded(record.last_event, ending(record))
     return None
 
 
 class Tails:
-    """What this process follows of requests that run in others: one `Tail` a request."""
+    """Followed requests that run in other processes, with one `Tail` each."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._open: dict[str, Tail] = {}
-        #: those of `_open`, and what slow followers still read of tails that others have taken the place of
+        #: those in `_open`, and replaced ones that slow followers are still reading
         self._followed: set[Tail] = set()
 
     @contextmanager
     def open(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
-        """The events of a request behind `after`, as its log grows, for as long as the block lasts."""
+        """A buffer that receives the events of a request after `after` for as long as the block lasts."""
         tail = self._open.get(record.request_id)
         if tail is None or tail.closed or tail.base > after:
             tail = self._open[record.request_id] = Tail(self._tasks, partition, record, after)
@@ -114,21 +114,21 @@ class Tails:
                     del self._open[record.request_id]
 
     async def attend(self) -> None:
-        """Looks for the ends that no one will write; runs beside the service.
+        """Ends followed requests whose process died or whose time is up; runs as long as the service.
 
-        All requests are checked at once, so that a process that runs many of them is looked at once.
+        All requests are checked concurrently, so that a process that runs many of them is looked up once.
         """
         while True:
             await self._tasks.records.clock.sleep(min(CHECK_SECONDS, self._tasks.lease.seconds / 2))
             await asyncio.gather(*(tail.check() for tail in self._followed))
 
     def runs_here(self, request_id: str) -> None:
-        """A request that was followed from elsewhere is run by this process from now on."""
+        """From now on, this process runs the request; followers switch to its run."""
         if (tail := self._open.pop(request_id, None)) is not None:
             tail.close()
 
     def close(self) -> None:
-        """The process ends: its followers continue in another."""
+        """The process shuts down: its followers continue in another."""
         for tail in self._followed:
             tail.close()
 
@@ -141,15 +141,15 @@ class Tail(EventBuffer):
         self._tasks = tasks
         self._partition = partition
         self._request_id = record.request_id
-        #: as it was last read
+        #: the request as last read
         self._record = record
         self.followers = 0
-        #: held while the store is read
+        #: held while reading the store
         self._looking = asyncio.Lock()
         self.reading = asyncio.create_task(self._read(), name=f"tail {record.request_id}")
 
     async def _read(self) -> None:
-        """Reads to the end of the stream, waiting to be woken."""
+        """Reads the log to its end, each time the watch wakes."""
         store = self._tasks.records.store
         with self._reporting():
             async with store.watch(self._partition, keys.request(self._request_id)) as watch:
@@ -165,7 +165,7 @@ class Tail(EventBuffer):
         return next_look(pause.expires_at, now) if pause is not None else None
 
     async def check(self) -> None:
-        """Ends the request where nothing more can come of it by itself."""
+        """Ends the request if its process died or its time is up."""
         with self._reporting():
             if not self.closed and await self._is_due():
                 await self._end_if_due()
@@ -177,21 +177,21 @@ class Tail(EventBuffer):
         await self._tasks.request(self._partition, self._request_id)
 
     async def _look(self) -> bool:
-        """Reads what is new; False behind the end."""
+        """Reads new events into the buffer. Returns False once the stream has ended."""
         async with self._looking:
             while not self.closed:
-                await self._read_log()  # first: what is shown does not wait for what is most often no end
+                await self._read_log()  # before the record: events need not wait for the check for an end
                 key = keys.request(self._request_id)
                 found = await self._tasks.records.get(self._partition, key, RequestRecord)
-                if found is None:  # deleted: the task says so
+                if found is None:  # deleted: this raises `NotFound`
                     found = await self._tasks.request(self._partition, self._request_id)
                 self._record = found.value
                 if (last := _last(found.value, self.last_id)) is None:
                     return True
                 if self.last_id + 1 < last.id:
-                    await self._read_log()  # once more: they may have come with the end
+                    await self._read_log()  # once more: the last events may have been written with the end
                     if _last(found.value, self.last_id) is None:
-                        continue  # a pause that was decided meanwhile: what came behind it is shown already
+                        continue  # the pause was decided meanwhile: later events are in the buffer already
                 self.extend((last,))
                 self.close()
             return False
@@ -202,7 +202,7 @@ class Tail(EventBuffer):
             self.extend(batch)
 
     async def _is_due(self) -> bool:
-        """Whether its process died, or its time may be up."""
+        """Whether the request's process died, or its time may be up."""
         record = self._record
         if record.pause is not None:
             return record.pause.expires_at <= self._tasks.records.clock.now()
@@ -211,7 +211,7 @@ class Tail(EventBuffer):
         return record.worker_id is not None and await self._tasks.peers.dead(record.worker_id)
 
     async def _check_task(self) -> None:
-        """`NotFound` where the task of a pause is gone: nothing is written when its time is up."""
+        """`NotFound` if the task of a pause is gone: a task that expires writes nothing that would wake."""
         try:
             await self._tasks.here(self._partition, self._record.task_id)
         except NotFound as error:
@@ -219,7 +219,7 @@ class Tail(EventBuffer):
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """The followers hear what goes wrong."""
+        """Passes errors of the block on to the followers."""
         try:
             yield
         except NotFound as error:
@@ -232,12 +232,12 @@ class Tail(EventBuffer):
 
 
 def nothing_left(record: RequestRecord, after: int) -> bool:
-    """Whether an ended request has no event behind `after`."""
+    """Whether the request has ended and has no event after `after`."""
     return record.status in ENDED and after >= record.last_event
 
 
 def check_kept(tasks: Tasks, record: RequestRecord) -> None:
-    """`NotFound` where the log has been forgotten."""
+    """`NotFound` if the request's events have expired."""
     kept = timedelta(seconds=KEPT_SECONDS)
     if record.ended_at is not None and record.ended_at + kept < tasks.records.clock.now():
         raise NotFound(

@@ -1,7 +1,7 @@
 """The conversation with the model: call, tool round, call, … until it answers or a human is needed.
 
-One generator. It persists nothing and publishes nothing: its driver stores what an event says
-*before* asking for the next one, so that nothing happens that was not written down first.
+One generator, which persists nothing and publishes nothing: its driver stores each event *before* asking for
+the next one, so that nothing happens that was not written down first.
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
-#: characters of a tool's name that are kept, whatever a model makes up, and of a call's id that is shown
+#: characters of a tool's name, which a model may make up, and of a call's id
 LONGEST_NAME = 200
-#: characters of an id that a model service is sent back as it came; in the place of a longer one goes that
-#: which is shown. Some services keep what they want back in it
+#: characters of a model service's own call id that are kept to be sent back: some services store data in it.
+#: If it is longer, the service is sent the id that clients see
 LONGEST_NATIVE_ID = 16 * 1024
 
 
 class Speaking(Struct, frozen=True):
-    """The model answers: some text, in the deltas that came at once."""
+    """The model is answering: the text deltas that arrived together."""
 
     deltas: tuple[TextDelta, ...]
 
 
 class Answered(Struct, frozen=True, kw_only=True):
-    """A model call has ended; `message` is what the model said, its tool calls included."""
+    """A model call has ended; `message` holds the model's text and its tool calls."""
 
     message: Message
     done: ModelDone
@@ -68,35 +68,35 @@ class Calling(Struct, frozen=True):
 
 
 class Called(Struct, frozen=True):
-    """These calls have been made, in the order they finished.
+    """These calls have been made, in the order in which they finished.
 
-    What comes at once is stored in one commit: a request in place of one that failed continues from the
-    messages alone, and makes no call again whose message is there.
+    The results and messages of one event are stored in one commit. A retry of a failed request continues from
+    the messages alone, and repeats no call whose message is stored.
     """
 
     results: tuple[ToolOutput, ...]
-    #: once no call is being made any more: what the model is sent of all of them, in their order
+    #: with the last of the calls: the tool messages of all of them, in the order of the calls
     messages: tuple[Message, ...] = ()
 
 
 class HumanNeeded(Struct, frozen=True):
-    """These calls wait for a decision; the conversation continues when it is made."""
+    """These calls wait for a decision; the conversation continues once it is made."""
 
     calls: tuple[ToolCall, ...]
-    #: by the id of each call that waits for its owner's consent: where to give it
+    #: call id → `{server, url, scopes}`, for each call that waits for its owner's consent
     consents: Mapping[str, Json]
-    #: calls that were approved already and wait only for the owner's own token
+    #: all these calls are approved already and wait only for the owner's own token
     awaits_owner: bool
-    #: tools that are others now than those that were approved
+    #: names of tools that have changed since their calls were approved
     changed: tuple[str, ...] = ()
-    #: calls that had begun and wait behind these
+    #: calls that had begun and wait for the next pause
     begun: tuple[Deferred, ...] = ()
-    #: tools of these calls that came with the request
+    #: specs of tools of these calls that came with the request
     brought: tuple[ToolSpec, ...] = ()
 
     @property
     def message(self) -> str:
-        """What the humans who may decide read."""
+        """The text of the pause, for those who decide."""
         approved = [call for call in self.calls if not call.by_client]
         names = _named(approved or self.calls)
         if self.consents:
@@ -124,7 +124,7 @@ def _named(calls: Sequence[ToolCall]) -> str:
 
 
 class Noted(Struct, frozen=True):
-    """Something was done to what the model is sent, which the trace shows."""
+    """Reducers or context providers changed the prompt; the trace shows it."""
 
     reports: tuple[Report, ...]
 
@@ -139,21 +139,21 @@ CallTool = Callable[[ToolCall], Awaitable[ToolOutput | Deferred]]
 
 
 class Resumption(Struct, frozen=True):
-    """What was decided of a pause; empty where the prompt already ends in results."""
+    """The decision on a pause; empty if the prompt already ends in tool results."""
 
-    #: to be made now; their intents are stored with the decision
+    #: calls to be made now; their intents were stored with the decision
     approved: tuple[ToolCall, ...]
-    #: what the model is sent of the others: that they were rejected, or what the client that ran them says
+    #: tool messages of the other calls: that they were rejected, or the output of the client that ran them
     rejected: tuple[Message, ...]
-    #: calls that had begun before they needed their owner: these are made again only when they are approved
+    #: calls that had begun before they needed their owner; they are made again only once they are approved
     begun: tuple[Deferred, ...] = ()
 
 
 class LoopState(Struct, kw_only=True):
-    """What one request's conversation works with."""
+    """The state of one request's conversation with the model."""
 
     agent: AgentSpec
-    #: the agent's tools, and those of this request
+    #: the tools of the agent and of this request
     toolbox: Toolbox
     call_tool: CallTool
     clock: Clock
@@ -163,15 +163,15 @@ class LoopState(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice | None = None
     remote_id: str | None = None
-    #: responses that the model service has begun and that the conversation does not continue
+    #: ids of responses that the model service has begun and that the conversation does not continue
     left: list[str] = []
-    #: tool rounds so far, also those before a pause
+    #: tool rounds so far, including those before a pause
     rounds: int = 0
-    #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed.
-    #: With each the number that the last one renamed has, so that none is tried again
+    #: the ids of all calls so far (None: no calls), each with the last suffix given to a repetition of it: if
+    #: a model uses an id twice, the second call is renamed
     call_ids: dict[str, int] | None = None
-    #: the calls of the round under way, in the model's order, and their results as far as they are there: the
-    #: model is sent them together, in that order
+    #: the calls of the current round, in the model's order, and their tool messages so far: the model is sent
+    #: all of them together, in that order
     round: tuple[ToolCall, ...] = ()
     held: list[Message] = []
 
@@ -189,7 +189,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             async with aclosing(_ask(state)) as said:
                 async for answered in said:
                     yield answered
-            assert isinstance(answered, Answered)  # it raises where there is none
+            assert isinstance(answered, Answered)  # `_ask` raises if there is no answer
             if not answered.message.tool_calls:
                 yield Finished()
                 return
@@ -204,7 +204,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             async for made in making:
                 yield made
         if governed or deferred:
-            # calls of this round may have listed tools, or other ones than it began with
+            # calls of this round may have changed which tools the servers list
             yield _human_needed(state.toolbox.current(), governed, deferred)
             return
         resumption = None
@@ -222,7 +222,7 @@ def _begin_round(state: LoopState, message: Message) -> None:
 
 
 def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
-    """The round's calls of which nothing is known or decided: those that wait, and those to be made now."""
+    """The round's calls without a result or a decision: those that wait for one, and those to make now."""
     known = {message.tool_call_id for message in (*state.held, *decided.rejected)}
     known.update(call.id for call in (*decided.approved, *(item.call for item in decided.begun)))
     left = [call for call in state.round if call.id not in known]
@@ -231,7 +231,7 @@ def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, 
 
 
 def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
-    """What the next pause is for: the calls of the client's tools, if any wait, and else all that wait."""
+    """The next pause: it shows the calls of the client's tools, if any wait, or else all calls that wait."""
     begun: tuple[Deferred, ...] = ()
     if clients := tuple(call for call in governed if call.by_client):
         begun = tuple(item for item in deferred if item.call.begun)
@@ -300,7 +300,7 @@ def _continue_from(state: LoopState, response_id: str | None) -> None:
 
 
 class _Reply(Struct):
-    """What has come of one model call."""
+    """What one model call has returned so far."""
 
     started_at: datetime
     #: by `time.perf_counter`
@@ -309,15 +309,15 @@ class _Reply(Struct):
     first: float = 0.0
     text: list[str] = []
     refusal: bool = False
-    #: half a character at the end of a delta: the other half begins the next one
+    #: a high surrogate at the end of a delta; the low one should begin the next delta
     half: TextDelta | None = None
     done: ModelDone | None = None
 
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
-        """What has come at once; the deltas of text in it, as they can be stored."""
+        """Takes a batch of events; returns its text deltas, made storable."""
         deltas: list[TextDelta] = []
         for event in batch:
-            if isinstance(event, TextDelta):  # most are
+            if isinstance(event, TextDelta):
                 if self.half is None and storable(event.text) is event.text:
                     deltas.append(event)
                 else:
@@ -331,7 +331,7 @@ class _Reply(Struct):
         return deltas
 
     def _put_together(self, event: TextDelta) -> Iterator[TextDelta]:
-        """A delta with the half before it, and without the one that it ends with."""
+        """The delta, joined with the half before it, and without a half at its own end."""
         text = event.text
         if self.half is not None and self.half.refusal == event.refusal:
             text, self.half = self.half.text + text, None
@@ -342,17 +342,17 @@ class _Reply(Struct):
             yield TextDelta(storable(text), event.refusal)
 
     def _left_alone(self) -> Iterator[TextDelta]:
-        """The half whose other half does not come."""
+        """The kept half, made storable by itself: its other half does not follow."""
         if self.half is not None:
             yield TextDelta(storable(self.half.text), self.half.refusal)
             self.half = None
 
     def ended(self) -> ModelDone:
-        """How it has ended; `ModelFailed` where that is no answer."""
+        """The last event; `ModelFailed` if the call has not led to an answer."""
         if self.done is None:
             raise ModelFailed("The model service ended without an answer.")
         if self.done.finish_reason == "content_filter" and not self.text:
-            # kept as an answer, the filtered message would be refused again with every later turn
+            # stored as answered, the filtered message would be sent, and refused, again with every later turn
             raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
         return self.done
 
@@ -360,7 +360,7 @@ class _Reply(Struct):
 def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone) -> Answered:
     said = "".join(reply.text)
     if done.tool_calls and state.tool_choice is not None and state.tool_choice.mode == "required":
-        state.tool_choice = None  # it has been met: the model would have to call for ever
+        state.tool_choice = None  # it has been met; left in place, the model could never answer
     message = Message(
         message_id=ids.random_id(),
         request_id=state.request_id,
@@ -382,7 +382,7 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
 
 
 def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
-    """The calls with ids that are short, and unique within the request, and with their plugins."""
+    """The calls with their plugins, and with ids that are short and unique within the request."""
     if not calls:
         return ()
     known = state.call_ids = state.call_ids or {}
@@ -397,13 +397,13 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
         known[name] = 1
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
-        # of those that it repeats, only a service that keeps the conversation must be sent its own
+        # a renamed repetition needs the service's own id only if the service keeps the conversation
         is_sent = name != native and (state.agent.thread_kind == "remote" or len(native) > LONGEST_NAME)
         unique.append(
             ToolCall(
                 name,
                 tool,
-                # some services send nothing where there are none; clients parse what they are shown
+                # some services send an empty text if there are none; clients parse this as JSON
                 storable(call.arguments) if call.arguments.strip() else "{}",
                 box.plugin_of(tool),
                 box.by_client(tool),
@@ -414,7 +414,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
 
 
 def _short(native_id: str) -> str:
-    """The id of a call that is shown and decisions name: the service's own, unless that is too long."""
+    """The id of a call for clients and decisions: the model service's own, unless that is too long."""
     if len(native_id) > LONGEST_NAME:
         return "call_" + hashlib.sha256(native_id.encode()).hexdigest()[:24]
     return native_id or "call"
@@ -423,9 +423,10 @@ def _short(native_id: str) -> str:
 async def _make_calls(
     state: LoopState, decided: Resumption, deferred: list[Deferred], *, waits: bool
 ) -> AsyncGenerator[Called, None]:
-    """Makes calls concurrently, reports each as it finishes, and with the last one all of them in order.
+    """Makes the approved calls concurrently and yields their results as they finish.
 
-    The model is sent the results once none of the round `waits` any more.
+    The last event also has the tool messages, in the order of the calls. Calls that cannot be made yet are
+    added to `deferred`. The tool messages are added to the prompt once no call of the round waits any more.
     """
     results: list[ToolOutput] = []
     finished: list[ToolOutput] = []
@@ -440,7 +441,7 @@ async def _make_calls(
             if finished and pending:
                 yield Called(tuple(finished))
     finally:
-        await unwound(pending)  # what they let go of is let go before anything they use is closed
+        await unwound(pending)  # they clean up before anything that they use is closed
     order = {call.id: n for n, call in enumerate(state.round)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected]
@@ -460,7 +461,7 @@ async def _make_calls(
 def tool_message(
     request_id: str, call: ToolCall, output: str, at: datetime, *, is_error: bool = False
 ) -> Message:
-    """What the model is sent of one call."""
+    """The message that tells the model the result of one call."""
     return Message(
         message_id=ids.random_id(),
         request_id=request_id,

@@ -1,4 +1,4 @@
-"""What can be watched of a request. The base watches nothing and costs nothing."""
+"""Hooks to observe requests, model calls and tool calls. The base classes do nothing and cost nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,60 +11,59 @@ from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import RequestRecord, ToolCall
 
-#: `session_id`, `task_id`, `request_id` of the request being worked on, as far as they are known; every log
-#: line and span carries them
+#: the known ids of the current request (session, task, request), for every log line and span
 current_ids: ContextVar[Mapping[str, str]] = ContextVar("current_ids", default={})  # noqa: B039 - never changed
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """How busy this process is, and how its lease stands."""
+    """How busy this process is, and the state of its lease."""
 
     #: requests that were admitted and have not ended or paused
     in_flight: int
     #: of these, those that wait for their turn on a task
     queued: int
-    #: streams of events that are open
+    #: open streams of events
     followers: int
-    #: how much of the lease has passed since the last beat: a third in good order, 1 where it is lost
+    #: the part of the lease that has passed since the last beat: normally at most a third; 1 when it is lost
     lease_used: float
     #: how often the lease was lost
     leases_lost: int
 
 
 class ModelWatch:
-    """One model call."""
+    """Observes one model call."""
 
     def headers(self, sent: Mapping[str, str]) -> Mapping[str, str]:
-        """The headers sent to the model service, and what continues the trace there."""
+        """The headers for the model service: `sent`, and those that continue the trace there."""
         return sent
 
     def first_piece(self) -> None:
-        """The first piece has come."""
+        """The first text has arrived."""
 
     def done(self, done: ModelDone, text: str) -> None:
-        """It ended as it should."""
+        """The call succeeded with this text."""
 
     def failed(self, error: BaseException) -> None:
-        """It did not."""
+        """The call failed or was canceled."""
 
 
 _UNWATCHED = ModelWatch()
 
 
 class ToolWatch:
-    """One tool call."""
+    """Observes one tool call."""
 
     def done(self, output: str, *, is_error: bool) -> None:
-        """It was made."""
+        """The call was made."""
 
     def deferred(self) -> None:
-        """It waits for the user."""
+        """The call waits for the user."""
 
 
 class RequestWatch:
-    """One stretch of a request, to its end or its pause: around everything that a run does.
+    """Observes one run of a request, from its start or a decision to its end or a pause.
 
-    While it is entered, the ids of the request are those of `current_ids`.
+    While its context is entered, `current_ids` has the request's ids.
     """
 
     def __init__(self, request: RequestRecord) -> None:
@@ -80,36 +79,37 @@ class RequestWatch:
             current_ids.reset(self._token)
 
     def ended(self, request: RequestRecord, *, here: bool = True) -> None:
-        """It ended or paused so; not `here`: another process has written its end."""
+        """The request ended or paused with this record. Not `here`: its end was written outside this run."""
 
     def failed(self, error: TealError) -> None:
-        """Its end could not be stored."""
+        """The run's end could not be stored."""
 
 
 class Observer:
-    """Observes requests, model calls and tool calls, and keeps the ids of the current one at hand."""
+    """Observes requests, model calls and tool calls of one process."""
 
     def request(self, request: RequestRecord) -> RequestWatch:
-        """Around everything that a run does."""
+        """A context that a run enters for everything that it does."""
         return RequestWatch(request)
 
     def ended_outside(self, request: RequestRecord) -> None:
         """A request without a run was ended here: its process had died, or it waited or was paused."""
 
     def named(self, **ids: str) -> Mapping[str, str]:
-        """An HTTP request is about these: `task_id`, `request_id`, … Returns all that it has named."""
+        """The current HTTP request is about these: `task_id`, `request_id`, … Returns all that it has named."""
         return ids
 
     def refused(self, error: TealError) -> None:
-        """An HTTP request was answered with a problem."""
+        """The current HTTP request was answered with an error."""
 
     def loaded(self, load: Callable[[], Load]) -> None:
         """`load` reports how busy the process is; it may be called at any time, on any thread."""
 
     def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:
+        """A model call begins."""
         return _UNWATCHED
 
     @contextmanager
     def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:
-        """Around one tool call."""
+        """A context for one tool call."""
         yield ToolWatch()

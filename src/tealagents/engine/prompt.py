@@ -1,7 +1,7 @@
-"""What one request sends to the model, call by call.
+"""The prompts of one request, call by call.
 
-`Prompt` sends all of it again each time, `ViewedPrompt` what a view shows, `RemotePrompt` only what the
-model service has not been sent yet.
+`Prompt` sends everything again with each call, `ViewedPrompt` what a view selects, `RemotePrompt` only what
+the model service has not been sent yet.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,37 +17,37 @@ from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, V
 
 
 class Composed(Struct, frozen=True):
-    """What one call of the model is sent, and what the trace shows of it."""
+    """The input of one model call, and the reports for the trace on how it was made."""
 
     parts: Sequence[bytes]
     reports: Sequence[Report] = ()
 
 
 class Prompt:
-    """System prompt, history, notes and what is new; all that is added stays."""
+    """System prompt, history, notes and new messages, all of them sent with every call."""
 
     def __init__(self, model: Model, parts: list[bytes]) -> None:
         self._model = model
         self._parts = parts
 
     async def compose(self) -> Composed:
-        """What the next call is sent."""
+        """The input of the next model call."""
         return Composed(tuple(self._parts))
 
     def add(self, message: Message) -> None:
-        """Something was said in this round, by the model or by a tool."""
+        """Adds a message of this round, from the model or from a tool."""
         self._parts.append(self._model.encode(message))
 
     def sent(self) -> None:
-        """The service has answered what it was sent last."""
+        """The last model call has succeeded, so the service has what `compose` returned."""
 
     async def settle(self, answer: Message) -> Sequence[Report]:
-        """The round is over. What its view had to do then goes into the trace."""
+        """The round ends with `answer`. Returns reports, for the trace, of what reducers did then."""
         return ()
 
 
 class RemotePrompt(Prompt):
-    """The model service keeps what it was sent, and what it said; only instructions go with every call."""
+    """For a model service that keeps the conversation: only the instructions are sent with every call."""
 
     def __init__(self, model: Model, standing: Sequence[bytes], new: Sequence[bytes]) -> None:
         super().__init__(model, [*standing, *new])
@@ -62,7 +62,7 @@ class RemotePrompt(Prompt):
 
 
 class ViewedPrompt(Prompt):
-    """As much of the history as a view shows, made anew for each call: the running round grows."""
+    """The part of the history that a view selects, composed anew for each call, since the round grows."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class ViewedPrompt(Prompt):
         transient: Sequence[Message] = (),
         looked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`earlier` gives the parts before this round, newest first; `number` is this round's; `transient`
-        are messages that begin it and are no part of the conversation; `looked` is called when the first call
-        has asked for all it needs."""
+        """`earlier` yields the parts before this round, newest first. `running` are this round's messages so
+        far, and `number` is its number. `transient` messages are sent at its beginning and never stored.
+        `looked` is called once the first call has read what it needs of `earlier`."""
         model = upcoming.model
         super().__init__(model, [])
         self._view = view
@@ -114,7 +114,7 @@ class ViewedPrompt(Prompt):
         self._running.append(message)
 
     async def settle(self, answer: Message) -> Sequence[Report]:
-        """Lets those reducers work that do so as messages are added."""
+        """Runs the reducers that work as messages are added."""
         if not self._view.works_on_adding:
             return ()
         self.add(answer)
@@ -124,7 +124,7 @@ class ViewedPrompt(Prompt):
         return self._drained()
 
     def _running_parts(self) -> list[Part]:
-        """The running round in parts; those it had already are not counted and encoded again."""
+        """The running round in parts. Unchanged parts are reused, to save counting and encoding them."""
         known = self._upcoming.running
         parts = parts_of([*self._transient, *self._running], self._number)
         for n, (part, before) in enumerate(zip(parts, known, strict=False)):
@@ -143,7 +143,7 @@ class ViewedPrompt(Prompt):
         return reports
 
     def _reduction(self, shown: Shown, watch: Stopwatch) -> list[Report]:
-        """What is not sent, where something is not and that was not reported before."""
+        """A report of what the view omits, unless it omits nothing, or the same as in the last report."""
         if shown.whole:
             return []
         omitted = shown.omitted(self._upcoming)
@@ -170,13 +170,13 @@ async def _chained(first: Sequence[Part], then: AsyncIterator[Part]) -> AsyncIte
 
 
 def context_note(user_context: dict[str, str]) -> str:
-    """What the caller's application says about this request, for the model."""
+    """A text for the model with the facts that the client's application gave about this request."""
     lines = "\n".join(f"- {name}: {value}" for name, value in user_context.items())
     return f"Context of this request, given by the user's application:\n{lines}"
 
 
 def effects_note(head: Head) -> str | None:
-    """One note that names each tool call of requests without an answer, and its outcome."""
+    """A note for the model with each tool call of unanswered requests and its outcome; None: no calls."""
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
     lines = [
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
@@ -194,5 +194,5 @@ def effects_note(head: Head) -> str | None:
 
 
 def _line(text: str) -> str:
-    """On one line and cut: it was written by a model, or stands in a document that a user has imported."""
+    """Text from a model or an imported document, put on one line and cut to `ARGUMENTS_SHOWN` characters."""
     return " ".join(text.split())[:ARGUMENTS_SHOWN]

@@ -1,6 +1,6 @@
-"""The events of a run: shown to its followers on this process at once, written to the log behind them.
+"""The events of a run: shown to followers in this process at once, then written to the log.
 
-The log is written in small batches, so that a delta never waits for the store on its way to who is connected.
+The log is written later and in small batches, so that no follower here waits for the store.
 """
 
 import asyncio
@@ -17,42 +17,42 @@ from tealagents.state.tasks import Tasks
 
 #: seconds for which events are gathered before they are written to the log
 GATHER_SECONDS = 0.05
-#: the same for the first of a stretch, which followers elsewhere wait for
+#: the same for the first batch of a run, which followers in other processes wait for
 FIRST_GATHER_SECONDS = 0.005
-#: events that may be unwritten before the model is made to wait for the store
+#: unwritten events beyond which the model has to wait for the store
 MOST_UNWRITTEN = 1000
 
-#: tries a write until it succeeds, or gives up for good
+#: retries a write until it succeeds, or raises
 Persist = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 
 
 class Publisher(EventBuffer):
-    """Numbers, shows and stores the events of one stretch of a request: from its start or a decision on."""
+    """Numbers, shows and stores the events of one run: from the request's start, or from a decision."""
 
     def __init__(self, tasks: Tasks, writer: TaskWriter) -> None:
         self._tasks = tasks
         self._writer = writer
         begins = writer.message is not None
         super().__init__(0 if begins else writer.request.last_event)
-        #: the id of the last event that is in the log; the very first is made from the record instead
+        #: the id of the last event in the log; event 1 is never written: it is made from the record
         self._written = 1 if begins else self.base
-        #: set when what waits for room may continue; made when there is none, which is rare
+        #: set when there is room for more events; None unless `take` is waiting for it, which is rare
         self._drained: asyncio.Event | None = None
         self._writing_behind: asyncio.Task[None] | None = None
-        #: what writes behind waits for more events, and may be canceled; while it asks the store, it may not
+        #: `_writing_behind` sleeps to gather events and may be canceled; during a write it must not be
         self._gathering = False
 
     # --- showing ---------------------------------------------------------------------------------
 
     def publish(self, *events: Event) -> None:
-        """Numbers events and shows them to the followers here; the log is written behind them."""
+        """Numbers events and shows them to the followers here; a background task writes them to the log."""
         first = self.last_id + 1
         self.extend([*map(Recorded, count(first), events)])
         if self.last_id > 1 and self._writing_behind is None:
             self._writing_behind = asyncio.create_task(self._write_behind())
 
     def end(self, request: RequestRecord) -> None:
-        """Shows the event that ends the stream, as the record says; it is not in the log."""
+        """Shows the event that ends the stream. It is made from the record, and never written to the log."""
         event_id = max(request.last_event, self.last_id + 1)
         self.extend((Recorded(event_id, ending(request)),))
         self.close()
@@ -60,8 +60,8 @@ class Publisher(EventBuffer):
     # --- writing ---------------------------------------------------------------------------------
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Publishes events, and waits wherever as many are unwritten as the last event of a request that
-        is ended from outside can jump over."""
+        """Publishes events, waiting for the log whenever `MOST_UNWRITTEN` are unwritten: the end of a request
+        whose process dies jumps over no more numbers than that (`state.streams.JUMP`)."""
         while events:
             room = MOST_UNWRITTEN - (self.last_id - self._written)
             if room < 1:
@@ -71,14 +71,14 @@ class Publisher(EventBuffer):
             events = events[room:]
 
     async def _drain(self) -> None:
-        """Waits until there is room, or nothing is written behind any more."""
+        """Waits until there is room, or until the background task has ended."""
         if self._writing_behind is not None:
             self._drained = asyncio.Event()
             await self._drained.wait()
             self._drained = None
 
     async def settle(self, persist: Persist) -> list[Recorded]:
-        """Stops writing behind, and returns the last few events, which go with the end's own commit."""
+        """Writes the log up to the last few events and returns those, to be stored with the request's end."""
         if (writer := self.stop()) is not None:
             await asyncio.wait([writer])
         while unwritten := self._unwritten():
@@ -88,12 +88,12 @@ class Publisher(EventBuffer):
             try:
                 await persist(self._write_batch)
             except Conflict:
-                break  # the request has changed hands; its next commit finds out
+                break  # another writer has taken the request: our next commit will be fenced
         return []
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Begins to write no more behind; what still writes a batch is returned."""
-        # not kept: its traceback names this publisher, which would stay until a full collection
+        """Stops the background task; returns it if it is still writing a batch."""
+        # dropped: its traceback refers to this publisher, which would live until a full garbage collection
         writer, self._writing_behind = self._writing_behind, None
         if writer is None or not self._gathering:
             return writer
@@ -101,7 +101,7 @@ class Publisher(EventBuffer):
         return None
 
     def _unwritten(self) -> list[Recorded]:
-        """What is to be written to the log next; the numbers of a running request's events rise by one."""
+        """The next events to write. They are found by index, as a run's events have consecutive numbers."""
         start = self._written - self.base
         return self._events[start : start + BATCH_EVENTS]
 
@@ -110,7 +110,7 @@ class Publisher(EventBuffer):
         try:
             await self._write_batches()
         finally:
-            if self._writing_behind is asyncio.current_task():  # not kept for as long as nothing more comes
+            if self._writing_behind is asyncio.current_task():
                 self._writing_behind = None
             if self._drained is not None:
                 self._drained.set()
@@ -126,7 +126,7 @@ class Publisher(EventBuffer):
             except PersistenceUnavailable:
                 pause = min(pause * 2, 1.0)
             except Conflict:
-                break  # as above
+                break  # another writer has taken the request, as in `settle`
             else:
                 pause = GATHER_SECONDS
                 if self._drained is not None and self.last_id - self._written < MOST_UNWRITTEN:

@@ -1,11 +1,11 @@
-"""What the model was sent in a call that was made, reconstructed.
+"""Reconstructs the prompt of an earlier model call.
 
-A prompt is not stored: it is made of what is. From the log come the history on the path of that time, the
-request's own messages, and of the trace what context providers added and what reducers left out; from the
-request's record and its pauses the context and instructions that its client sent. Two things are not kept
-anywhere: the agent's own system prompt, which is given as it is configured now, and messages in the form that
-a reducer gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step
-has the number of parts that were sent.
+Prompts are not stored; they are reconstructed from what is. The log has the history on the path of that time
+and the request's own messages; its trace says what context providers added and what reducers left out. The
+request's record and its pauses have the context and instructions from its client. Two things are not stored:
+the agent's system prompt, which is shown as it is configured now, and messages as a reducer rewrote them.
+`ReconstructedPrompt.gaps` says where the result may differ from what was sent; the model call's step has the
+number of parts that were sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,29 +37,30 @@ from tealagents.state.history import Logged, in_call_order
 from tealagents.state.tasks import Tasks
 from tealagents.threads.summaries import standing_text
 
-#: `system_prompt`: of the agent; `summary`: of what is not shown; `note`: of context providers, the client or
-#: the service; `context`: messages that were added for this request; `history`; `request`: its own messages
+#: `system_prompt`: the agent's; `summary`: of messages that were left out; `note`: from context providers,
+#: the client or the service; `context`: messages added for this request; `history`: of earlier requests;
+#: `request`: the request's own messages
 PartOrigin = Literal["system_prompt", "summary", "note", "context", "history", "request"]
 
-#: `altered`: a reducer has shown some messages otherwise; `agent`: another version has answered; `path`: what
-#: ended without an answer before the request is not known; `count`: more or fewer parts were sent
+#: `altered`: a reducer rewrote some messages; `agent`: another version of the agent answered; `path`: the
+#: path that the request continued is unknown; `count`: more or fewer parts were sent
 Gap = Literal["altered", "agent", "path", "count"]
 
 
 class SentPart(Struct, frozen=True, kw_only=True):
-    """A message that was sent, or a text in the place of one."""
+    """A message that was sent, or a text, such as the system prompt."""
 
     origin: PartOrigin
     role: Literal["system", "user", "assistant", "tool"] = "system"
     text: str = ""
     #: the stored message; None for a text
     message: Message | None = None
-    #: it was sent in another form than it is stored in
+    #: a reducer rewrote it: it was not sent in the stored form
     altered: bool = False
 
 
 class ReconstructedPrompt(Struct, frozen=True):
-    """What one call of the model was sent, oldest first."""
+    """The prompt of one model call, oldest part first."""
 
     step: Step
     parts: tuple[SentPart, ...]
@@ -67,42 +68,45 @@ class ReconstructedPrompt(Struct, frozen=True):
 
     @property
     def parts_sent(self) -> int:
-        """How many parts were sent, by the trace."""
+        """How many parts were sent, according to the trace."""
         return _parts_sent(self.step)
 
 
 class _Call(Struct, frozen=True):
-    """One call of the model, and what its request had logged before it."""
+    """One model call, and the log of its request before it."""
 
     step: Step
     messages: tuple[Message, ...]
-    #: since the request began, or continued after its last pause
+    #: those since the request's start or the last decision on a pause
     steps: tuple[Step, ...]
-    #: how many pauses were decided before it
+    #: how many pauses were decided before the call
     pauses: int
-    #: the messages from before the request's first call: its own, and what it repeats of one that failed
+    #: the messages before the request's first model call: its own, and those repeated from a failed request
     given: tuple[Message, ...]
 
 
 class _View(Struct, frozen=True):
-    """What reducers have left of the history, by the trace."""
+    """The part of the history that reducers left in the prompt, according to the trace.
+
+    If it is not `whole` and has no `first` message, nothing of the history was sent.
+    """
 
     whole: bool = True
-    #: nothing older than this message was sent
+    #: id of the oldest message that was sent
     first: str | None = None
     left_out: frozenset[str] = frozenset()
     altered: frozenset[str] = frozenset()
 
 
 class Reconstruction:
-    """Puts prompts together from the records of one agent."""
+    """Reconstructs prompts from the records of one agent."""
 
     def __init__(self, agent: AgentSpec, tasks: Tasks) -> None:
         self._agent = agent
         self._tasks = tasks
 
     async def prompt(self, partition: str, record: RequestRecord, step_id: str | None) -> ReconstructedPrompt:
-        """What the call of that step was sent; without a step, the request's last one. Raises `NotFound`."""
+        """The prompt of the model call with this step, or of the request's last call. Raises `NotFound`."""
         head = (await self._tasks.head(partition, record.task_id, reading=True)).value
         logged = await self._tasks.history.entries_of(partition, record, head.tail_seq)
         call = _found(logged, step_id, record.request_id)
@@ -130,7 +134,7 @@ class Reconstruction:
         return found.value if found is not None and found.value.task_id == record.task_id else None
 
     async def _setup(self, partition: str, record: RequestRecord, pauses: int) -> RequestSetup:
-        """What the request's client had set for it before the next pause was decided."""
+        """The request's setup after `pauses` decisions, until the next one."""
         for approval_id in record.approvals[pauses : pauses + 1]:
             found = await self._tasks.records.get(partition, keys.approval(approval_id), Approval)
             if found is not None and found.value.setup is not None:
@@ -138,7 +142,7 @@ class Reconstruction:
         return record.setup
 
     async def _history(self, partition: str, task_id: str, path: Path, view: _View) -> list[SentPart]:
-        """The messages of earlier requests, as far back as they were shown."""
+        """The messages of earlier requests that the view let through, oldest first."""
         if not view.whole and view.first is None:
             return []
         found: list[Message] = []
@@ -161,7 +165,7 @@ class Reconstruction:
         ]
 
     def _standing(self, steps: Sequence[Step], parent: RequestRecord | None) -> list[SentPart]:
-        """The system prompt, and the summary that stands for what is not shown."""
+        """The system prompt, and the summary of messages that were left out."""
         system = self._agent.system_prompt
         found = [SentPart(origin="system_prompt", text=system)] if system else []
         summary = next(_summaries(steps), None) or next(_kept_summaries(parent), None)
@@ -172,7 +176,7 @@ class Reconstruction:
     def _added(
         self, call: _Call, record: RequestRecord, setup: RequestSetup, head: Head, path: Path
     ) -> tuple[list[SentPart], list[SentPart]]:
-        """Notes, and messages, that were sent in this request alone."""
+        """The notes and the context messages that were sent in this request only."""
         notes: list[str] = []
         messages: list[str] = []
         for step in call.steps:
@@ -206,7 +210,7 @@ class Reconstruction:
 
 
 def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _Call:
-    """The call of a step, with what was logged before it."""
+    """The model call of a step, or the last one, with what was logged before it."""
     messages: list[Message] = []
     steps: list[Step] = []
     pauses = 0
@@ -220,7 +224,7 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
             if step_id in (None, body.step.step_id):
                 found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps), pauses, given)
         elif is_decision(body):
-            steps, pauses = [], pauses + 1  # the prompt is made anew
+            steps, pauses = [], pauses + 1  # after a decision, the prompt is composed anew
         elif isinstance(body, StepBody):
             steps.append(body.step)
     if found is None:
@@ -230,7 +234,7 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
 
 
 def _path_before(record: RequestRecord, head: Head) -> Path | None:
-    """The path that the request continued; None where it is on none that is known."""
+    """The path that the request continued; None if the request is on no known path."""
     occupant = head.occupant
     if occupant is not None and occupant.request_id == record.request_id:
         return head.path
@@ -242,7 +246,7 @@ def _path_before(record: RequestRecord, head: Head) -> Path | None:
 
 
 def _view(steps: Sequence[Step]) -> _View:
-    """What the trace says last of what is not sent."""
+    """The view according to the trace's last report on it."""
     reported = [step.output or {} for step in steps if (step.kind, step.name) == ("reduction", "view")]
     if not reported:
         return _View()
@@ -258,14 +262,14 @@ def _view(steps: Sequence[Step]) -> _View:
 
 
 def _summaries(steps: Sequence[Step]) -> Iterator[str]:
-    """Those that were made for this call, the newest first."""
+    """The summaries made for this call, newest first."""
     for step in reversed(steps):
         if step.kind == "reduction" and isinstance(text := (step.output or {}).get("summary"), str):
             yield text
 
 
 def _kept_summaries(parent: RequestRecord | None) -> Iterator[str]:
-    """Those that the conversation remembers as of a checkpoint."""
+    """The summaries that a checkpoint's context holds."""
     for kept in ((parent.context or {}) if parent else {}).get("view", {}).values():
         if isinstance(kept, dict) and isinstance(kept.get("text"), str):
             yield kept["text"]
@@ -274,10 +278,10 @@ def _kept_summaries(parent: RequestRecord | None) -> Iterator[str]:
 def _of_remote(
     call: _Call, standing: Sequence[SentPart], said: Sequence[SentPart]
 ) -> tuple[list[SentPart], bool]:
-    """The model service keeps what it has: it was sent the newest, and all standing texts as one.
+    """The parts sent to a service that keeps the conversation, and whether their number is wrong.
 
-    What it has said in this request it was not sent, unless it was sent everything: after a pause that was
-    made while the task was local.
+    All standing texts were sent as one. Of the messages, only the newest were sent, and none that the model
+    itself wrote in this request. After a pause that was made while the agent was local, everything was sent.
     """
     count = _parts_sent(call.step) - bool(standing)
     if count == len(said):
@@ -297,5 +301,5 @@ def _parts_sent(step: Step) -> int:
 
 
 def _texts(found: object) -> list[str]:
-    """The texts of a list in a step, which a user may have written into a document that was imported."""
+    """The texts of a list in a step. It may be anything, as a user may have written the imported document."""
     return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []

@@ -1,4 +1,4 @@
-"""What a turn writes down: messages and steps, what its tools may have done, and what they sum up to."""
+"""Records a turn: its messages and steps, the outcomes of its tool calls, its output and token usage."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,22 +31,22 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.transitions import SERVICE, unreturned_step
 from tealagents.threads.views import Report
 
-#: characters of an output that a step repeats; the message holds all of it
+#: characters of an output that a step repeats; the message has the whole output
 OUTPUT_SHOWN = 16_000
 
 
 class Recorder:
-    """What one request has said and done. The base keeps it; what is more is done by `record` and `flush`."""
+    """Keeps a request's messages and tool calls in memory. Subclasses store them in `record` and `flush`."""
 
     def __init__(self, request_id: str, clock: Clock, message: Message | None, usage: TokenUsage) -> None:
-        """`message` began the request; None after a pause, until what was said before it is recalled."""
+        """`message` began the request; None after a pause, when earlier messages are added by `recall`."""
         self.request_id = request_id
         self.clock = clock
         self.usage = usage
         self.messages: list[Message] = [message] if message else []
-        #: the request's tool calls by id, and what is known of them
+        #: by id, the request's tool calls and their outcomes as far as known
         self.intents: dict[str, ToolOutcome] = {}
-        #: the calls that have not returned
+        #: by id, the calls that have not returned
         self.running: dict[str, ToolCall] = {}
         #: the answer so far, and why the model stopped
         self.output: list[str] = []
@@ -54,29 +54,29 @@ class Recorder:
 
     @property
     def response(self) -> list[Message]:
-        """What has been said in answer to the user's message."""
+        """The messages after the user's own."""
         return self.messages[1:]
 
-    # --- where it goes ---------------------------------------------------------------------------
+    # --- storing ---------------------------------------------------------------------------------
 
     def record(self, action: str, body: Body, **details: object) -> None:
-        """Something to be kept, with the next `flush` or with the end."""
+        """Adds a log entry, to be stored with the next `flush` or with the request's end."""
 
     async def flush(self) -> None:
-        """What was recorded must be kept before the turn continues."""
+        """Stores the entries added so far, before the turn continues."""
 
     # --- what happens ----------------------------------------------------------------------------
 
     def answered(self, event: Answered, model: str, tools: int) -> None:
         """Records a model call.
 
-        `model` names it where the reply does not; `tools` is how many tools it could call.
+        `model` is its name if the reply has none; `tools` is the number of tools that it could call.
         """
         done, message = event.done, event.message
         self.usage = self.usage + done.usage
         self.finish_reason = done.finish_reason
         if message.tool_calls:
-            self.output.clear()  # text that comes with tool calls is no part of the answer
+            self.output.clear()  # text beside tool calls is not part of the answer
         output: Json = {
             "message_id": message.message_id,
             "text": message.text[:OUTPUT_SHOWN],
@@ -99,7 +99,7 @@ class Recorder:
         self.record("model.called", StepBody(step))
         if message.tool_calls:
             self.add(message)
-        else:  # a request that fails yet has no answer: `concluded` keeps it
+        else:  # the request may still fail, and then has no answer: `concluded` records the message
             self.messages.append(message)
 
     def concluded(self) -> None:
@@ -111,14 +111,14 @@ class Recorder:
         self.record("message.added", MessageBody(message))
 
     async def intend(self, calls: Sequence[ToolCall]) -> None:
-        """Tools are about to run: that is kept before they do."""
+        """Stores that these calls are about to be made."""
         body, named = intent(self.request_id, calls)
         self.record("tool.intent", body, **named)
         await self.flush()
         self.intended(calls)
 
     def intended(self, calls: Sequence[ToolCall]) -> None:
-        """Calls whose intent is kept already."""
+        """Notes calls whose intent is stored already."""
         for call in calls:
             self.intents[call.id] = not_returned(call)
             self.running[call.id] = call
@@ -143,14 +143,14 @@ class Recorder:
         self.record("tool.called", StepBody(step))
 
     def noted(self, reports: Sequence[Report]) -> None:
-        """What was done to what the model is sent; calls of the model that it took are part of the usage."""
+        """Records reports as steps; the tokens of model calls that a report needed count as usage."""
         for report in reports:
             self.usage = self.usage + (report.usage or TokenUsage())
             step = Step(step_id=ids.random_id(), request_id=self.request_id, **asdict(report))
             self.record(f"{step.kind}.noted", StepBody(step))
 
     def asked(self, approval: Approval) -> None:
-        """Calls wait for a decision; they have not run, except those that found within that they have to."""
+        """Records a pause. Its calls have not run, except those that began before they needed their owner."""
         for call in (*approval.calls, *(item.call for item in approval.begun)):
             ran = self.running.pop(call.id, None)
             if not call.begun:
@@ -175,13 +175,13 @@ class Recorder:
 
 
 class TaskRecorder(Recorder):
-    """Writes into the task's log."""
+    """Stores a turn in its task's log."""
 
     def __init__(self, writer: TaskWriter, clock: Clock) -> None:
         super().__init__(writer.request.request_id, clock, writer.message, writer.request.usage)
         self._writer = writer
         self._drafts: list[Draft] = []
-        #: when something was recorded last: what fails has lasted since then
+        #: when the last entry was added; the step of a failure starts then
         self.since = clock.now()
 
     def record(self, action: str, body: Body, **details: object) -> None:
@@ -194,7 +194,7 @@ class TaskRecorder(Recorder):
         return drafts
 
     async def flush(self) -> None:
-        """Commits the entries gathered so far. Those that were not written go with the next commit."""
+        """Commits the entries gathered so far. If that fails, they go with the next commit."""
         drafts = self.take()
         if not drafts:
             return
@@ -202,7 +202,7 @@ class TaskRecorder(Recorder):
         try:
             await asyncio.shield(writing)
         finally:
-            # canceled in the middle, even twice, it is seen to its end: what ends the request builds on it
+            # if canceled, even twice, wait for the commit to end: the request's last commit builds on it
             while not writing.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([writing])

@@ -1,4 +1,4 @@
-"""What a request continues from: what was decided of its pause, or what a request that failed has done."""
+"""What a request continues from: the decision on its pause, or the tool rounds of a failed request."""
 
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from tealagents.state.tasks import Tasks
 
 
 def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
-    """What the model is sent of the calls that the service does not run: rejections, and clients' outputs."""
+    """The tool messages of calls that the service does not run: rejections, and outputs from the client."""
     by_id = {decision.id: decision for decision in decided.decisions}
     said = []
     for call in decided.calls:
@@ -31,27 +31,27 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
 
 
 def rejection(decided: Approval, call: ToolCall, decision: Decision) -> str:
-    """What the model is sent of a call that was rejected."""
+    """What the model is told of a rejected call."""
     reason = decision.reason or decided.reason
     because = f" The reason given: {reason}" if reason else ""
     return f"The user rejected this call; {not_to_its_end(call)}{because}"
 
 
 def not_to_its_end(call: ToolCall) -> str:
-    """What there is to say of a call that waited, and will not be made now."""
+    """The end of a sentence about a call that waited and will not be made."""
     return "it had begun, and its outcome is unknown." if call.begun else "it was not made."
 
 
 async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder) -> Resumption | None:
-    """Repeats the rounds of tools of a request that failed, so that none of their calls is made again.
+    """Copies the tool rounds of a failed request into its retry, so that their calls are not made again.
 
-    `recorder` is that of the request in its place, which continues from the last round; None where there is
-    none. A last round that lacks some is left out: a note tells the model what its calls may have done.
+    `recorder` is the retry's. Returns None if there are no rounds to continue from. A last round without all
+    of its results is left out: a note tells the model what its calls may have done.
     """
     rounds: list[list[Message]] = []
     before: str | None = failed
-    passed = set[str]()  # an imported request may stand for any
-    # one that failed at once has not repeated them itself
+    passed = set[str]()  # the `retries` of imported requests may form a cycle
+    # a retry that failed at once has not copied the rounds; the request that it retried has them
     while not rounds and before is not None and before not in passed:
         passed.add(before)
         record = (await tasks.request(partition, before)).value
@@ -63,13 +63,13 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
         for each in rounds
         for message in each
     ]
-    for message in again:  # all of them before anything can fail: another attempt continues from these
+    for message in again:  # all of them, before anything can fail: a retry of this retry continues from them
         recorder.add(message)
     return Resumption((), ())
 
 
 async def _tool_rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[list[Message]]:
-    """The rounds of a request, each the calls and all their results, also those that its client sent."""
+    """The tool rounds of a request: an assistant message, then all its results, including the client's."""
     said = await tasks.history.messages_of(partition, of, of.last_seq)
     known = {message.tool_call_id for message in said}
     for approval_id in of.approvals[-1:]:

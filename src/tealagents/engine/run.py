@@ -1,8 +1,8 @@
 """One request in flight. It belongs to the app, not to the connection that sent it.
 
-`Run.run` takes the request's turn to its end or its pause: what happens is recorded before anything follows
-from it, and published to followers. The end is one commit, and `outcome` has it then. A run is stopped by one
-signal, which carries the reason.
+`Run.run` takes the request's turn to its end or its pause. Each step is recorded before the next one begins,
+and published to followers. The end is one commit; `outcome` is set once that is stored. A run is stopped by
+one signal, a `Stop`, which carries the reason.
 """
 
 import asyncio
@@ -45,23 +45,23 @@ from tealagents.state.transitions import SERVICE, completed, paused, stopped, un
 
 log = logging.getLogger(__name__)
 
-#: seconds for which the end is tried before callers hear that the store is away
+#: seconds for which storing the end is tried before callers get `PersistenceUnavailable`
 STORE_DEADLINE_SECONDS = 2.0
 
-#: why a request has no outcome
+#: the error message for a request whose task is gone
 TASK_GONE = "The task was deleted, or has expired, before the request had ended."
 
 
 class Stop(Struct, frozen=True):
-    """Why a request is to end before its answer: canceled, superseded or interrupted, and by whom."""
+    """Why a request has to end without an answer (canceled, superseded, interrupted), and who asked."""
 
-    #: None: the lease is lost, and the end is another process's to write
+    #: None: the lease is lost, and another process writes the end
     ending: Ending | None
     actor: str = SERVICE
 
 
 class Run:
-    """One request from its message, or from a decision, to its end or its next pause."""
+    """Runs one request from its message, or from a decision, to its end or its next pause."""
 
     def __init__(
         self, conversations: TaskConversations, writer: TaskWriter, context: CallContext, *, streamed: bool
@@ -96,12 +96,13 @@ class Run:
 
     @property
     def worker_id(self) -> str | None:
-        """Under whose lease it runs; None once its end is stored."""
+        """The worker under whose lease the request runs; None once its end is stored."""
         running = self._writer.head.running
         return running.worker_id if running else None
 
     def stop(self, stop: Stop) -> None:
-        """Asks the run to end so; `outcome` says when it has. One that is about to end, ends as it was."""
+        """Asks the run to end for this reason; `outcome` is set when it has. Has no effect on a run that is
+        already ending."""
         if self._stop is None and not self._over and not (self._scope and self._scope.expired()):
             self._stop = stop
             if self._scope is not None:
@@ -110,7 +111,7 @@ class Run:
     # --- running ---------------------------------------------------------------------------------
 
     async def run(self, resumption: Resumption | None = None) -> None:
-        """Runs to the end, whatever the end is; `outcome` is set when this returns."""
+        """Runs to the end, whatever it is; `outcome` is set when this returns."""
         self.stream.publish(beginning(self.request) if resumption is None else Started())
         if resumption is not None:
             self._recorder.intended(resumption.approved)
@@ -122,7 +123,7 @@ class Run:
                     watch.ended(self.outcome.result(), here=self._ends_here)
                 elif isinstance(fault, TealError):
                     watch.failed(fault)
-        finally:  # an observer reports to what its host has set up, which may raise
+        finally:  # an observer may raise: it calls exporters that the host application has set up
             self.stream.stop()
             if not self.outcome.done():
                 self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
@@ -134,7 +135,7 @@ class Run:
             self._ended_elsewhere(fenced)
         except TealError as error:
             self._give_up(error)
-        # model clients and context providers are code of others, whatever they raise
+        # model clients and context providers are third-party code, which may raise anything
         except BaseException as error:
             if ends_task(error):
                 raise
@@ -142,7 +143,7 @@ class Run:
             await self._fail_last(error)
 
     async def _take_turn(self, resumption: Resumption | None) -> None:
-        """The turn, and its end. Stopped before it begins, it ends without one."""
+        """Takes the turn and stores its end. If the run was stopped before, there is no turn."""
         try:
             async with asyncio.timeout(self._time_left() if self._stop is None else 0) as scope:
                 self._scope = scope
@@ -163,7 +164,7 @@ class Run:
             await (self._pause(last) if isinstance(last, Waits) else self._complete(last))
 
     def _time_left(self) -> float:
-        """Seconds to run: waiting for its turn counts, waiting for a decision does not."""
+        """Seconds left for this run. Time in the queue counts against the limit, time in a pause does not."""
         limit = self._agent.limits.request_timeout_seconds
         if self._writer.message is None:
             return limit
@@ -171,7 +172,7 @@ class Run:
         return max(0.0, limit - max(0.0, waited))
 
     async def _converse(self, resumption: Resumption | None) -> TurnDone | Waits:
-        """Everything up to the end, which is left to be stored without a deadline."""
+        """Takes the turn up to its end, which the caller stores, outside the time limit."""
         conversations, writer, recorder = self._conversations, self._writer, self._recorder
         if resumption is not None:
             await conversations.recall(writer, recorder)
@@ -184,9 +185,10 @@ class Run:
             return await self._shown(events)
 
     async def _shown(self, events: AsyncIterator[tuple[Event, ...] | TurnDone | Waits]) -> TurnDone | Waits:
-        """Shows what happens; returns how the turn ends.
+        """Publishes the turn's events; returns its end.
 
-        Where nothing is streamed, the end alone says the answer; other text is shown before what it led to.
+        If the answer is not streamed, it is only in the end: text is held back, and published only if another
+        event follows it, such as a tool call, or the turn fails.
         """
         unsaid: list[str] = []
         try:
@@ -205,7 +207,7 @@ class Run:
         raise RuntimeError("a turn ends with an answer or a pause")
 
     def _say(self, texts: list[str]) -> None:
-        """Shows what was kept back, if anything."""
+        """Publishes text that was held back, if any."""
         if texts:
             self.stream.publish(TextDelta("".join(texts)))
             texts.clear()
@@ -262,7 +264,7 @@ class Run:
         )
 
     async def _announce(self, approval: Approval) -> None:
-        """Puts the pause into the tenant's inbox, where approvers look; believed only if it is there."""
+        """Adds the pause to the inbox of its tenant's approvers, who see it only once it is stored, too."""
         records = self._tasks.records
         key = keys.in_inbox(approval.created_at, approval.approval_id)
         await records.commit(
@@ -273,7 +275,7 @@ class Run:
         )
 
     async def _stopped(self) -> None:
-        """The turn was let expire: by its time, or by a signal that says why."""
+        """Stores the end of a turn that ran out of time or was stopped."""
         stop = self._stop
         if stop is None:
             limit = self._agent.limits.request_timeout_seconds
@@ -294,7 +296,7 @@ class Run:
         await self._end("Failed", _stored(error), SERVICE, error)
 
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
-        """The request ends without an answer; `error` is what context providers are given."""
+        """Stores that the request ended without an answer; context providers are given `error`."""
         self._over = True
         since = self._recorder.since
         if self._turn is not None:
@@ -323,18 +325,18 @@ class Run:
         await self._persist(store)
         if self._turn is not None:
             self._conversations.extend(self._writer.head, self.request.first_seq)
-        else:  # what other replicas have added was not read
+        else:  # other processes may have added messages that were not read
             self._conversations.forget(self.request.task_id)
         self._settle(self.request)
 
     def _unreturned(self, now: datetime) -> list[Draft]:
-        """The entries of the calls that were begun: none of what was approved before there is a turn."""
+        """Entries for the calls that have not returned; before the turn opened, none was made."""
         if self._turn is None:
             return []
         return [unreturned(self.request.request_id, call, now) for call in self._recorder.running.values()]
 
     async def _tools(self) -> Sequence[ToolOutcome]:
-        """What the request's tools did: by the log where the run ended before it made any call."""
+        """The outcomes of the request's tool calls; read from the log if no turn was opened in this run."""
         head = self._writer.head
         if self._turn is not None or head.running is None:
             return tuple(self._recorder.intents.values())
@@ -343,9 +345,9 @@ class Run:
         return [tool for tool in produced.tools if tool.call_id not in unmade]
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Writes an end, however long the store is away, as long as the lease is held.
+        """Retries a write of the end while the store is unavailable, for as long as the lease is held.
 
-        Callers are answered after a moment; how the request ended is then in its record.
+        After `STORE_DEADLINE_SECONDS` callers get an error; the record shows later how the request ended.
         """
         clock = self._tasks.records.clock
         deadline = clock.monotonic() + STORE_DEADLINE_SECONDS
@@ -364,9 +366,9 @@ class Run:
                 return
 
     def _ended_elsewhere(self, fenced: Fenced) -> None:
-        """Another process has ended this request, or the lease was lost: say what the record says.
+        """Reports the end in the record: another process has ended the request, or the lease was lost.
 
-        An end of our own is found here too, where the store lost its reply and then took a while.
+        It may be this run's own end, if the store's reply was lost and its commit was applied late.
         """
         if isinstance(fenced, Erased):
             self._give_up(NotFound(TASK_GONE))
@@ -380,11 +382,11 @@ class Run:
             )
             return
         self._conversations.forget(self.request.task_id)
-        self._ends_here = request.last_event == self.stream.last_id + 1  # which others do not know
+        self._ends_here = request.last_event == self.stream.last_id + 1  # no other process knows this number
         self._settle(request)
 
     async def _fail_last(self, error: BaseException) -> None:
-        """A fault of ours must not leave a request running for ever."""
+        """Ends the request after an internal error, so that it is not left running for ever."""
         fault = InternalError(
             f"Internal error ({type(error).__name__}). Retry the request; if it persists, contact the "
             "operator and quote the request id."
@@ -400,13 +402,13 @@ class Run:
     # --- reporting -------------------------------------------------------------------------------
 
     def _settle(self, request: RequestRecord) -> None:
-        """The end is stored."""
+        """Reports an end that is stored."""
         if not self.outcome.done():
             self.stream.end(request)
             self.outcome.set_result(request)
 
     def _report(self, error: TealError) -> None:
-        """The end is not stored, or is not ours to store."""
+        """Reports that the end is not stored, or is not this run's to store."""
         if not self.outcome.done():
             self.outcome.set_exception(error.with_ids(**self.request.ids))
             self.outcome.exception()
@@ -417,7 +419,7 @@ class Run:
         self._conversations.forget(self.request.task_id)
         self._report(error)
 
-    # --- of use above ----------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------
 
     @property
     def _agent(self) -> AgentSpec:
@@ -442,7 +444,7 @@ class Run:
 
 
 def _stored(error: TealError) -> Failure:
-    """What a request that failed says of it from then on: not to wait for what will not come."""
+    """The error as the failed request's record keeps it. Advice to retry later would be wrong there."""
     if isinstance(error, PersistenceUnavailable):
         return Failure(
             error.code,

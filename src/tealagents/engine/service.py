@@ -1,4 +1,4 @@
-"""The front that protocols talk to: send, start, follow, cancel, drain."""
+"""The front that protocols call: send, start, follow, cancel, drain."""
 
 import asyncio
 import contextlib
@@ -34,18 +34,18 @@ from tealagents.state.workers import Mailbox, Signal
 
 log = logging.getLogger(__name__)
 
-#: seconds that requests which are interrupted at the end of a drain get in all to store that they were
+#: seconds, in total, for storing the ends of requests that are interrupted at the end of a drain
 LAST_WRITES_SECONDS = 5.0
 
 
 class Submitted(Struct, frozen=True):
-    """A message that was taken, or whose outcome was known already."""
+    """A request that was accepted, or that an earlier use of the same key or decision has started."""
 
     request: RequestRecord
     partition: str
-    #: the key was used before: this is the first request's outcome
+    #: the key or the decision was used before: `request` is the outcome of its first use
     replayed: bool = False
-    #: the id of the last event before the part of the stream that this is about
+    #: the id of the event after which the stream of this call begins
     after: int = 0
 
 
@@ -61,17 +61,18 @@ class Service:
             per_user=agent.limits.max_requests_per_user,
             largest=agent.limits.max_body_bytes,
         )
-        #: the process has drained: followers of what continues elsewhere are sent there
+        #: the process has drained: followers have to continue in other processes
         self.closed = False
         self.submission = Submission(tasks, self.conversations.windows.recheck_keys)
         self._runs: dict[str, Run] = {}
-        #: what carries the runs to their ends
+        #: the asyncio tasks in which the runs run
         self._carrying: set[asyncio.Task[None]] = set()
         self._wait_queues = WaitQueues(tasks)
-        #: what is followed here of requests that run elsewhere
+        #: requests that are followed here and run in other processes
         self.tails = Tails(tasks)
+        #: by request id, the requests that wait here for their turn, and the asyncio tasks in which they do
         self._waiting: dict[str, tuple[asyncio.Task[None], Waiting]] = {}
-        #: streams of events that are open
+        #: open streams of events
         self.followers = 0
 
     @property
@@ -79,7 +80,7 @@ class Service:
         return self.tasks.records
 
     def run_of(self, request_id: str) -> Run | None:
-        """The run of a request, where it runs in this process."""
+        """The run of a request, if it runs in this process."""
         return self._runs.get(request_id)
 
     # --- sending ---------------------------------------------------------------------------------
@@ -87,14 +88,14 @@ class Service:
     async def send(
         self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
     ) -> Submitted:
-        """Stores a message and begins to answer it; the answer is followed by the request's id.
+        """Stores a message and starts its request; follow the answer by the request's id.
 
         Raises `Overloaded`, `Draining`, `RequestInProgress`, and what `Submission.begin` raises.
         """
         user, share = caller.user.key, counted(message.size)
         try:
             self.admission.enter(user, share)
-        except Overloaded:  # what is known already takes no place
+        except Overloaded:  # a repeated message takes no place
             if key is None or (first := await self.submission.first_use(caller, key)) is None:
                 raise
             return _replayed(first)
@@ -124,7 +125,7 @@ class Service:
             return Submitted(begun.request, begun.partition)
 
     async def _give_way(self, running: GivesWay, actor: str) -> None:
-        """Ends the running request for a newer message, here or elsewhere."""
+        """Ends the running request, here or in another process, in favor of a newer message."""
         run = self._runs.get(running.request_id)
         if run is None:
             await self.tasks.cancel(running.partition, running.request_id, actor, SUPERSEDED)
@@ -148,9 +149,9 @@ class Service:
         share: int = 0,
         streamed: bool,
     ) -> None:
-        """Runs a request whose task was taken for it, or continues a decided one.
+        """Runs a request that has taken its task, or continues a decided one.
 
-        The caller has a place in `admission`, and a share of its budget, given back when the run is over.
+        The caller has entered `admission` with `share`; both are given back when the run is over.
         """
         request = writer.request
         context = CallContext(
@@ -173,12 +174,12 @@ class Service:
         task.add_done_callback(self._carrying.discard)
 
     async def _carry(self, run: Run, user: str, share: int, resumption: Resumption | None) -> None:
-        """A run to its end, and what there is to do then."""
+        """Runs a request to its end and cleans up after it."""
         request_id = run.request.request_id
         try:
             await run.run(resumption)
         finally:
-            if self._runs.get(request_id) is run:  # else it was resumed in the same moment
+            if self._runs.get(request_id) is run:  # otherwise a decision has already started the next run
                 del self._runs[request_id]
             self.tasks.over(request_id)
             if run.outcome.exception() is not None:
@@ -198,7 +199,7 @@ class Service:
     async def _start_from_queue(
         self, caller: Caller, waiting: Waiting, share: int, *, streamed: bool
     ) -> None:
-        """Starts a request when it is its turn; gives its place back where it never will be."""
+        """Starts a request when its turn comes; gives its place back if it never does."""
         request = waiting.request
         started = False
         try:
@@ -209,13 +210,13 @@ class Service:
         finally:
             if not started:
                 self.tasks.over(request.request_id)
-                self.tasks.leave(waiting.partition, request.request_id)  # where it has not ended
+                self.tasks.leave(waiting.partition, request.request_id)  # ends it if it has not ended
                 self.admission.leave(caller.user.key, share)
 
     # --- outcomes --------------------------------------------------------------------------------
 
     async def outcome(self, sent: Submitted) -> RequestRecord:
-        """The request as it ended or paused. Raises what kept its end from being stored."""
+        """The request once it has ended or paused. Raises the error if its end could not be stored."""
         if sent.replayed:
             return sent.request
         request_id = sent.request.request_id
@@ -230,7 +231,7 @@ class Service:
             return (await self.tasks.request(sent.partition, request_id)).value
 
     async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:
-        """A request that waits here, once it begins or never will; None where it waits elsewhere."""
+        """A queued request, once it starts or never will; None if it waits in another process."""
         if (turn := self._waiting.get(request_id)) is not None:
             await asyncio.wait([turn[0]])
         if (run := self._runs.get(request_id)) is not None:
@@ -238,19 +239,19 @@ class Service:
         return (await self.tasks.request(partition, request_id)).value if turn is not None else None
 
     def events(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
-        """The events of a request behind `after`, from wherever they are."""
+        """The events of a request after `after`, in batches (`following.follow`)."""
         return follow(self, partition, request_id, after)
 
     # --- cancel ----------------------------------------------------------------------------------
 
     async def cancel(self, partition: str, request_id: str, actor: str) -> RequestRecord:
-        """Ends a running, paused or waiting request `Canceled`; it is when this returns."""
+        """Cancels a running, paused or queued request; returns it once it has ended, however it did."""
         while True:
             try:
                 found = (await self.tasks.request(partition, request_id)).value
             except PersistenceUnavailable:
                 run = self._runs.get(request_id)
-                if run is not None and run.partition == partition:  # it stops by itself, store or no store
+                if run is not None and run.partition == partition:  # stopping a run needs no store
                     run.stop(Stop(CANCELED, actor))
                 raise
             run = self._runs.get(request_id) if found.status not in ENDED else None
@@ -277,14 +278,15 @@ class Service:
     # --- the process -----------------------------------------------------------------------------
 
     async def attend(self) -> None:
-        """Ends requests as other processes ask, and those that processes have lost; runs with the service."""
+        """Handles signals from other processes, a lost lease and followed requests, as long as the service
+        runs."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take_signals())
             group.create_task(self._drop_lost())
             group.create_task(self.tails.attend())
 
     async def _take_signals(self) -> None:
-        """Takes signals as they come, while requests are here that they could be for."""
+        """Reads the signals of other processes as they arrive, unless no request is here to be signaled."""
         mailbox = Mailbox(self.records, self.tasks.lease)
         async for _ in mailbox.wakeups():
             if not self.tasks.begun_here:
@@ -296,7 +298,7 @@ class Service:
                 log.warning("signals could not be read: %s", error)
 
     def _end_as_asked(self, signal: Signal) -> None:
-        """Another process asks to end a request that runs here, or has ended it."""
+        """Stops a request that another process has ended, or asks this one to end."""
         run = self._runs.get(signal.request_id)
         if run is None:
             if self.tasks.begun_here[signal.request_id] and signal.pauses is not None:
@@ -305,7 +307,7 @@ class Service:
             run.stop(Stop(SUPERSEDED if signal.superseded else CANCELED, signal.actor))
 
     async def _drop_lost(self) -> None:
-        """What runs under a lost lease is for another process to end."""
+        """Stops runs under a lost lease without storing an end: other processes end them."""
         while True:
             worker_id = await self.tasks.lease.lost()
             for run in list(self._runs.values()):
@@ -313,8 +315,8 @@ class Service:
                     run.stop(Stop(None))
 
     async def drain(self, seconds: float) -> None:
-        """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""
-        if self.closed:  # the last writes had their time
+        """Admits nothing new, lets requests end, and after `seconds` interrupts the rest."""
+        if self.closed:
             return
         self.admission.draining = True
         log.info("draining: %d requests in flight", len(self._runs))
@@ -322,7 +324,7 @@ class Service:
         deadline = clock.monotonic() + seconds
         while self.admission.in_flight and clock.monotonic() < deadline:
             ends = [*self._carrying, *(task for task, _ in self._waiting.values())]
-            ends.append(asyncio.create_task(clock.sleep(0.1)))  # what is beginning is not among them yet
+            ends.append(asyncio.create_task(clock.sleep(0.1)))  # requests just admitted are not in `ends` yet
             await asyncio.wait(
                 ends, timeout=max(0.0, deadline - clock.monotonic()), return_when=asyncio.FIRST_COMPLETED
             )
@@ -343,11 +345,11 @@ class Service:
         ends = [asyncio.create_task(self._interrupt_queue(queue)) for queue in queues.values()]
         if self._carrying or ends:
             await asyncio.wait({*self._carrying, *ends}, timeout=LAST_WRITES_SECONDS)
-        for end in ends:  # what it has not ended is another process's to end, once this one is gone
+        for end in ends:  # other processes end the rest once this one is gone
             end.cancel()
 
     async def _interrupt_queue(self, queue: Sequence[Waiting]) -> None:
-        """Ends the requests that wait for one task: one after the other, as each end changes its head."""
+        """Ends the requests that wait for one task, one after the other, since each end changes the head."""
         for waiting in queue:
             with contextlib.suppress(TealError):
                 await self.tasks.cancel(waiting.partition, waiting.request.request_id, SERVICE, INTERRUPTED)

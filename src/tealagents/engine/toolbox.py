@@ -1,4 +1,4 @@
-"""The tools one agent has, and how one call is made safely."""
+"""An agent's tools, and how one call is made safely."""
 
 import asyncio
 import hashlib
@@ -44,22 +44,22 @@ from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
 
-#: what a tool raises to say what came of its call
+#: the errors with which a tool reports the outcome of a call
 _ANSWERS = (ToolFailed, NeedsAuthorization, NeedsOwner)
 
 #: owners whose tools are kept encoded
 MAX_OWNERS = 500
-#: how many near names an unknown tool's error lists
+#: how many tool names the error for an unknown tool lists
 NAMES_LISTED = 40
 
 Outcome = Literal["done", "failed", "unknown"]
 
-#: puts tools under governance
+#: applies governance to tools
 Govern = Callable[[Sequence[Tool]], Sequence[Tool]]
 
 
 class ToolOutput(Struct, frozen=True):
-    """The outcome of one call; `output` is what the model is sent."""
+    """The outcome of one call; the model is sent `output`."""
 
     call: ToolCall
     output: str
@@ -70,7 +70,7 @@ class ToolOutput(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """What a later request is sent about it, should this one end without an answer."""
+        """The outcome that later requests are told if this one ends without an answer."""
         if self.unknown:
             return "unknown"
         return "failed" if self.is_error else "done"
@@ -92,7 +92,7 @@ class CallContext:
         delegation: Delegation | None,
         extra_data: Json,
     ) -> None:
-        """`headers` are the actor's that the config passes on; None where it passes on none."""
+        """`headers` are those of the actor's that the config passes on; None if it passes on none."""
         self.session_id = session_id
         self.task_id = task_id
         self.request_id = request_id
@@ -106,16 +106,16 @@ class CallContext:
         self._delegation = delegation
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        """Adds to the answer's `extra_data`; the value must be JSON. `ValueError`: see `storable_json`."""
+        """Adds to the answer's `extra_data`; the value must be JSON. `ValueError` as in `storable_json`."""
         try:
             plain = msgspec.json.decode(msgspec.json.encode(value))
-        except UnicodeEncodeError:  # half a character, which has an escape, and is replaced
+        except UnicodeEncodeError:  # a lone surrogate: `json` escapes it, and `storable_json` replaces it
             escaped = json.dumps(msgspec.to_builtins(value, str_keys=True))
-            plain = json.loads(escaped, parse_constant=lambda _: None)  # NaN is null, as above
+            plain = json.loads(escaped, parse_constant=lambda _: None)  # NaN becomes null, as in msgspec
         self.extra_data[storable(key)] = storable_json(plain)
 
     def require_owner(self) -> None:
-        """`NeedsOwner` where another user runs the call: an approver never spends the owner's credentials."""
+        """`NeedsOwner` if another user runs the call: an approver never uses the owner's credentials."""
         if self._actor != self._owner:
             raise NeedsOwner("the owner's own resume is needed")
 
@@ -129,7 +129,7 @@ class CallContext:
 
     async def user_token(self, scopes: Sequence[str] = ()) -> str:
         """A token to act for the owner downstream."""
-        if isinstance(scopes, str):  # whose letters would be asked for
+        if isinstance(scopes, str):  # each letter would be taken for a scope
             raise ToolFailed("user_token takes a list of scopes, not a text")
         if self._delegation is None and scopes:
             raise ToolFailed(
@@ -142,7 +142,7 @@ class CallContext:
 
 
 class _RunByClient:
-    """Stands for a tool that only the client can run: each call of it pauses the request."""
+    """A placeholder for a tool that only the client can run: each call of it pauses the request."""
 
     def __init__(self, tool: ClientTool) -> None:
         self.spec = ToolSpec(
@@ -157,7 +157,7 @@ class _RunByClient:
 
 
 class _Brought:
-    """Stands for a tool that came with a request, until the request runs again and brings it."""
+    """A placeholder for a tool that came with a request, until the request runs again and brings it."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
@@ -167,13 +167,13 @@ class _Brought:
 
 
 def digest_of_tool(spec: ToolSpec) -> str:
-    """SHA-256 of what an approval is given for: what the tool says of itself, and how it is governed."""
+    """SHA-256 of what an approval covers: the tool's name, description, parameters, governance and auth."""
     said = (spec.name, spec.description, spec.parameters, bare(spec).governance, spec.auth)
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
 class Toolbox:
-    """The tools by name, and their description to the model, encoded once."""
+    """The tools by name, and their description for the model, encoded once."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Toolbox:
         timeout_seconds: float,
         govern: Govern = list,
     ) -> None:
-        """`govern` puts tools that come with a request under the governance of all others."""
+        """`govern` applies the agent's governance to tools that come with a request."""
         self._model = model
         self._timeout = timeout_seconds
         self._govern = govern
@@ -189,7 +189,7 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         #: the tools' description, in the model client's own encoding; empty where there are none
         self.encoded = b""
-        #: what each toolset lists, for all users or for `_owner`
+        #: the tools that each toolset lists, for all users or for `_owner`
         self._lists: Sequence[Sequence[Tool]] = ()
         #: tools of one request
         self._extra: Mapping[str, Tool] = {}
@@ -197,7 +197,7 @@ class Toolbox:
         self._owned: OrderedDict[str, Toolbox] = OrderedDict()
 
     def of(self, owner: User) -> "Toolbox":
-        """This toolbox as one owner may see it: what servers have listed for others is not in it."""
+        """This toolbox as one owner may see it, without tools that servers have listed for other owners."""
         lists = [
             toolset.tools_of(owner) if isinstance(toolset, PerOwner) else listed
             for toolset, listed in zip(self._toolsets, self._lists, strict=True)
@@ -211,20 +211,20 @@ class Toolbox:
         return known
 
     def current(self) -> "Toolbox":
-        """This toolbox with what its owner has been listed since it was made."""
+        """This toolbox with its owner's tools as they are listed now."""
         return self if self._owner is None else self.of(self._owner)
 
     def with_tools(self, tools: Sequence[Tool]) -> "Toolbox":
-        """This toolbox with some tools more, for one request."""
+        """This toolbox with further tools for one request, which are governed like all others."""
         extra = {tool.spec.name: tool for tool in self._govern(tools)}
         return self._made(self._lists, {**extra, **self._extra}, self._owner)
 
     def with_brought(self, specs: Sequence[ToolSpec]) -> "Toolbox":
-        """This toolbox with what a pause holds of the tools that its request brought, governed as now."""
+        """This toolbox with placeholders for the tools that a paused request brought, governed as now."""
         return self.with_tools([_Brought(spec) for spec in specs]) if specs else self
 
     def with_client_tools(self, tools: Sequence[ClientTool]) -> "Toolbox":
-        """This toolbox with tools that the client of one request runs; it never hides one of ours."""
+        """This toolbox with tools that one request's client runs; they never hide the agent's own."""
         offered = {tool.name: _RunByClient(tool) for tool in tools}
         return self._made(self._lists, {**offered, **self._extra}, self._owner)
 
@@ -249,7 +249,7 @@ class Toolbox:
         self.reload()
 
     def reload(self) -> None:
-        """Asks the toolsets again: one of them offers other tools than before. Calls under way continue."""
+        """Asks the toolsets again after one of them has changed its tools. Calls under way continue."""
         self._take([toolset.tools() for toolset in self._toolsets])
         self._owned.clear()
 
@@ -259,7 +259,7 @@ class Toolbox:
         self.encoded = self._model.encode_tools([tool.spec for tool in self.tools])
 
     def find(self, name: str) -> Tool | None:
-        """The tool of this name, also one that a server shows only to users who have consented."""
+        """The tool of this name, even if its server lists it only for users who have consented."""
         found = self._tools.get(name)
         if found is not None:
             return found
@@ -276,15 +276,15 @@ class Toolbox:
         return list(self._tools.values())
 
     def plugin_of(self, name: str) -> str:
-        """The plugin of a tool, where it is not what stands before the name's first hyphen."""
+        """The plugin of a tool; empty if it is the part of the name before the first hyphen."""
         tool = self.find(name)
         plugin = tool.spec.plugin if tool is not None else ""
         return plugin if TOOL_SEPARATOR in plugin and name.startswith(plugin + TOOL_SEPARATOR) else ""
 
     def governed(self, call: ToolCall) -> bool:
-        """Whether the call waits: for an approval, or for the client that runs it.
+        """Whether the call has to wait for an approval, or for the client that runs it.
 
-        One that cannot run waits for no one: its result says why.
+        A call with invalid arguments does not wait: its result tells the model why it failed.
         """
         tool = self.find(call.tool)
         if tool is None or not tool.spec.governance.requires_hitl:
@@ -292,26 +292,26 @@ class Toolbox:
         return isinstance(arguments_of(call), dict)
 
     def pinned(self, call: ToolCall) -> ToolCall:
-        """The call as a pause shows it: what runs later is the tool that stands here now, or nothing."""
+        """The call as a pause shows it, with the digest of its tool: it runs only if that is unchanged."""
         tool = self.find(call.tool)
         if tool is None or call.by_client or isinstance(tool, Unlisted):
             return replace(call, pinned="")
         return replace(call, pinned=digest_of_tool(tool.spec))
 
     def as_shown(self, call: ToolCall) -> ToolSpec | None:
-        """The tool of a call that was shown for approval; None where none is known that is the same still."""
+        """The tool of a call that was shown for approval; None if it has changed since, or is unknown."""
         tool = self.find(call.tool)
         same = tool is not None and call.pinned and digest_of_tool(tool.spec) == call.pinned
         return tool.spec if tool is not None and same else None
 
     def brought_for(self, calls: Iterable[ToolCall]) -> tuple[ToolSpec, ...]:
-        """The tools of these calls that came with the request, and not from its client."""
+        """The specs of these calls' tools that came with the request, except those that its client runs."""
         names = dict.fromkeys(call.tool for call in calls if not call.by_client)
         extra = {name: self._extra[name] for name in names if name in self._extra}
         return tuple(bare(tool.spec) for name, tool in extra.items() if self._tools[name] is tool)
 
     def check(self, name: str, arguments: Json) -> None:
-        """`ToolFailed` where the tool knows already that it would refuse these arguments."""
+        """`ToolFailed` if the tool can tell before a call that it would refuse these arguments."""
         tool = self.find(name)
         if not isinstance(tool, Checking):
             return
@@ -327,7 +327,7 @@ class Toolbox:
             raise ToolFailed(described(error)) from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolOutput | Deferred:
-        """Makes one call. Whatever goes wrong with it is reported to the model, and is no failure of ours."""
+        """Makes one call. Whatever goes wrong in the tool is reported to the model and never raised."""
         started = time.perf_counter()
         is_error = unknown = False
         try:
@@ -346,14 +346,15 @@ class Toolbox:
         return ToolOutput(call, storable(output), is_error, duration_ms, unknown)
 
     async def _meant(self, call: ToolCall, context: CallContext) -> Tool | None:
-        """The tool of a call; one that was approved is listed first, to be held against what was shown."""
+        """The tool of a call. For an approved call, an `Unlisted` tool is listed first, so that it can be
+        compared with the one that was shown."""
         tool = self.find(call.tool)
         if call.pinned and isinstance(tool, Unlisted):
             try:
                 await within(self._limit(tool), partial(tool.list_for, context), _ANSWERS)
             except _ANSWERS:
                 raise
-            except BaseException as error:  # as of a tool: it fails this call alone
+            except BaseException as error:  # as with a tool's own error, only this call fails
                 if ends_task(error):
                     raise
                 log.warning("the server of %s lists no tools", call.tool, exc_info=error)
@@ -362,7 +363,8 @@ class Toolbox:
         return tool
 
     def _limit(self, tool: Tool) -> float:
-        """Seconds after which a call may have been made: while it waits, the tool reports that it was not."""
+        """Seconds until a call is given up. By then it may have been sent: while it waits for a session or a
+        token, the tool itself gives up earlier, and reports that nothing was sent."""
         return (tool.spec.timeout or self._timeout) + tool.spec.waits
 
     async def _attempt(self, tool: Tool | None, call: ToolCall, context: CallContext) -> str:
@@ -377,7 +379,7 @@ class Toolbox:
             return await within(seconds, partial(_called, tool, context, arguments), _ANSWERS)
         except _ANSWERS:
             raise
-        # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
+        # a tool is third-party code: whatever it raises, even a Rust panic, becomes a result for the model
         except BaseException as error:
             if ends_task(error):
                 raise
@@ -401,14 +403,14 @@ async def _called(tool: Tool, context: CallContext, arguments: Json) -> str:
 
 
 def _text(name: str, output: object) -> str:
-    """What a tool has given back; only those of third parties can give anything but text."""
+    """A tool's output; `ToolFailed` if it is not text, which a third-party tool may return."""
     if not isinstance(output, str):
         raise ToolFailed(f"{name} has run, but gave back {type(output).__name__} instead of text.")
     return output
 
 
 def arguments_of(call: ToolCall) -> Json | str:
-    """The parsed arguments, or in words why they are none."""
+    """The parsed arguments, or a text that says why they are invalid."""
     given = (call.arguments or "{}").encode()
     if too_many(given, MOST_VALUES):
         return f"holds more than {MOST_VALUES:,} JSON values"

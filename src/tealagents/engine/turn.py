@@ -1,7 +1,7 @@
-"""One turn of a conversation: what the model is sent, what it may call, what is written down and remembered.
+"""One turn of a conversation: its prompt, its tools, what it records, and the context that it leaves.
 
-The same for a task of the service and a thread of the library; what differs is the `Conversation`: where
-earlier messages are read from, and what is kept of it.
+Tasks of the service and threads of the library use the same turn. They differ in the `Conversation`, which
+reads the earlier messages and stores the new ones, and in the `Recorder`.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -45,41 +45,42 @@ from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Part, Report, Upcoming, restored_context, restored_memory
 
-#: seconds that context providers get, in all, to handle a request that failed
+#: seconds, in total, that context providers get to handle a failed request
 LAST_WORDS_SECONDS = 2.0
 
 
-#: without providers, as most agents are
+#: for agents without providers, as most are
 _NOTHING = Gathered()
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a turn is about."""
+    """The input of a turn."""
 
     session_id: str
     task_id: str
     request_id: str
     owner: User
-    #: the user's message, and what has been said since where the request continues after a pause
+    #: the user's message; after a pause, all messages of the request so far
     said: Sequence[Message]
     resumed: bool = False
     setup: RequestSetup = AS_CONFIGURED
-    #: sent to the model with every call, such as what tools did that were never answered for
+    #: texts sent to the model with every call, such as the tool calls of unanswered requests
     notes: Sequence[str] = ()
 
 
 class Conversation(Protocol):
-    """Where a turn's earlier messages are, and what is remembered of them."""
+    """A turn's access to the earlier messages of its conversation and to what it remembers."""
 
-    #: of a remote conversation: where it continues; None where the model service has none of it yet
+    #: of a remote conversation: the id to continue from; None if the model service has none of it yet
     remote_id: str | None
 
     async def remembered(self) -> Json:
-        """What the conversation remembers as of its checkpoint; a turn may change it for itself."""
+        """The context of the checkpoint: the state of reducers and context providers. A turn never changes
+        it, but works on copies."""
         ...
 
     async def encoded(self) -> Sequence[bytes]:
-        """All earlier messages as the model is sent them, oldest first."""
+        """All earlier messages, encoded for the model, oldest first."""
         ...
 
     def earlier(self) -> AsyncIterator[Part]:
@@ -87,11 +88,11 @@ class Conversation(Protocol):
         ...
 
     def looked(self) -> None:
-        """A view has asked for all that it needs of `earlier`."""
+        """The view has read all that it needs from `earlier`."""
         ...
 
     def memory(self, provider: str) -> Memory:
-        """What a context provider remembers of the user, the session and the task."""
+        """A context provider's memory of the user, the session and the task."""
         ...
 
 
@@ -104,25 +105,25 @@ class Turn(Struct, kw_only=True, eq=False):
     providers: Providers
     #: what the providers have added
     gathered: Gathered
-    #: what the conversation remembered before
+    #: the context of the checkpoint that this turn continues
     remembered: Json
-    #: what the conversation remembers, to be kept with the checkpoint; None: the agent does not touch it
+    #: the context to store with the new checkpoint; None: the agent has no reducers and no providers
     context: Json | None
-    #: where a remote conversation continues
+    #: of a remote conversation: the id to continue from
     remote_id: str | None
-    #: the providers know how it ended
+    #: the providers have been told how the turn ended
     reported: bool = False
 
     async def completed(self, response: Sequence[Message]) -> tuple[Json | None, list[Report]]:
-        """The model has answered: what the conversation remembers now, and what the trace is to show.
+        """The model has answered. Returns the context for the new checkpoint, and reports for the trace.
 
-        `ContextProviderFailed` where a required one fails.
+        Raises `ContextProviderFailed` if a required provider fails.
         """
         self.reported = True
         reports = await self.providers.invoked(self.gathered, response, None)
         if self.context is None:
             return count_round(self.remembered) or None, reports
-        states = self.gathered.states  # as they were checked: one that was left behind may still write
+        states = self.gathered.states  # the checked copies: a provider that was given up may still write
         before = self.remembered.get("providers") or {}
         absent = {name: state for name, state in before.items() if name not in self.gathered.invocations}
         reports += await self.prompt.settle(response[-1])
@@ -132,7 +133,7 @@ class Turn(Struct, kw_only=True, eq=False):
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:
-        """The request ends without an answer."""
+        """The request ends without an answer. Returns reports for the trace."""
         if self.reported:
             return []
         self.reported = True
@@ -143,7 +144,7 @@ class Turn(Struct, kw_only=True, eq=False):
 
 
 async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) -> Turn:
-    """What the model is sent and may call in this turn."""
+    """Composes a turn: reads the context, asks the context providers, collects prompt and tools."""
     remembered = await conversation.remembered()
     gathered = await _gather(agent, conversation, asked, remembered)
     toolbox = agent.toolbox.of(asked.owner)
@@ -206,7 +207,7 @@ async def _prompt(
     if agent.thread_kind == "remote":
         instructions = "\n\n".join(filter(None, [system, *notes]))
         standing = [model.encode_system(instructions)] if instructions else []
-        if conversation.remote_id is None:  # the service does not have the conversation yet: all of it
+        if conversation.remote_id is None:  # the service has nothing of the conversation yet
             unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
         else:
             unsent = [model.encode(each) for each in (() if asked.resumed else [*new, *said])]
@@ -234,9 +235,9 @@ async def _prompt(
 
 
 class TurnDone(Struct, frozen=True):
-    """The model has answered, and the conversation remembers `context`."""
+    """The model has answered; `context` is to be stored with the new checkpoint."""
 
-    #: where a remote conversation continues
+    #: of a remote conversation: the id to continue from
     remote_id: str | None
     context: Json | None
 
@@ -281,7 +282,7 @@ class TurnLoop:
     async def events(
         self, resumption: Resumption | None = None
     ) -> AsyncGenerator[tuple[Event, ...] | TurnDone | Waits, None]:
-        """What happens, as it happens, with what happens at once; the last is how the turn ends."""
+        """The turn's events as they happen, those that happen together in one tuple; then the turn's end."""
         recorder, state = self._recorder, self._state
         async with aclosing(converse(state, resumption)) as events:
             async for event in events:
@@ -315,12 +316,12 @@ class TurnLoop:
 
     @property
     def remote_id(self) -> str | None:
-        """Where a remote conversation continues."""
+        """Of a remote conversation: the id to continue from."""
         return self._state.remote_id
 
     @property
     def left(self) -> Sequence[str]:
-        """Responses that the model service has begun for this turn and that the conversation does not
+        """Ids of responses that the model service has begun in this turn and that the conversation does not
         continue."""
         return self._state.left
 

@@ -1,7 +1,7 @@
-"""Requests that wait for their task: for all of one task in this process, one watch on it.
+"""Requests that wait for their task. All of this process's requests for one task share one watch on it.
 
-When the task changes it is looked at once: the request whose turn it is, and those that wait no more, are
-called; the others go on waiting at hardly any cost.
+When the task changes, its head is read once. The request whose turn it is and those that are no longer
+queued are woken; the others keep waiting at hardly any cost.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from tealagents.state.tasks import Tasks, next_look
 
 log = logging.getLogger(__name__)
 
-#: seconds of silence after which a task is looked at whose writer may have died
+#: seconds without a change after which a task is read anyway, since its writer may have died
 SILENCE_SECONDS = 5.0
-#: seconds until a task is looked at again that could not be read
+#: seconds until a task that could not be read is read again
 RETRY_SECONDS = 0.25
-#: seconds after which who waits looks for itself, should it not have been called
+#: seconds after which a waiting request tries by itself, in case it was not woken
 OVERLOOKED_SECONDS = 30.0
 
 
@@ -34,7 +34,7 @@ class WaitQueues:
         self._queues: dict[str, _WaitQueue] = {}
 
     async def turn(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord:
-        """The request's task, taken for it when it is its turn; the request where it never will be."""
+        """Takes the task for the request when its turn comes; returns the request if it never does."""
         request, clock = waiting.request, self._tasks.records.clock
         with self._ticket(waiting.partition, request.task_id, request.request_id) as ticket:
             while (begun := await self._try_start(waiting, actor)) is None:
@@ -57,7 +57,8 @@ class WaitQueues:
 
     @contextmanager
     def _ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[asyncio.Event]:
-        """A ticket for as long as the block lasts: set when it may be the request's turn, or never will."""
+        """A ticket for as long as the block lasts, set when the request's turn may have come, or will
+        never come."""
         queue = self._queues.get(task_id)
         if queue is None:
             queue = self._queues[task_id] = _WaitQueue(self._tasks, partition, task_id)
@@ -72,7 +73,7 @@ class WaitQueues:
 
 
 class _WaitQueue:
-    """The requests that wait for one task, and the watch that wakes them."""
+    """The tickets of the requests that wait for one task, and the watch that sets them."""
 
     def __init__(self, tasks: Tasks, partition: str, task_id: str) -> None:
         self._tasks = tasks
@@ -86,7 +87,7 @@ class _WaitQueue:
         self._watch.cancel()
 
     async def _look_for_ever(self) -> None:
-        """Looks whenever the task has changed, and after a silence."""
+        """Reads the task whenever it changes, and after `_silence` seconds without a change."""
         async with self._tasks.records.store.watch(self._partition, keys.task(self._task_id)) as watch:
             while True:
                 head = await self._head()
@@ -96,7 +97,7 @@ class _WaitQueue:
                 await watch.wait(self._silence(head), found=head is None)
 
     async def _head(self) -> Head | None:
-        """None where the task cannot be read: each request finds out what that means for itself."""
+        """The task's head; None if it cannot be read: each request then tries, and gets the error, itself."""
         try:
             return (await self._tasks.head(self._partition, self._task_id)).value
         except TealError:
@@ -106,13 +107,13 @@ class _WaitQueue:
             return None
 
     def _due(self, head: Head) -> set[str]:
-        """The requests to call: the first, once the task is free, and those that have left the queue."""
+        """The requests to wake: the first, if the task is free, and those that have left the queue."""
         queue = [queued.request_id for queued in head.queue]
         gone = self.tickets.keys() - set(queue)
         return gone if head.occupant else {*gone, *queue[:1]}
 
     def _silence(self, head: Head | None) -> float:
-        """Seconds after which to look anyway: the task's writer may have died, or its pause has expired."""
+        """Seconds after which to read the task anyway: its writer may have died, or its pause may expire."""
         if head is None:
             return RETRY_SECONDS
         silence = min(SILENCE_SECONDS, self._tasks.lease.seconds / 2)
