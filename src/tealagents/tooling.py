@@ -83,7 +83,7 @@ class Tooling:
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
         """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""
-        self._stack.push_async_callback(self.consents.settled)
+        self._stack.push_async_callback(self.consents.tokens.settled)
         if self.delegation is not None:
             await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
         return await self._stack.enter_async_context(

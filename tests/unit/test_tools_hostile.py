@@ -498,8 +498,8 @@ def test_what_the_operator_registered_keeps_its_callback() -> None:
     issuer = "https://login.example"
     discovered = ProtectedServer(name="x", resource="https://x.example/mcp")
     for known in (replace(discovered, issuer=issuer), replace(discovered, client_id="me")):
-        assert registrations.redirect_uri(registrations.mark(known, issuer)) == CALLBACK
-    assert registrations.redirect_uri(registrations.mark(discovered, issuer)) != CALLBACK
+        assert registrations.redirect_uri(registrations.callback_id(known, issuer)) == CALLBACK
+    assert registrations.redirect_uri(registrations.callback_id(discovered, issuer)) != CALLBACK
 
 
 @pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint", "authorization_endpoint"])

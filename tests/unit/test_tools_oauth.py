@@ -28,7 +28,7 @@ from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
 from tealagents.tooling import Tooling
-from tealagents.tools import oauth
+from tealagents.tools import oauth_clients, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -472,7 +472,7 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
             now[0] += 3590
             with monkeypatch.context() as patch:
-                patch.setattr(oauth, "token_request", away)
+                patch.setattr(oauth_clients, "token_request", away)
                 with pytest.raises(ToolFailed, match="did not renew the user's authorization now"):
                     await call(server, Context())
             assert await call(server, Context()) == "Alice"
@@ -494,7 +494,7 @@ async def test_users_outlive_a_new_client_secret(pretender: Pretender) -> None:
     entry: Json = {"name": "x", "issuer": pretender.url, "client_id": "me"}
     secrets = await stored_grant(pretender, ProtectedServer(**entry, client_secret="old"))
     server = ProtectedServer(**entry, client_secret="new")
-    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
     assert pretender.headers[-1]["authorization"] == f"Basic {b64encode(b'me:new').decode()}"
 
 
@@ -520,9 +520,9 @@ async def test_a_refused_renewal_asks_the_user_and_keeps_the_grant(
         return status, {"error": error} if error else {}
 
     with monkeypatch.context() as patch:
-        patch.setattr(oauth, "token_request", refused)
-        assert await consents.token(Context(), server) is None
-    assert await consents.token(Context(), server) == "granted"
+        patch.setattr(oauth_clients, "token_request", refused)
+        assert await consents.tokens.get(Context(), server) is None
+    assert await consents.tokens.get(Context(), server) == "granted"
 
 
 @pytest.mark.parametrize("old", ["{url}/old", "http://127.0.0.1:9/token"])
@@ -532,7 +532,7 @@ async def test_a_token_endpoint_that_has_moved_is_found_again(pretender: Pretend
     secrets = await stored_grant(pretender, server)
     [(key, stored)] = secrets.secrets.items()
     secrets.secrets[key] = stored.replace(f"{pretender.url}/token", old.format(url=pretender.url))
-    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
     assert json.loads(secrets.secrets[key])["at"]["token_endpoint"] == f"{pretender.url}/token"
 
@@ -546,12 +546,12 @@ async def test_a_server_that_names_another_authorization_server_asks_anew(preten
     consents = Consents(CALLBACK, secrets=secrets)
     pretender.documents.clear()
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):  # all of it may be away for now
-        await consents.token(Context(), server)
+        await consents.tokens.get(Context(), server)
     pretender.documents["/.well-known/oauth-protected-resource"] = {
         "resource": pretender.url,
         "authorization_servers": ["https://elsewhere.example"],
     }
-    assert await consents.token(Context(), server) is None
+    assert await consents.tokens.get(Context(), server) is None
     assert len(pretender.forms) == 1
 
 
@@ -571,15 +571,15 @@ async def test_a_caller_who_is_canceled_loses_no_authorization(
         await left.wait()
         return answer
 
-    monkeypatch.setattr(oauth, "token_request", slow)
-    call = asyncio.create_task(consents.token(Context(), server))
+    monkeypatch.setattr(oauth_clients, "token_request", slow)
+    call = asyncio.create_task(consents.tokens.get(Context(), server))
     await asyncio.wait_for(came.wait(), 30)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     left.set()
-    await consents.settled()
-    assert await consents.token(Context(), server) == "second"
+    await consents.tokens.settled()
+    assert await consents.tokens.get(Context(), server) == "second"
     assert '"r2"' in secrets.secrets["contoso.alice", server.key]
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
 
@@ -628,16 +628,16 @@ async def test_a_renewed_grant_is_stored_once_the_store_is_back(
     secrets = Fickle()
     secrets.secrets = (await stored_grant(pretender, server)).secrets
     # a stop does not wait for the next try
-    monkeypatch.setattr(oauth, "SAVE_SECONDS", 3600 if stops else 0.01)
+    monkeypatch.setattr(oauth_tokens, "SAVE_SECONDS", 3600 if stops else 0.01)
     secrets.away = True
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
     consents = Consents(CALLBACK, secrets=secrets)
-    assert await consents.token(Context(), server) == "second"
+    assert await consents.tokens.get(Context(), server) == "second"
     secrets.away = False
     if stops:
-        await consents.settled()
+        await consents.tokens.settled()
     await asyncio.wait_for(secrets.taken.wait(), 30)
-    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "second"
+    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "second"
     assert pretender.forms[-1]["refresh_token"] == "r2"
 
 
@@ -648,7 +648,7 @@ async def renewed_while_away(pretender: Pretender) -> tuple[Consents, Fickle]:
     secrets.secrets = (await stored_grant(pretender, server)).secrets
     secrets.away = True
     consents = Consents(CALLBACK, secrets=secrets)
-    await consents.token(Context(), server)
+    await consents.tokens.get(Context(), server)
     return consents, secrets
 
 
@@ -657,7 +657,7 @@ async def test_a_stop_does_not_wait_for_a_store_that_stays_away(
 ) -> None:
     """What could not be stored is tried once more, and the log names the loss."""
     consents, _ = await renewed_while_away(pretender)
-    await asyncio.wait_for(consents.settled(), 30)
+    await asyncio.wait_for(consents.tokens.settled(), 30)
     assert "could not be stored: the user may be asked again" in caplog.text
 
 
@@ -668,7 +668,7 @@ async def test_a_renewed_grant_that_could_not_be_stored_is_not_stored_after_its_
     consents, secrets = await renewed_while_away(pretender)
     secrets.away = False
     secrets.secrets.clear()
-    await consents.settled()
+    await consents.tokens.settled()
     assert not secrets.secrets
 
 
@@ -680,13 +680,13 @@ async def test_a_new_consent_comes_before_a_renewal_that_could_not_be_stored(pre
     one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
     secrets.away = True
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
-    assert await one.token(Context(), server) == "second"
+    assert await one.tokens.get(Context(), server) == "second"
     secrets.away = False
     pretender.answered = {"access_token": "third", "refresh_token": "r3"}
     asked = await other.ask(Context(), server)
     await other.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     now[0] += 3590
-    await one.token(Context(), server)
+    await one.tokens.get(Context(), server)
     assert pretender.forms[-1]["refresh_token"] == "r3"
 
 
@@ -744,13 +744,13 @@ async def test_replicas_renew_a_grant_one_after_the_other(
         await asyncio.sleep(0.05)
         return 200, {"access_token": f"access-{len(used)}", "refresh_token": f"r{len(used)}"}
 
-    monkeypatch.setattr(oauth, "token_request", rotating)
+    monkeypatch.setattr(oauth_clients, "token_request", rotating)
     async with MemoryStore() as store:
         secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
         for (user, name), secret in granted.secrets.items():
             await secrets.put(user, name, secret)
         replicas = [Consents(CALLBACK, secrets=secrets) for _ in range(3)]
-        tokens = await asyncio.gather(*(each.token(Context(), server) for each in replicas))
+        tokens = await asyncio.gather(*(each.tokens.get(Context(), server) for each in replicas))
         assert len(set(tokens)) == 3
         assert used == ["r", "r1", "r2"]
 
@@ -768,8 +768,8 @@ async def test_a_replica_that_died_while_it_renewed_holds_up_no_other(
         return len(lasted) > 1
 
     monkeypatch.setattr(secrets, "claim", expired)
-    assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
-    assert oauth.TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
+    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert oauth_tokens.TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -813,9 +813,9 @@ async def test_a_token_is_used_however_short_it_lives(
     asked = await consents.ask(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     now[0] = 1000 + used
-    assert await consents.token(Context(), server) == "granted"
+    assert await consents.tokens.get(Context(), server) == "granted"
     now[0] = 1000 + ended
-    assert await consents.token(Context(), server) is None
+    assert await consents.tokens.get(Context(), server) is None
 
 
 async def test_configured_client_identifies_itself(pretender: Pretender) -> None:
@@ -836,7 +836,7 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
             assert "client_secret" not in form
         else:
             assert form["client_secret"] == "s3 cret"
-        assert await consents.token(Context(), server) == "granted"
+        assert await consents.tokens.get(Context(), server) == "granted"
 
 
 async def test_a_registration_that_was_forgotten_is_made_again(pretender: Pretender) -> None:
@@ -891,7 +891,7 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
         looked += 1
         raise ToolFailed("It is away.")
 
-    monkeypatch.setattr(oauth, "token_request", away)
+    monkeypatch.setattr(oauth_clients, "token_request", away)
     for _ in range(3):  # each look would cost the user a while
         assert (await consents.ask(Context(), server)).url == first
     assert looked == 1
@@ -942,10 +942,10 @@ async def test_an_endpoint_that_does_not_answer_in_time_is_not_looked_for(
     async def found(*_: object) -> str:
         raise AssertionError("it was looked for")
 
-    monkeypatch.setattr(oauth, "token_request", slow)
-    monkeypatch.setattr(oauth, "_token_endpoint", found)
+    monkeypatch.setattr(oauth_clients, "token_request", slow)
+    monkeypatch.setattr(oauth_tokens, "_token_endpoint", found)
     with pytest.raises(ToolFailed, match="slow is slow"):
-        await Consents(CALLBACK, secrets=secrets).token(Context(), server)
+        await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server)
 
 
 async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:
@@ -1018,7 +1018,7 @@ async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Preten
         assert asked.scopes == expected
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
         consents = Consents(CALLBACK, secrets=secrets)
-        assert await consents.token(Context(), server) == "granted"
+        assert await consents.tokens.get(Context(), server) == "granted"
 
 
 async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(pretender: Pretender) -> None:
@@ -1030,14 +1030,14 @@ async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(
     here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
     first = await here.ask(Context(), server)
     await here.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
-    assert await here.wider(Context(), server, "granted") is None
+    assert await here.tokens.wider(Context(), server, "granted") is None
     challenge = Challenge.of('Bearer error="insufficient_scope", scope="write"')
     further = await here.ask(Context(), server, challenge)
     await there.complete(parse_qs(urlsplit(further.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "wider"}
-    assert await here.wider(Context(), server, "granted") == "wider"
-    assert await here.token(Context(), server) == "wider"
-    assert await here.wider(Context(), server, "wider") is None
+    assert await here.tokens.wider(Context(), server, "granted") == "wider"
+    assert await here.tokens.get(Context(), server) == "wider"
+    assert await here.tokens.wider(Context(), server, "wider") is None
 
 
 async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken_up(
@@ -1053,8 +1053,8 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
         asked = await consents.ask(Context(), server)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "wider"}
-    assert await here.wider(Context(), server, "granted") == "wider"
-    assert await here.wider(Context(), server, "wider") is None
+    assert await here.tokens.wider(Context(), server, "granted") == "wider"
+    assert await here.tokens.wider(Context(), server, "wider") is None
 
 
 async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(pretender: Pretender) -> None:
@@ -1066,9 +1066,9 @@ async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(preten
     asked = await here.ask(Context(), server)
     await here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "renewed", "refresh_token": "next"}
-    assert await there.token(Context(), server) == "renewed"
-    assert await here.wider(Context(), server, "granted") is None
-    assert await here.token(Context(), server) == "granted"
+    assert await there.tokens.get(Context(), server) == "renewed"
+    assert await here.tokens.wider(Context(), server, "granted") is None
+    assert await here.tokens.get(Context(), server) == "granted"
 
 
 async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_stored(
@@ -1084,8 +1084,8 @@ async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_store
         pretender.answered = {"access_token": token, "refresh_token": "once" if challenge is None else ""}
         asked = await consents.ask(Context(), server, challenge)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-    assert await consents.wider(Context(), server, "second") is None
-    assert await consents.token(Context(), server) == "second"
+    assert await consents.tokens.wider(Context(), server, "second") is None
+    assert await consents.tokens.get(Context(), server) == "second"
 
 
 async def test_a_token_that_lacks_a_scope_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1114,9 +1114,9 @@ async def test_a_token_whose_scopes_are_worded_otherwise_is_used(pretender: Pret
     consents = Consents(CALLBACK, secrets=secrets)
     asked = await consents.ask(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-    assert await consents.token(Context(), server) == "granted"
+    assert await consents.tokens.get(Context(), server) == "granted"
     for _ in range(2):
-        assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+        assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
     assert [form["grant_type"] for form in pretender.forms] == [
         "authorization_code",
         "refresh_token",
@@ -1135,11 +1135,11 @@ async def test_entries_with_other_scopes_have_tokens_of_their_own(pretender: Pre
         for scope in ("read", "write")
     )
     for server in (reading, writing):
-        assert await consents.token(Context(), server) is None
+        assert await consents.tokens.get(Context(), server) is None
         asked = await consents.ask(Context(), server)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     for server in (reading, writing):
-        assert await consents.token(Context(), server) == "granted"
+        assert await consents.tokens.get(Context(), server) == "granted"
 
 
 async def test_resource_names_its_authorization_server(pretender: Pretender) -> None:
@@ -1215,12 +1215,12 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     asked = await consents.ask(Context(), plain)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     fresh = Consents(CALLBACK, secrets=secrets)
-    assert await fresh.token(Context(), plain) == "granted"
+    assert await fresh.tokens.get(Context(), plain) == "granted"
     for other in (
         ProtectedServer(name="x", issuer="https://other.example", scopes=("a",), client_id="me"),
         ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me"),
     ):
-        assert await fresh.token(Context(), other) is None
+        assert await fresh.tokens.get(Context(), other) is None
 
 
 # --- the catalogue's auth ------------------------------------------------------------------------

@@ -14,7 +14,8 @@
                       `process_guard`: ends a child process whose parent has died)
 `oauth`               a user's own authorization at another's server (`oauth_servers`: what such servers are
                       asked, and believed; `oauth_clients`: who this service is to them; `oauth_pending`: what
-                      waits for a browser; `oauth_context`: for tools that the catalogue protects)
+                      waits for a browser; `oauth_tokens`: keeping and renewing what was granted;
+                      `oauth_context`: for tools that the catalogue protects)
 `catalogue`           what the operator says of each tool, and what follows
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results

@@ -45,8 +45,9 @@ from tealagents.tools.mcp_connection import UNPARSED, MCPConnection, Unreachable
 from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
-from tealagents.tools.oauth import TOKEN_SECONDS, Consents, owner_key
+from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer, is_one_word
+from tealagents.tools.oauth_tokens import TOKEN_SECONDS, owner_key
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ class MCPServer:
         if self.options.on_behalf_of_scopes:
             return await context.user_token(self.options.on_behalf_of_scopes)
         consents = self._asking()
-        token = await consents.token(context, self._protected)
+        token = await consents.tokens.get(context, self._protected)
         if token is None:
             raise await consents.ask(context, self._protected, wanted or self._wanted)
         return token
@@ -289,10 +290,10 @@ class MCPServer:
         consents = self._asking()
         # 403 says that the token is good, and not good for enough
         if error.message.startswith("403"):
-            renewed = await consents.wider(context, self._protected, token)
+            renewed = await consents.tokens.wider(context, self._protected, token)
         else:
-            await consents.refused(context, self._protected, token)
-            renewed = await consents.token(context, self._protected)
+            await consents.tokens.forget(context, self._protected, token)
+            renewed = await consents.tokens.get(context, self._protected)
         if renewed is None or renewed == token:
             raise await consents.ask(context, self._protected, _challenge_of(error))
         return renewed

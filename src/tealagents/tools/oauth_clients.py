@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeGuard
 from weakref import WeakValueDictionary
 
@@ -11,19 +12,23 @@ from tealagents.domain.models import Json
 from tealagents.tools.oauth_servers import (
     LONGEST_LINK,
     MAX_TOKEN,
+    Endpoints,
     Issuer,
     OAuthClient,
     ProtectedServer,
     is_text,
     secret_method,
+    token_request,
 )
 
 #: registrations that are remembered; beyond it the oldest is forgotten
 MAX_REGISTRATIONS = 1_000
 #: for how long a server that has answered a client is believed to know it
 KNOWN_SECONDS = 10.0
+#: seconds for an authorization server to say whether it knows this service, which a user waits for
+PROBE_SECONDS = 5.0
 
-#: an authorization server, its mark, and the scopes it is asked for
+#: an authorization server, the id of its callback, and the scopes it is asked for
 _Asking = tuple[str, str, frozenset[str]]
 
 
@@ -44,35 +49,16 @@ class Registrations:
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def mark(self, server: ProtectedServer, issuer: str) -> str:
+    def callback_id(self, server: ProtectedServer, issuer: str) -> str:
         """What the callback has in its parameter `server`, so that no authorization server is sent a code of
         another (RFC 9700, 4.4.2.2). Empty for those that the operator knows: one URL is registered there."""
         if server.issuer is not None or server.client_id or not self._own_callbacks:
             return ""
         return hashlib.sha256(issuer.encode()).hexdigest()[:32]
 
-    def redirect_uri(self, mark: str) -> str:
+    def redirect_uri(self, callback_id: str) -> str:
         """Where browsers come back to from an authorization server."""
-        return (self.callback_url or "") + (f"?server={mark}" if mark else "")
-
-    def forget(self, issuer: str, client: OAuthClient) -> None:
-        """The server does not know this client; one that we registered is registered anew, next time."""
-        for key in [key for key, known in self._registered.items() if (key[0], known) == (issuer, client)]:
-            del self._registered[key]
-        self._known_until.pop(client, None)
-
-    def may_be_forgotten(self, client: OAuthClient) -> bool:
-        """Whether its server has not answered a client for a while."""
-        return self._known_until.get(client, 0) < self._now()
-
-    def has(self, client: OAuthClient) -> bool:
-        """Whether the client is one of those registered, as far as is known."""
-        return client in self._known_until
-
-    def seen(self, client: OAuthClient) -> None:
-        """The server knows it."""
-        if client in self._known_until:
-            self._known_until[client] = self._now() + KNOWN_SECONDS
+        return (self.callback_url or "") + (f"?server={callback_id}" if callback_id else "")
 
     async def client(
         self, server: ProtectedServer, asked: Issuer, metadata: Json, scopes: Iterable[str]
@@ -90,8 +76,8 @@ class Registrations:
         issuer = metadata["issuer"]
         endpoint = metadata.get("registration_endpoint")
         async with self._locks.setdefault(issuer, asyncio.Lock()):
-            mark = self.mark(server, issuer)
-            key = (issuer, mark, frozenset(scopes))
+            callback_id = self.callback_id(server, issuer)
+            key = (issuer, callback_id, frozenset(scopes))
             if key not in self._registered:
                 if not server.register or not endpoint:
                     raise ToolFailed(
@@ -100,11 +86,45 @@ class Registrations:
                     )
                 if len(self._registered) >= MAX_REGISTRATIONS:
                     oldest = next(iter(self._registered))
-                    self.forget(oldest[0], self._registered[oldest])
-                uri = self.redirect_uri(mark)
+                    self._forget(oldest[0], self._registered[oldest])
+                uri = self.redirect_uri(callback_id)
                 client = self._registered[key] = await self._register(asked, str(endpoint), uri, scopes)
                 self._known_until[client] = self._now() + KNOWN_SECONDS
             return self._registered[key]
+
+    async def is_client(self, server: ProtectedServer, at: Endpoints) -> bool:
+        """Whether the authorization server knows this service, as far as is known: some forget clients that
+        registered, and show an error to the user who visits the link."""
+        if server.client_id:
+            return True
+        if self._known_until.get(at.client, 0) < self._now():
+            form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
+            form["redirect_uri"] = self.redirect_uri(self.callback_id(server, at.issuer))
+            self._seen(at.client)  # without an answer, too, it is not asked again at once
+            with suppress(ToolFailed, TimeoutError):  # it may be back when the user visits the link
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self.request_token(at, form)
+        return at.client in self._known_until
+
+    async def request_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
+        """As `token_request`. A registration that the server no longer knows is made again, next time."""
+        status, answer = await token_request(at, form)
+        if answer.get("error") == "invalid_client":
+            self._forget(at.issuer, at.client)
+        else:
+            self._seen(at.client)
+        return status, answer
+
+    def _seen(self, client: OAuthClient) -> None:
+        """The server knows it."""
+        if client in self._known_until:
+            self._known_until[client] = self._now() + KNOWN_SECONDS
+
+    def _forget(self, issuer: str, client: OAuthClient) -> None:
+        """The server does not know this client; one that we registered is registered anew, next time."""
+        for key in [key for key, known in self._registered.items() if (key[0], known) == (issuer, client)]:
+            del self._registered[key]
+        self._known_until.pop(client, None)
 
     async def _register(
         self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: Iterable[str]

@@ -43,8 +43,8 @@ class AuthorizedContext:
 
     async def renew(self) -> None:
         """Replaces the granted token, which a service refused; `NeedsAuthorization` where it cannot be."""
-        await self._consents.refused(self, self._server, self.granted_token)
-        token = await self._consents.token(self, self._server)
+        await self._consents.tokens.forget(self, self._server, self.granted_token)
+        token = await self._consents.tokens.get(self, self._server)
         if token is None or token == self.granted_token:
             raise await self._consents.ask(self, self._server)
         self.granted_token = token
@@ -63,7 +63,7 @@ async def authorized(
         # the demand for a statement is MCP's: the config names this server, and Entra's metadata has none
         assume_pkce=True,
     )
-    token = await consents.token(context, server)
+    token = await consents.tokens.get(context, server)
     if token is None:
         raise await consents.ask(context, server)
     return AuthorizedContext(context, consents, server, token)

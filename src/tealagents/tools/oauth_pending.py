@@ -3,9 +3,11 @@
 Kept in memory, and in a `Secrets` where there is one: then any replica completes them, after a restart too.
 """
 
+import base64
 import hashlib
 from collections.abc import Callable
 from typing import Protocol
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +22,7 @@ PENDING_SECONDS = 3600
 MAX_PENDING = 10_000
 
 #: the user, the server and the request that an authorization is asked for
-Asked = tuple[str, str, str]
+LinkKey = tuple[str, str, str]
 
 
 class Secrets(Protocol):
@@ -63,9 +65,30 @@ class PendingConsent(Struct, frozen=True, kw_only=True):
     #: the user's last consent when this was asked for
     consent: str = ""
     #: of the callback that the authorization server was given; empty: of the one that all share
-    mark: str = ""
+    callback_id: str = ""
     #: the server promised to name itself in the callback (RFC 9207)
     must_name_issuer: bool
+
+
+def authorization_url(endpoint: str, state: str, pending: PendingConsent, redirect_uri: str) -> str:
+    """The link that a user visits to consent."""
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=")
+    query = {
+        "response_type": "code",
+        "client_id": pending.at.client.id,
+        "redirect_uri": redirect_uri,
+        "state": state,
+        "code_challenge": challenge.decode(),
+        "code_challenge_method": "S256",
+    }
+    if pending.scopes:
+        query["scope"] = " ".join(pending.scopes)
+    if "offline_access" in pending.scopes:
+        # OpenID Connect Core, section 11
+        query["prompt"] = "consent"
+    if pending.at.resource:
+        query["resource"] = pending.at.resource
+    return endpoint + ("&" if "?" in endpoint else "?") + urlencode(query)
 
 
 class PendingConsents:
@@ -78,18 +101,18 @@ class PendingConsents:
         #: oldest first
         self._pending: dict[str, PendingConsent] = {}
         #: the state and the URL that were made for it
-        self._asked: dict[Asked, tuple[str, NeedsAuthorization]] = {}
+        self._links: dict[LinkKey, tuple[str, NeedsAuthorization]] = {}
 
     def until(self) -> float:
         """When an authorization that begins now can no longer be used."""
         return self._now() + self._seconds
 
-    async def asked(self, asked: Asked, consent: str) -> tuple[PendingConsent, NeedsAuthorization] | None:
+    async def link(self, key: LinkKey, consent: str) -> tuple[PendingConsent, NeedsAuthorization] | None:
         """The URL that was made for this before, as long as it can be used.
 
         `consent` is the user's last one: what was asked for before it can be used no more.
         """
-        state, authorization = self._asked.get(asked, ("", None))
+        state, authorization = self._links.get(key, ("", None))
         pending = self._pending.get(state)
         if pending is None or authorization is None or consent not in ("", pending.consent):
             return None
@@ -101,19 +124,19 @@ class PendingConsents:
         return pending, authorization
 
     async def remember(
-        self, state: str, pending: PendingConsent, asked: Asked, authorization: NeedsAuthorization
+        self, state: str, pending: PendingConsent, key: LinkKey, authorization: NeedsAuthorization
     ) -> None:
         now = self._now()
         for old in [key for key, value in self._pending.items() if value.expires_at <= now]:
             del self._pending[old]
         while len(self._pending) >= MAX_PENDING:
             del self._pending[next(iter(self._pending))]
-        self._asked = {key: value for key, value in self._asked.items() if value[0] in self._pending}
+        self._links = {link: made for link, made in self._links.items() if made[0] in self._pending}
         self._pending[state] = pending
         if self._secrets:
             secret = msgspec.json.encode(pending).decode()
             await self._secrets.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
-        self._asked[asked] = (state, authorization)
+        self._links[key] = (state, authorization)
 
     async def take(self, state: str) -> PendingConsent:
         """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
@@ -128,7 +151,7 @@ class PendingConsents:
             )
         return pending
 
-    async def known(self, state: str, iss: str | None, mark: str) -> PendingConsent | None:
+    async def known(self, state: str, iss: str | None, callback_id: str) -> PendingConsent | None:
         """What the state stands for, which is not used up; None where it is used already.
 
         `InvalidRequest` for an answer that names another issuer in `iss` (RFC 9207), or has come to the
@@ -140,16 +163,16 @@ class PendingConsents:
             stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is not None:
-            _check_issuer(pending, iss, mark)
+            _check_issuer(pending, iss, callback_id)
         return pending
 
 
-def _check_issuer(pending: PendingConsent, iss: str | None, mark: str) -> None:
+def _check_issuer(pending: PendingConsent, iss: str | None, callback_id: str) -> None:
     if iss is None and pending.must_name_issuer:
         raise InvalidRequest("iss", f"{pending.at.issuer} has to name itself in this callback and did not")
-    if mark != pending.mark or (iss is not None and iss != pending.at.issuer):
+    if callback_id != pending.callback_id or (iss is not None and iss != pending.at.issuer):
         raise InvalidRequest(
-            "server" if mark != pending.mark else "iss",
+            "server" if callback_id != pending.callback_id else "iss",
             "this answer comes from a different authorization server than the one that was asked",
         )
 

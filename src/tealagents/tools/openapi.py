@@ -24,8 +24,8 @@ from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetch
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import plugin_of, tool_names
-from tealagents.tools.oauth import TOKEN_SECONDS
 from tealagents.tools.oauth_context import AuthorizedContext
+from tealagents.tools.oauth_tokens import TOKEN_SECONDS
 from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of

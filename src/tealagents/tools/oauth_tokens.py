@@ -1,0 +1,343 @@
+"""The tokens that users granted: access tokens in memory, refresh tokens in a `Secrets`, if there is one."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import httpx2
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain.errors import PersistenceUnavailable, ToolFailed
+from tealagents.domain.models import Json, User
+from tealagents.domain.ports import ToolContext
+from tealagents.tools.oauth_clients import Registrations
+from tealagents.tools.oauth_pending import PendingConsent, Secrets
+from tealagents.tools.oauth_servers import (
+    ANSWER_SECONDS,
+    Challenge,
+    Endpoints,
+    Issuer,
+    ProtectedServer,
+    issuer_of,
+    resource_metadata,
+    same_issuer,
+    server_metadata,
+)
+
+logger = logging.getLogger(__name__)
+
+#: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
+TOKEN_SECONDS = 30.0
+#: an access token that expires this soon is renewed before it is used; at most half its life is given up so
+LEEWAY_SECONDS = 30
+#: what is assumed where the authorization server does not say when an access token expires
+DEFAULT_LIFETIME_SECONDS = 3600
+#: for how long a grant that was seen in the store is believed to be there: it is deleted with its user
+SEEN_SECONDS = 60.0
+#: for how long a replica that dies while it renews a grant holds up the others: longer than an answer takes;
+#: and how often the others look
+RENEWAL_SECONDS, RENEWAL_PAUSE = ANSWER_SECONDS + 5, 0.2
+#: between two tries to store a renewed grant, while the store is away
+SAVE_SECONDS = 1.0
+#: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
+_TRANSIENT_ERRORS = ("server_error", "temporarily_unavailable")
+#: answers of a place that is no token endpoint (any more)
+_MOVED_STATUSES = (404, 405, 410)
+
+
+class _Grant(Struct, frozen=True, kw_only=True):
+    """What is needed to renew a user's access token."""
+
+    at: Endpoints
+    refresh_token: str
+    #: what the user was asked for
+    scopes: tuple[str, ...] = ()
+    #: the consent that it comes from, whose refresh tokens replace one another
+    consent: str = ""
+
+
+@dataclass
+class _Access:
+    token: str
+    expires_at: float
+    #: from when on it is renewed before it is used
+    stale_at: float
+    scopes: tuple[str, ...]
+    #: that of its grant
+    consent: str
+    #: when its grant was last seen in the store; None: it is not stored
+    seen_at: float | None
+
+
+class Tokens:
+    """Keeps, renews and forgets the users' tokens.
+
+    Access tokens are in memory, and refresh tokens in `kept`: without one, a user has to consent again
+    when an access token expires.
+    """
+
+    def __init__(self, kept: Secrets | None, registrations: Registrations, now: Callable[[], float]) -> None:
+        self._secrets = kept
+        self._registrations = registrations
+        self._now = now
+        self._access: dict[tuple[str, str], _Access] = {}
+        #: renewed grants that could not be stored, by what is stored in their place
+        self._unsaved: dict[str, _Grant] = {}
+        #: try to store them, each until it is stored or another is
+        self._saving: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
+        #: one renewal at a time for a user and a server
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def accept(self, pending: PendingConsent, answer: Json) -> None:
+        """Keeps what a token endpoint answered to the code of a user's consent."""
+        grant = _Grant(
+            at=pending.at,
+            refresh_token=answer.get("refresh_token") or "",
+            # where none were asked for, the answer names those granted (RFC 6749, 3.3)
+            scopes=pending.scopes or tuple(answer.get("scope", "").split()),
+            consent=secrets.token_urlsafe(8),
+        )
+        await self._keep(pending.user_key, pending.server_key, answer, grant)
+
+    def granted_scopes(self, user_key: str, server_key: str) -> tuple[str, ...]:
+        """The scopes of the access token at hand; empty without one."""
+        access = self._access.get((user_key, server_key))
+        return access.scopes if access else ()
+
+    async def get(self, context: ToolContext, server: ProtectedServer) -> str | None:
+        """A valid access token of the owner for `server`, renewed if need be, or None: then the user has to
+        be asked.
+
+        `NeedsOwner` where another user runs the call.
+        """
+        context.require_owner()
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access and access.stale_at > self._now() and await self._is_granted(key, access):
+            return access.token
+        # one at a time: a refresh token may be good for one use only
+        renewal = self._renewals.get(key)
+        if renewal is None:
+            renewal = asyncio.create_task(self._renew(key[0], server), name="renew a user's token")
+            self._renewals[key] = renewal
+            renewal.add_done_callback(lambda done: self._renewal_ended(key, done))
+        # a caller who is canceled must not lose the answer, which may hold the only refresh token still good
+        return await asyncio.shield(renewal)
+
+    async def settled(self) -> None:
+        """Waits for the renewals under way: what they bring has to be stored before the store is closed.
+
+        What could not be stored is tried once more.
+        """
+        await asyncio.gather(*self._renewals.values(), return_exceptions=True)
+        self._closing.set()
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        self._closing.clear()
+
+    async def forget(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
+        """The server did not take this token: it is forgotten, unless another has replaced it."""
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access is not None and access.token == token:
+            del self._access[key]
+
+    async def wider(self, context: ToolContext, server: ProtectedServer, token: str) -> str | None:
+        """A token in place of one that is not good for enough; None if the user has agreed to no more since,
+        here or at another replica."""
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access is not None and access.token == token:
+            grant = self._usable(await self._stored(key[0], server), server)
+            if grant is None or grant.consent == access.consent:
+                return None
+            # a user may grant less than was asked for, and all of it later: the scopes are the same then.
+            # Fewer are of an older grant: nothing is stored of one without a refresh token
+            if set(grant.scopes) < set(access.scopes):
+                return None
+            await self.forget(context, server, token)
+        return await self.get(context, server)
+
+    async def last_consent(self, user_key: str, server_key: str) -> str:
+        """Empty where there is none. Of one without a refresh token, nothing is stored."""
+        if self._secrets and (stored := await self._secrets.get(user_key, server_key)):
+            return msgspec.json.decode(stored, type=_Grant).consent
+        access = self._access.get((user_key, server_key))
+        return access.consent if access else ""
+
+    async def _is_granted(self, key: tuple[str, str], access: _Access) -> bool:
+        """Whether the grant is still stored, as far as is known. Without it the token is forgotten, too."""
+        if access.seen_at is None or access.seen_at + SEEN_SECONDS > self._now():
+            return True
+        with suppress(PersistenceUnavailable):
+            if self._secrets and await self._secrets.get(*key) is None:
+                if self._access.get(key) is access:
+                    del self._access[key]
+                return False
+            access.seen_at = self._now()
+        return True
+
+    def _renewal_ended(self, key: tuple[str, str], renewal: asyncio.Task[str | None]) -> None:
+        del self._renewals[key]
+        if not renewal.cancelled():
+            # looked at, so that a failure whose callers have all left is not reported as lost
+            renewal.exception()
+
+    async def _renew(self, user_key: str, server: ProtectedServer) -> str | None:
+        async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
+            if self._secrets is None or await self._stored(user_key, server) is None:
+                return None
+            async with _renewing(self._secrets, user_key, server):
+                # another replica may have renewed it meanwhile
+                return await self._renew_claimed(user_key, server, await self._stored(user_key, server))
+
+    async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
+        return await self._secrets.get(user_key, server.key) if self._secrets else None
+
+    def _usable(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
+        if stored is None:
+            return None
+        grant = self._unsaved.get(stored) or msgspec.json.decode(stored, type=_Grant)
+        # the configuration may have changed since: a token never goes to another authorization server
+        if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
+            return None
+        if server.issuer is not None and server.client_id == grant.at.client.id:
+            # the secret as it is now: it is replaced from time to time, and the grant is the client's
+            client = replace(grant.at.client, secret=server.client_secret)
+            return replace(grant, at=replace(grant.at, client=client))
+        return grant
+
+    async def _renew_claimed(self, user_key: str, server: ProtectedServer, stored: str | None) -> str | None:
+        grant = self._usable(stored, server)
+        if stored is None or grant is None:
+            return None
+        try:
+            # beyond that another replica renews it, with the same token
+            async with asyncio.timeout(RENEWAL_SECONDS - 1):
+                grant, status, answer = await self._request_renewal(server, grant)
+        except TimeoutError:
+            raise _not_now(grant) from None
+        if status != 200 or "access_token" not in answer:
+            error = answer.get("error", "")
+            logger.info("%s did not renew a user's token: %s", grant.at.issuer, error or status)
+            if status >= 500 or status in (408, 429) or error in _TRANSIENT_ERRORS:
+                raise _not_now(grant)
+            current = await self._stored(user_key, server)
+            newer = self._usable(current, server)
+            if newer is not None and newer.refresh_token != grant.refresh_token:
+                return await self._renew_claimed(user_key, server, current)  # another replica was first
+            # of other refusals the grant may be innocent; a new one replaces it once the user has agreed
+            if error == "invalid_grant" and self._secrets and current is not None:
+                await self._secrets.delete(user_key, server.key, current)
+            return None
+        grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
+        # the refresh token that is stored may have been good for this one use
+        self._unsaved[stored] = grant
+        try:
+            await self._keep(user_key, server.key, answer, grant)
+            del self._unsaved[stored]
+        except PersistenceUnavailable as error:
+            logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
+            saving = asyncio.create_task(self._save(user_key, server, stored, grant), name="store a grant")
+            self._saving.add(saving)
+            saving.add_done_callback(self._saving.discard)
+        token: str = answer["access_token"]
+        return token
+
+    async def _request_renewal(self, server: ProtectedServer, grant: _Grant) -> tuple[_Grant, int, Json]:
+        """The answer of the token endpoint, and the grant with that endpoint: it may have moved meanwhile."""
+        form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
+        failed: ToolFailed | None = None
+        try:
+            status, answer = await self._registrations.request_token(grant.at, form)
+        except ToolFailed as error:
+            if not isinstance(error.__cause__, httpx2.ConnectError | None):  # it is there
+                raise
+            failed, status, answer = error, 404, {}
+        if status not in _MOVED_STATUSES:
+            return grant, status, answer
+        endpoint: str | None = grant.at.token_endpoint
+        with suppress(ToolFailed):
+            endpoint = await _token_endpoint(server, grant.at)
+        if endpoint not in (None, grant.at.token_endpoint):
+            at = replace(grant.at, token_endpoint=endpoint)
+            return replace(grant, at=at), *await self._registrations.request_token(at, form)
+        if failed is not None and endpoint is not None:
+            raise failed
+        return grant, status, answer
+
+    async def _save(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> None:
+        """Stores a renewed grant in place of `stored` once the store takes it.
+
+        Until then a restart costs the user's consent, as does another replica that uses what is stored.
+        A new consent that has replaced it by then stays; what was deleted with its user stays deleted.
+        """
+        while not self._closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), SAVE_SECONDS)
+            async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
+                if self._unsaved.get(stored) is not grant:
+                    return
+                with suppress(PersistenceUnavailable):
+                    if await self._stored(user_key, server) == stored:
+                        await self._put(user_key, server.key, grant)
+                    del self._unsaved[stored]
+                    return
+        logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
+
+    async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
+        token: str = answer["access_token"]
+        lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
+        now = self._now()
+        ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
+        self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
+        seen = now if self._secrets and grant.refresh_token else None
+        self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
+        await self._put(user_key, server_key, grant)
+
+    async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
+        if self._secrets and grant.refresh_token:
+            await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
+
+
+async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
+    """Where the issuer of a grant has its token endpoint now; None: the server has another issuer by now."""
+    issuer = Issuer(at.issuer, at.named, at.resource)
+    if server.issuer is None:
+        named = issuer_of(server, await resource_metadata(server, Challenge()))
+        if not same_issuer(named.url, issuer.url):
+            return None
+    endpoint: str = (await server_metadata(server, issuer))["token_endpoint"]
+    return endpoint
+
+
+def _not_now(grant: _Grant) -> ToolFailed:
+    return ToolFailed(f"{grant.at.issuer} did not renew the user's authorization now. Try again later.")
+
+
+@asynccontextmanager
+async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> AsyncIterator[None]:
+    """Only one replica renews a grant at a time: a server may take a refresh token that is used twice for a
+    stolen one, and revoke all that was granted with it (OAuth 2.1, 4.3.1)."""
+    place, mine = f"renewal of {server.key}", secrets.token_urlsafe(8)
+    # a store that takes nothing costs no renewal: the token is needed now
+    with suppress(PersistenceUnavailable):
+        while not await kept.claim(user_key, place, mine, ttl=RENEWAL_SECONDS):  # noqa: ASYNC110
+            await asyncio.sleep(RENEWAL_PAUSE)
+    try:
+        yield
+    finally:
+        with suppress(PersistenceUnavailable):  # it expires
+            await kept.delete(user_key, place, mine)
+
+
+def owner_key(context: ToolContext) -> str:
+    """The one text that names the owner everywhere (`User.key`)."""
+    return User(context.tenant_id, context.user_id).key
