@@ -96,7 +96,7 @@ class Observer:
         """A request without a run was ended here: its process had died, or it waited or was paused."""
 
     def named(self, **ids: str) -> Mapping[str, str]:
-        """The current HTTP request is about these: `task_id`, `request_id`, … Returns all that it has named."""
+        """The current HTTP request is about these: `task_id`, `request_id`, … Returns all named so far."""
         return ids
 
     def refused(self, error: TealError) -> None:
