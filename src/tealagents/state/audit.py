@@ -1,8 +1,8 @@
-"""Verifying the audit: whether a task's log is, entry by entry, what was written.
+"""Verifies the audit: whether every entry of a task's log is as it was written.
 
-It finds the first entry that was changed, dropped (even from the end), moved or forged. Without an
-audit key a party who can write the store can also make a new chain that verifies: then only accidental damage
-is found.
+Finds the first entry that was changed, dropped (even from the end), moved or forged. Without an audit key,
+anyone who can write to the store can also make a new chain that verifies: then only accidental damage is
+found.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PAGE = 50
 
 
 class BadEntry(Struct, frozen=True):
-    """The first bad entry of a log. `seq` is its number, or the one that is due there."""
+    """The first bad entry of a log. `seq` is its number, or the number expected in its place."""
 
     task_id: str
     seq: int
@@ -32,7 +32,7 @@ class BadEntry(Struct, frozen=True):
 
 
 class Verified(Struct, frozen=True):
-    """What came of verifying one log: how many entries are good, and the first that is not."""
+    """The result for one log: the number of good entries, and the first bad one."""
 
     task_id: str
     entries: int
@@ -40,7 +40,7 @@ class Verified(Struct, frozen=True):
 
 
 async def verify(records: RecordStore, partition: str, task_id: str) -> Verified | None:
-    """Verifies a task's log as it stands. None where there is no such task (any more)."""
+    """Verifies a task's log as it stands. None if the task does not exist, or no longer does."""
     log = _Log(records, partition, task_id)
     head = await log.head()
     while head is not None and not isinstance(head, BadEntry):
@@ -66,7 +66,7 @@ class _Log:
         self._after = keys.log(task_id, 0)
 
     async def head(self) -> Head | BadEntry | None:
-        """What the task's head says of its log; None where the task is gone."""
+        """The task's head, or why it cannot be read; None if the task is gone."""
         try:
             found = await self._records.get(self._partition, keys.task(self._task_id), Head)
         except CorruptState as error:
@@ -74,7 +74,7 @@ class _Log:
         return found.value if found is not None and not found.value.erased else None
 
     async def read_on(self) -> BadEntry | None:
-        """Verifies what has come behind the entries verified so far, up to the first fault."""
+        """Verifies the entries after those verified so far, up to the first fault."""
         prefix, store = keys.logs(self._task_id), self._records.store
         while found := await store.scan(self._partition, prefix, after=self._after, limit=PAGE):
             for key, record in found:
@@ -106,7 +106,7 @@ class _Log:
         return None if next(bodies, None) is None else self._fault("is missing, and its body is there")
 
     def end_fault(self, head: Head) -> BadEntry | None:
-        """What is wrong with the end of a log that was verified whole."""
+        """What is wrong with the end of a log whose entries are all good; None: nothing."""
         if head.tail_seq > self.seq:
             return self._fault(f"is missing: the task knows {head.tail_seq} entries")
         if head.tail_seq < self.seq:

@@ -1,8 +1,8 @@
 """The audit's hash chain.
 
-Each entry's `hash` covers its canonical JSON (keys sorted, no spaces, UTF-8, without `hash`), which
-holds the `prev_hash` of the entry before. With an audit key the hash is an HMAC, so that a party who can
-write the store but has no key cannot make a chain that verifies.
+Each entry's `hash` covers its canonical JSON (keys sorted, no spaces, UTF-8, without `hash`), which contains
+`prev_hash`, the hash of the entry before. With an audit key the hash is an HMAC, so that no one who can write
+to the store, but lacks the key, can make a chain that verifies.
 """
 
 import hashlib
@@ -76,13 +76,13 @@ class AuditChain:
         return tuple(entries)
 
     def seal(self, task_id: str, tail_seq: int, tail_hash: str) -> str:
-        """What only a holder of the key can write of a log's end; empty without a key."""
+        """Seals the end of a log, which only a holder of the key can do; empty without a key."""
         if not self._key:
             return ""
         return self.hash({"task_id": task_id, "tail_seq": tail_seq, "tail_hash": tail_hash})
 
     def fault(self, entry: Entry, seq: int, prev_hash: str) -> str | None:
-        """What is wrong with `entry` where one numbered `seq` and chained on `prev_hash` is due, or None."""
+        """Why `entry` is not a valid entry number `seq` chained on `prev_hash`; None if it is."""
         if entry.seq != seq:
             return f"has number {entry.seq} where {seq} is due: an entry was dropped or moved"
         if entry.prev_hash != prev_hash:

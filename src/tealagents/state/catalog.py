@@ -19,20 +19,20 @@ from tealagents.state.tasks import Tasks
 
 
 class Damaged(Struct, frozen=True):
-    """What stands in a list for a record that cannot be read."""
+    """Listed in place of a record that cannot be read."""
 
     identifier: str
     error: CorruptState
 
 
 class CatalogPage(Struct, frozen=True):
-    """Some items, and the cursor of those behind them (None: no more)."""
+    """A page of items, and the cursor of the next page (None: no more)."""
 
     items: Sequence[object]
     cursor: str | None
 
 
-#: a record as it was read, or why it cannot be
+#: a record as read, or why it cannot be read
 Found = Record | CorruptState | None
 
 
@@ -58,7 +58,7 @@ class Catalog:
     async def heads(self, partition: str, names: Sequence[str]) -> list[Head | Damaged | None]:
         """The tasks with these ids, as they stand; None for those that are gone.
 
-        They are read at once, so that of a session which is being deleted all are seen, or none.
+        They are read together, so that either all tasks of a session that is being deleted are seen, or none.
         """
         read = await self._read(partition, [keys.DELETING, *map(keys.task, names)])
         deleting = self._records.open(partition, keys.DELETING, _readable(read[0]), Deleting)
@@ -122,7 +122,7 @@ class Catalog:
         return CatalogPage([*(await self._approvals(partition, names, status)).values()], after)
 
     async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> CatalogPage:
-        """The pauses of a whole tenant, for those who may decide for others."""
+        """The pauses of a whole tenant, for its approvers."""
         box = keys.inbox(self._records.agent, tid)
         found = await self._records.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
         listed: dict[str, object] = {}
@@ -155,10 +155,10 @@ class Catalog:
     async def _approvals(
         self, partition: str, names: Sequence[str], status: str | None
     ) -> dict[str, Approval | Damaged]:
-        """The pauses of these ids that have the status (None: any), in their order, by id.
+        """The pauses with these ids that have the status (None: any), in this order, by id.
 
-        As they stand: one whose time is up is not pending, and one whose task is gone is gone as well. Most
-        pauses of an inbox were decided long ago: to leave those out, their tasks are not read.
+        They are given as they stand: one whose time is up is not pending, and one whose task is gone is left
+        out. Most pauses of an inbox were decided long ago; they are filtered out before tasks are read.
         """
         found = await self._pauses(partition, names, {"pending", status} if status else None)
         pauses = {name: each for name, each in found.items() if isinstance(each, Approval)}
@@ -172,7 +172,7 @@ class Catalog:
             elif isinstance(head, Damaged):
                 found[name] = Damaged(name, head.error)
             elif pause.status == "pending" and (head.pending is None or head.pending.approval_id != name):
-                settled.append(name)  # in between, or just now
+                settled.append(name)  # its end was stored after it was read
         again = await self._pauses(partition, settled, {status} if status else None)
         listed = {name: again.get(name) if name in settled else each for name, each in found.items()}
         return {
@@ -184,7 +184,7 @@ class Catalog:
     async def _pauses(
         self, partition: str, names: Sequence[str], statuses: Collection[str] | None
     ) -> dict[str, Approval | Damaged]:
-        """Those of these ids that are there, as they are stored, with one of the statuses (None: any)."""
+        """The stored pauses with these ids and one of the statuses (None: any)."""
         found: dict[str, Approval | Damaged] = {}
         read = await self._read(partition, [*map(keys.approval, names)])
         for name, record in zip(names, read, strict=True):
@@ -202,7 +202,7 @@ class Catalog:
     async def _index(
         self, partition: str, prefix: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        """The ids that an index names behind a cursor, and the cursor behind them."""
+        """A page of the ids in an index after `cursor`, and the cursor after this page (None: no more)."""
         after = prefix + cursor if cursor else None
         found = await self._records.store.scan(partition, prefix, after=after, limit=limit + 1, reverse=True)
         names = [keys.last_segment(key) for key, _ in found[:limit]]
@@ -210,7 +210,7 @@ class Catalog:
         return names, found[limit - 1][0].removeprefix(prefix) if more else None
 
     async def _read(self, partition: str, names: Sequence[str]) -> Sequence[Found]:
-        """The records of `names`. Where one makes the read of all fail, each is read alone."""
+        """The records of `names`. If a damaged one makes the read of all fail, each is read alone."""
         try:
             return await self._records.store.read(partition, names) if names else []
         except CorruptState:

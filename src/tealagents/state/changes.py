@@ -1,4 +1,4 @@
-"""What a user changes of a task besides sending messages: metadata, expiry, the current checkpoint."""
+"""Changes of a task by its user, other than messages: metadata, expiry, the current checkpoint."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -18,7 +18,7 @@ from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, changed
 
-#: bytes of JSON that a task's metadata may have: it is written with every turn
+#: the largest metadata of a task, in bytes of JSON: it is written with every turn
 MOST_METADATA = 64 * 1024
 UNSET: Any = object()
 
@@ -55,9 +55,10 @@ class Changes:
     async def add(
         self, partition: str, task_id: str, actor: User, said: Sequence[Earlier], *, remote: bool = False
     ) -> Head:
-        """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`.
+        """Appends earlier messages that a client supplies. Raises `TaskBusy`, `ApprovalPending`.
 
-        `remote`: the model service keeps conversations, so that what it has of this one would lack them.
+        `remote`: the model service keeps conversations. `InvalidRequest` if it keeps this one, as it would
+        lack the messages.
         """
         check_earlier(said)
         tasks = self._tasks
@@ -79,7 +80,7 @@ class Changes:
         found = await self._records.get(partition, keys.request(checkpoint_id), RequestRecord)
         target = found.value if found else None
         if target is None or target.task_id != task_id or target.status != "Completed":
-            # what runs, or waits to be decided, may yet become this checkpoint
+            # a running or paused request may still become this checkpoint: then the task is busy
             _free((await self._tasks.head(partition, task_id)).value)
             raise NotFound(
                 f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one.",
@@ -139,5 +140,5 @@ def check_metadata(metadata: Json) -> None:
     encoded = encode_json(metadata)
     if len(encoded) > MOST_METADATA:
         raise InvalidRequest("metadata", f"is larger than {MOST_METADATA} bytes of JSON")
-    if too_slow(encoded):  # for the lists that it is in; what was patched came in several bodies
+    if too_slow(encoded):  # each list parses it again; patches in several bodies may add up to this
         raise InvalidRequest("metadata", TOO_SLOW)

@@ -19,7 +19,7 @@ _HEAD = b'{"sha256":"'
 _MIDDLE = b'","value":'
 _START = len(_HEAD) + 64 + len(_MIDDLE)
 
-#: what is wrong with a record that begins with `SEALED`: also one stored without a key, where one is set now
+#: the reason for a record that is still encrypted after it was read, or was stored without the key set now
 UNOPENED = (
     "does not open: set TA_ENCRYPTION_KEY to the key it was stored with, or unset it if it was stored without"
     "; where that key opens other records, this one was changed or moved"
@@ -40,17 +40,17 @@ def seal(partition: str, key: str, record: object) -> bytes:
 
 
 def joined(digest: str, value: bytes) -> bytes:
-    """The stored form of a checksum and the JSON it belongs to; `checked` says whether it does."""
+    """The stored form of a checksum and its JSON, which may not match: see `checked`."""
     return b"".join((_HEAD, digest.encode(), _MIDDLE, value, b"}"))
 
 
 def unseal(partition: str, key: str, stored: bytes, kind: type[T]) -> T:
-    """The record stored under `key`; `CorruptState` where it is not what `seal` made for that key."""
+    """The record stored under `key`; `CorruptState` unless it is what `seal` made for that key."""
     return parse(key, checked(partition, key, stored), kind)
 
 
 def parse(key: str, value: bytes, kind: type[T]) -> T:
-    """The record that `value` is the JSON of."""
+    """The record whose JSON is `value`; `CorruptState` if it is not of that kind."""
     try:
         return decoder(kind).decode(value)
     except msgspec.DecodeError as error:
@@ -58,7 +58,7 @@ def parse(key: str, value: bytes, kind: type[T]) -> T:
 
 
 def checked(partition: str, key: str, stored: bytes) -> bytes:
-    """The JSON inside, its checksum verified."""
+    """The JSON of a stored record; `CorruptState` if its form or its checksum is wrong."""
     if (
         stored[: len(_HEAD)] != _HEAD
         or stored[_START - len(_MIDDLE) : _START] != _MIDDLE

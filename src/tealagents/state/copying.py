@@ -1,8 +1,8 @@
-"""A task in the making, for forks and imports.
+"""Writes a copied task, for forks and imports.
 
-A copy is written from its beginning to its end, under the tombstone with which it begins; its head takes the
-tombstone's place at last. Until then no one can see it, and what a crash leaves behind is erased as what a
-deletion leaves is: by its log, so every request is written behind the entries that name it.
+A copy starts with a tombstone, under which its log is written; finally, its head replaces the tombstone.
+Until then no one can see the copy, and whatever a crash leaves behind is erased like a deleted task. Erasing
+finds requests by the log, so each request is written after the entries that name it.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,20 @@ from tealagents.state.records import BATCH_BYTES, Stored
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.tasks import Tasks
 
-#: entries of one batch of a copy
+#: entries in one batch of a copy
 BATCH_ENTRIES = 100
-#: requests written in one commit of a copy
+#: requests in one commit of a copy
 REQUESTS = 4
 
 
 class Copy:
-    """A task in the making: entries and requests are added, the head is written at the end."""
+    """One copied task: entries and requests are added, the head is written at the end."""
 
     def __init__(
         self, tasks: Tasks, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
     ) -> None:
-        """`guard` are records that must stay as they are meanwhile; they go when the copy is finished."""
+        """`guard` holds keys and versions of records that must not change meanwhile; the last commit deletes
+        them."""
         self._records = tasks.records
         self._directory = tasks.directory
         self._partition = partition
@@ -38,16 +39,16 @@ class Copy:
         self._tombstone: Stored[Head] | None = None
         self._drafts: list[Draft] = []
         self._size = 0
-        #: those whose entries were added and are not all written
+        #: requests whose entries were added, but are not all written yet
         self._requests: list[RequestRecord] = []
 
     async def begin(self) -> None:
-        """Comes before all else. `Conflict` where there is such a task."""
+        """Writes the tombstone; must be called first. `Conflict` if the task exists."""
         self._tombstone = await bury(self._records, self._partition, self.head, self._expected, making=True)
 
     @property
     def _expected(self) -> dict[str, str | None]:
-        """What must be as it is at every commit."""
+        """What every commit expects: the tombstone and the guard."""
         tombstone = self._tombstone.version if self._tombstone else None
         return {keys.task(self.head.task_id): tombstone, **self._guard}
 
@@ -62,13 +63,13 @@ class Copy:
             await self.flush()
 
     async def add_request(self, request: RequestRecord) -> None:
-        """Adds a request, behind its entries."""
+        """Adds a request, after its entries."""
         self._requests.append(request)
         if len(self._requests) >= REQUESTS and not self._drafts:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes the entries gathered so far as one batch, and the requests that they end."""
+        """Writes the entries gathered so far as one batch, and then the requests gathered so far."""
         drafts, self._drafts, self._size = self._drafts, [], 0
         requests, self._requests = self._requests, []
         if drafts:
@@ -90,14 +91,14 @@ class Copy:
             )
 
     async def discard(self) -> None:
-        """Removes what was written of a copy that was not finished. One that was, after all, stays."""
+        """Removes an unfinished copy. A copy whose last commit was applied after all stays."""
         if self._tombstone is not None:
             with suppress(Conflict):
                 await give_up(self._records, self._directory, self._partition, self._tombstone)
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
-        """Makes the copy visible. `Conflict` where its session has changed, its id was taken or it was
-        deleted meanwhile."""
+        """Makes the copy visible. `Conflict` if its session has changed, its id was taken or it was deleted
+        meanwhile."""
         await self.flush()
         task_key, session_key = keys.task(head.task_id), keys.session(head.session_id)
         listed = keys.listings(head)
@@ -106,11 +107,11 @@ class Copy:
             put |= new_session(head.session_id, head.owner, self._records.clock.now())
         await self._records.commit(
             self._partition,
-            marker=listed[0],  # a message to the task overwrites its head
+            marker=listed[0],  # not the head, which a message to the task overwrites
             expect={session_key: session.version if session else None, **self._expected},
             put=put,
             delete=list(self._guard),
         )
-        with suppress(PersistenceUnavailable):  # it is dropped when it is old
+        with suppress(PersistenceUnavailable):  # the sweep drops an old note
             await forget(self._records, self.head, making=True)
         return head

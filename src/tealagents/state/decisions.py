@@ -1,4 +1,4 @@
-"""What a human decided of a pause, and taking the task to carry it out."""
+"""Records the decision on a pause, and takes the task to carry it out."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import EXPIRED, Tasks
 from tealagents.state.transitions import SERVICE, Transition, resumed
 
-#: calls of one round that an entry's envelope names; its body names them all
+#: calls of one round that an entry's envelope names; its body names all
 CALLS_NAMED = 100
-#: why a decision is refused whose request was canceled, and what to do
+#: the error message for a decision on a canceled request
 REQUEST_GONE = (
     "The request was canceled, so there is nothing to decide. If it is still wanted, send its message again, "
     "under a new idempotency key or id if you use one."
@@ -41,7 +41,7 @@ REQUEST_GONE = (
 
 
 def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft]:
-    """Who decided what, in the trace and the audit; with the intent to run what was approved."""
+    """The log entries of a decision: who decided what, and the intent to run the approved calls."""
     step = decision_step(decided, decided.decisions, decided.reason, actor, now)
     details: Json = {
         "approval_id": decided.approval_id,
@@ -59,7 +59,7 @@ def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft
 def decision_step(
     approval: Approval, decisions: Sequence[Decision], reason: str | None, actor: User, now: datetime
 ) -> Step:
-    """The step of the trace that says who decided what."""
+    """The step that shows a decision in the trace."""
     return Step(
         step_id=ids.random_id(),
         request_id=approval.request_id,
@@ -76,7 +76,7 @@ def decision_step(
 
 
 def is_decision(body: Body) -> bool:
-    """Whether an entry says that a pause was decided: the step is that of `decision_step`."""
+    """Whether an entry's body is a step from `decision_step`."""
     return isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided")
 
 
@@ -91,19 +91,19 @@ def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:
 
 
 def intent(request_id: str, calls: Sequence[ToolCall]) -> tuple[ToolIntent, Json]:
-    """What is written before tools run, so that a crash leaves a trace of them: body and details."""
+    """The body and the details of the entry that is written before tools run, to survive a crash."""
     named = {call.id: call.tool for call in calls[:CALLS_NAMED]}
     return ToolIntent(request_id=request_id, calls=tuple(calls)), {"calls": named, "count": len(calls)}
 
 
 def digest_of(calls: Iterable[ToolCall]) -> str:
-    """SHA-256 of calls, with the names of their tools in two parts: what runs is bound to it."""
+    """SHA-256 of calls, with their tools' names split into plugin and function: only these may run."""
     named = [_named(call, call.plugin_name, call.function_name) for call in calls]
     return hashlib.sha256(canonical({"calls": named})).hexdigest()
 
 
 def shown_calls(calls: Iterable[ToolCall]) -> list[Json]:
-    """Calls as a pause shows them: a tool of the client is no plugin's."""
+    """Calls as a pause shows them; a client's tool has no plugin."""
     return [
         _named(call, "", call.tool) if call.by_client else _named(call, call.plugin_name, call.function_name)
         for call in calls
@@ -122,7 +122,7 @@ def decide(
     reason: str | None,
     decisions: Sequence[Decision],
 ) -> Approval:
-    """The approval with what was decided of each of its calls."""
+    """The approval as decided. A call without a decision of its own gets `default`, or else is rejected."""
     by_id = {decision.id: decision for decision in decisions}
     action = default or "reject"
     return replace(
@@ -136,7 +136,10 @@ def decide(
 
 
 def check_same_decision(approval: Approval, wanted: Approval) -> None:
-    """Refuses a decision that comes after the first: the same one passes, a contrary one does not."""
+    """Raises unless a later decision is the same as the first (reasons may differ).
+
+    `ApprovalExpired`, `RequestCanceled`, `AlreadyDecided`.
+    """
     refusal: TealError | None = None
     if approval.status == "expired":
         refusal = ApprovalExpired(EXPIRED.detail)
@@ -167,10 +170,10 @@ async def resume(
     actor: User,
     setup: RequestSetup | None = None,
 ) -> TaskWriter | None:
-    """Takes the task for a decided pause: of a hundred concurrent decisions one gets the writer.
+    """Stores a decision and takes the task for it: of a hundred concurrent decisions one gets the writer.
 
-    None where another decision was quicker, or this one is too late; read the approval again to learn which.
-    `setup` holds for the request from here on, in the place of what its client had set before.
+    None if another decision was quicker, or this one is too late; read the approval again to learn which.
+    `setup`, if given, replaces the request's setup from here on.
     """
     key = keys.approval(decided.approval_id)
 
@@ -179,7 +182,7 @@ async def resume(
         pending = found.value.pending
         if pending is None or pending.approval_id != decided.approval_id:
             return None
-        if pending.expires_at.timestamp() <= await tasks.records.store.now():  # our own clock may be behind
+        if pending.expires_at.timestamp() <= await tasks.records.store.now():  # this process's may be behind
             await tasks.end(partition, found, pending.request_id, EXPIRED, SERVICE)
             return None
         (now_stored,) = await tasks.records.store.read(partition, [key])

@@ -1,7 +1,7 @@
-"""Paths in a task's document: a request's begins behind its parent's, where it continues that.
+"""Paths in a task's document: the path of a request that continues its parent's omits the parent's part.
 
-Whole paths would make the document of a task that was often rolled back grow with the square of its turns:
-each of these is one more pair in the path of all that come after it.
+With whole paths, the document of a task that was often rolled back would grow with the square of its turns:
+each rollback adds a pair to the paths of all later requests.
 """
 
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from tealagents.domain import paths
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Path, RequestRecord
 
-#: pairs of whole paths that are remembered: the parent of a request is mostly one of the last that were made
+#: pairs in the cache of whole paths: a request's parent is mostly one of the last requests before it
 REMEMBERED = 200_000
-#: pairs in the paths of all requests of a document, and parents that may be looked at to find them: if each
-#: of its short paths continued a long one, a document would store some hundred times its size
+#: limits of a document: pairs in all its whole paths, and steps from requests to parents to restore them. If
+#: each short path continued a long one, a document would take some hundred times its size in the store
 MOST_PAIRS = 10_000_000
 MOST_STEPS = 5_000_000
 
 
 class Shortening:
-    """Takes the parents' paths out of those of requests, which come in the order in which they began."""
+    """Shortens the paths of requests, which must be given in the order in which they began."""
 
     def __init__(self) -> None:
-        #: where the path of each request ends, and its hash: together, whole paths would need gigabytes
+        #: by request id, the end of its path and the path's hash: the paths themselves could take gigabytes
         self._known: dict[str, tuple[int, int]] = {}
 
     def shortened(self, request: RequestRecord) -> RequestRecord:
-        """The request, with what its path holds behind its parent's where that has more than one pair."""
+        """The request without its parent's part of the path, if that part has more than one pair."""
         if not request.path:
             return request
         self._known[request.request_id] = request.path[-1][1], hash(request.path)
@@ -38,7 +38,7 @@ class Shortening:
 
 
 class WholePaths:
-    """The paths of a document's requests as they were before they were shortened."""
+    """Restores the whole paths of a document's requests."""
 
     def __init__(self, requests: Iterable[RequestRecord]) -> None:
         self._requests = {request.request_id: request for request in requests}
@@ -46,7 +46,7 @@ class WholePaths:
         self._pairs = self._steps = self._all = 0
 
     def whole(self, request: RequestRecord) -> Path:
-        """That of one. `InvalidRequest` if those of all are longer, or take more to find, than a task's."""
+        """A request's whole path. `InvalidRequest` once all paths exceed `MOST_PAIRS` or `MOST_STEPS`."""
         parts = []
         each: RequestRecord | None = request
         while each is not None:
@@ -68,7 +68,7 @@ class WholePaths:
             self._pairs -= len(self._remembered.pop(next(iter(self._remembered))))
 
     def _continued(self, request: RequestRecord) -> RequestRecord | None:
-        """The parent whose path the request's continues."""
+        """The parent, if the request's path omits the parent's part."""
         parent, path = self._requests.get(request.parent or ""), request.path
         if parent is not None and parent.path and path and path[0][0] > parent.path[-1][1]:
             return parent

@@ -1,19 +1,20 @@
-"""All state of one agent as lines of JSON, and back into another store.
+"""Exports all state of one agent as lines of JSON, and imports it into another store.
 
 The first line names the format and the agent. Every other line is one record, with the checksum it is
 stored with::
 
     {"key":"session/…","partition":"Tester/user/tid.oid","sha256":"…","value":{…}}
 
-The last line says how many records there are, so that a file that was cut is not taken for a whole one.
+The last line has the number of records, so that a truncated file is not taken for a whole one.
 
-The order is fixed: the owner index and the locators; then, user by user, each task by its id with all it
-holds, its head last, and what belongs to no task; then the threads that programs keep. So the same state
-makes the same bytes, in whichever store it is. A record that is damaged is exported as it was found, as
+The order is fixed: the owner index and the locators; then, user by user, each task by its id with all its
+records, its head last, followed by the user's records outside tasks; then the threads that programs keep. So
+the same state gives the same bytes, whatever the store. A damaged record is exported as it was found, as
 base64 under `damaged`, and reported.
 
-An export leaves out what expires or can be rebuilt: leases, pending deletions, stream events, users'
-secrets for tool servers, and indexes, which an import makes anew, with the idempotency keys that still count.
+An export leaves out what expires or can be rebuilt: leases, pending deletions, stream events, users' secrets
+for tool servers, indexes and idempotency keys. An import rebuilds the indexes, and the keys that are still
+valid.
 """
 
 import asyncio
@@ -50,21 +51,21 @@ from tealagents.state.transitions import kept_key
 T = TypeVar("T")
 
 FORMAT = "tealagents/state/v1"
-#: how the last line begins
+#: the beginning of the last line
 _LAST = b'{"records":'
-#: precedes a damaged value that is still sealed where it is imported: else the new store would pass for a
-#: sealed one, and be opened with its own key no more
+#: prefix of an imported value that is damaged and still sealed: without it, the new store would seem to be
+#: encrypted with another key than its own
 KEPT_SEALED = b"damaged "
-#: how often a task is read again that changes while it is read
+#: how often a task is read, as long as it changes meanwhile
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
 IN_MEMORY = 8 * 1024 * 1024
-#: times that a commit is sent again whose reply was lost
+#: how often a commit is sent whose reply is lost
 SENDINGS = 5
 
 
 class Refused(Exception):
-    """An import that cannot be. The text names the line or the record."""
+    """The import is refused. The text names the line or the record."""
 
 
 class Row(Struct, frozen=True):
@@ -120,7 +121,7 @@ class Exporter:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be exported whole, in words."""
+        """Descriptions of what could not be exported, or only as damaged."""
         return self._inventory.damaged
 
     async def lines(self, progress: Progress = lambda done, total: None) -> AsyncIterator[bytes]:
@@ -161,7 +162,7 @@ class Exporter:
             yield Row(partition, key, record.value)
 
     async def _besides(self, owner: User) -> AsyncIterator[bytes]:
-        """What belongs to no task. Read after the tasks, so that no task comes without its session."""
+        """A user's records outside tasks, read after the tasks, so that no task comes without its session."""
         partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
@@ -170,7 +171,7 @@ class Exporter:
                     yield self._line(kept)
 
     async def _kept(self, row: Row) -> Row | None:
-        """A session's record, restored where a task keeps it from being pruned; None where it is deleted."""
+        """A session's record, restored if a task keeps it from being pruned; None if it is deleted."""
         if not _erased(row.partition, row.key, row.stored, Session):
             return row
         session = codec.unseal(row.partition, row.key, row.stored, Session)
@@ -183,7 +184,7 @@ class Exporter:
     # --- one task --------------------------------------------------------------------------------
 
     async def _whole_task(self, found: Found, spool: IO[bytes]) -> bool:
-        """Writes a task as it was at one moment. False where it is gone."""
+        """Writes a consistent snapshot of a task. False if it is gone, or never stopped changing."""
         key = keys.task(found.task_id)
         record: Record | None = found.record
         for _ in range(ATTEMPTS):
@@ -208,7 +209,7 @@ class Exporter:
         return False
 
     async def _task_rows(self, found: Found, head: Record) -> AsyncGenerator[Row, None]:
-        """A task's records: first what others may refer to; its head is the last."""
+        """A task's records: those that others may refer to come first, its head last."""
         partition, task_id = found.partition, found.task_id
         requests, approvals = await self._named(partition, task_id)
         for prefix in (keys.blobs(task_id), keys.logs(task_id)):
@@ -221,13 +222,13 @@ class Exporter:
 
     async def _read(self, partition: str, names: list[str]) -> AsyncIterator[Row]:
         for key in names:
-            # by a scan, which gives a damaged record as it is stored
+            # by a scan, which returns a damaged record as it is stored
             for found, record in await self._records.store.scan(partition, key, limit=1):
                 if found == key:
                     yield Row(partition, key, record.value)
 
     async def _named(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
-        """The requests and the approvals that a task's log speaks of."""
+        """The ids of the requests and the approvals that a task's log names."""
         requests: set[str] = set()
         approvals: set[str] = set()
         async for row in self._rows(partition, keys.logs(task_id)):
@@ -245,20 +246,20 @@ class Exporter:
 
 
 class Importer:
-    """Writes an export into a store. What is there already is never overwritten."""
+    """Writes an export into a store, without overwriting anything."""
 
     def __init__(self, records: RecordStore, *, key_seconds: float) -> None:
-        """`key_seconds` is how long the idempotency key of a request is kept that has not ended."""
+        """`key_seconds`: how long the idempotency key of a request that has not ended is kept."""
         self._records = records
         self._key_seconds = key_seconds
         self.written = 0
-        #: records that were there already, byte for byte
+        #: records that the store had already, byte for byte
         self.same = 0
         #: idempotency keys of the partition that is being written, and when their requests were created
         self._keys: dict[str, tuple[datetime, Put]] = {}
 
     def rows(self, lines: Iterable[bytes]) -> Iterator[Row]:
-        """The records of an export, each checked. `Refused`."""
+        """The records of an export, each checked. Raises `Refused`."""
         numbered = enumerate(lines, 1)
         self._check_header(next(numbered, (1, b""))[1])
         whole, number = False, 1
@@ -295,7 +296,7 @@ class Importer:
         return replace(row, stored=KEPT_SEALED + row.stored) if row.stored.startswith(SEALED) else row
 
     async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
-        """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
+        """Writes all missing records. May be repeated after a crash. `Refused` if a record differs."""
         for partition, rows in groupby(self.rows(lines), lambda row: row.partition):
             await self._write_partition(rows, report)
             await self._write_keys(partition, {key: put for key, (_, put) in self._keys.items()})
@@ -320,13 +321,13 @@ class Importer:
             await self._commit(waiting)
 
     async def compare(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
-        """What `write` would do, without doing it."""
+        """Checks and counts like `write`, without writing."""
         for row in self.rows(lines):
             await self._compare(row)
             report(row)
 
     async def _compare(self, row: Row) -> bool:
-        """Whether the record is there; `Refused` where another is."""
+        """Whether the store has the record; `Refused` if it has a different one under the key."""
         found = await self._records.store.scan(row.partition, row.key, limit=1)
         if not found or found[0][0] != row.key:
             self.written += 1
@@ -340,7 +341,7 @@ class Importer:
         return True
 
     async def _commit(self, waiting: list[tuple[Row, dict[str, Put]]]) -> None:
-        """Writes records of one partition together, or one by one where some are there already."""
+        """Writes records of one partition together, or one by one if the store has some of them already."""
         row = waiting[0][0]
         put = {each.key: Put(each.stored) for each, _ in waiting}
         expect: dict[str, str | None] = dict.fromkeys(put)
@@ -358,7 +359,7 @@ class Importer:
             self.written += len(waiting)
 
     async def _write_keys(self, partition: str, put: dict[str, Put]) -> None:
-        """Writes idempotency keys, except those that requests of the store have."""
+        """Writes idempotency keys, except those that the store has already."""
         names = list(put)
         for start in range(0, len(names), MOST_RECORDS):
             some = {name: put[name] for name in names[start : start + MOST_RECORDS]}
@@ -371,7 +372,8 @@ class Importer:
                         await self._write_keys(partition, {name: some[name]})
 
     async def _send(self, partition: str, commit: Commit) -> None:
-        """Sends a commit until a reply comes. One that was applied unheard conflicts with itself."""
+        """Sends a commit until a reply comes. If its first reply was lost, the repeated commit may raise
+        `Conflict`."""
         for attempt in range(SENDINGS):
             try:
                 return await self._records.store.commit(partition, commit)
@@ -382,7 +384,7 @@ class Importer:
     # --- what an export leaves out ---------------------------------------------------------------
 
     async def _derived(self, row: Row) -> dict[str, Put]:
-        """The index entries that belong to a record, in its partition."""
+        """The index entries of a record, in its own partition."""
         try:
             return await self._made_of(row)
         except CorruptState:
@@ -409,16 +411,16 @@ class Importer:
 
     async def _whole(self, row: Row, kind: type[T]) -> T:
         found = await self._records.whole(row.partition, row.key, Record(row.stored, ""), kind)
-        if found is None:  # the target has no such record yet, from which its content would be read again
+        if found is None:  # `whole` has read the record again, which the target does not have yet
             raise CorruptState(row.key, "lacks some of its chunks")
         return found.value
 
     def _note_key(self, partition: str, request: RequestRecord) -> None:
-        """A request's idempotency key, as long as it counts. Of two requests the newer one keeps it."""
+        """Remembers a request's idempotency key if it is still valid. The newer of two requests keeps it."""
         if (kept := kept_key(request, self._key_seconds)) is None:
             return
         key, record, seconds = kept
-        # it was written with each change of the request's status
+        # the key was renewed with each change of the request's status
         seconds -= (self._records.clock.now() - request.changed_at).total_seconds()
         if seconds <= 0:
             return
@@ -426,7 +428,7 @@ class Importer:
         self._keys[key] = max(self._keys.get(key, dated), dated, key=itemgetter(0))
 
     async def _announce(self, approval: Approval) -> None:
-        """A pause that can still be decided stands in its tenant's inbox."""
+        """Adds a pause that can still be decided to its tenant's inbox."""
         left = (approval.expires_at - self._records.clock.now()).total_seconds()
         if approval.status != "pending" or left <= 0:
             return
@@ -445,12 +447,12 @@ def _erased(partition: str, key: str, stored: bytes, kind: type[Head] | type[Ses
 
 
 def _may_refer(row: Row) -> bool:
-    """Whether the record may be one whose content is stored out of line."""
+    """Whether the record is of a kind whose content may be stored out of line."""
     return row.key.startswith((keys.approval(""), keys.request("")))
 
 
 def _parsed(line: bytes) -> Row:
-    """One record. ValueError, `CorruptState`."""
+    """The record on one line. Raises `ValueError`, `CorruptState`."""
     parsed = msgspec.json.decode(line, type=_Line)
     if parsed.damaged is not None:
         try:

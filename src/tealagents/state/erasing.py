@@ -1,8 +1,8 @@
 """Deletion that survives a crash.
 
 Erasing begins with a tombstone on the head (`removal`), or with a mark on the session (`session_deletion`):
-from then on the task, or all tasks of the session, are gone for every reader. A note says that it has begun,
-and a process that finds an old note continues. What is damaged is erased like everything else.
+from then on the task, or all tasks of the session, are gone for every reader. A note records that it has
+begun; a process that finds an old note resumes the deletion. Damaged records are erased like all others.
 """
 
 import logging
@@ -25,8 +25,8 @@ from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks for deletions that were cut short, how old those are at least, and for how long a
-#: deletion is remembered that never came to its mark
+#: seconds between two sweeps for interrupted deletions; the least age of a note that a sweep resumes; and the
+#: age beyond that at which a note without its tombstone or mark is dropped
 SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
 
 
@@ -38,7 +38,7 @@ class Eraser:
         self._records = tasks.records
 
     async def delete_task(self, partition: str, task_id: str) -> None:
-        """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
+        """Erases a task with all its records, or resumes erasing it. `TaskBusy` while it runs."""
         begun = await self._records.get(partition, keys.task(task_id), Head)
         if begun is not None and begun.value.erased and not begun.value.making:
             await self.erase(partition, begun)
@@ -47,7 +47,7 @@ class Eraser:
             pass
 
     async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
-        """Erases a task as it was read; False where it has changed since. `TaskBusy` while it runs."""
+        """Erases a task unless it has changed since it was read (False). `TaskBusy` while it runs."""
         if stored.value.running is not None:
             raise TaskBusy(
                 "The task is running. It can be deleted once its request has ended.",
@@ -58,7 +58,7 @@ class Eraser:
         return await self.remove(partition, stored)
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
-        """Erases a task as it was read, whatever it does; False where it has changed since."""
+        """Erases a task, even if it runs, unless it has changed since it was read (False)."""
         buried = await bury_unchanged(self._records, partition, stored)
         if buried is None:
             return False
@@ -66,7 +66,7 @@ class Eraser:
         return True
 
     async def delete_session(self, partition: str, session_id: str) -> None:
-        """Erases a session with its tasks, or continues to. `TaskBusy` while one of them runs."""
+        """Erases a session with its tasks, or resumes erasing it. `TaskBusy` while one of them runs."""
         session = await self._records.get(partition, keys.session(session_id), Session)
         if session is None:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
@@ -75,10 +75,10 @@ class Eraser:
             await deletion.mark()
         await deletion.close()
         if not await deletion.erase() and await deletion.is_back():
-            await self.delete_session(partition, session_id)  # another deletion of it had met a task that ran
+            await self.delete_session(partition, session_id)  # another deletion met a running task: restored
 
     async def delete_empty_session(self, partition: str, session_id: str) -> bool:
-        """Erases a session in which there is no task; False where there is one, or no such session."""
+        """Erases a session without tasks; False if it has tasks or does not exist."""
         session = await self._records.get(partition, keys.session(session_id), Session)
         if session is None or session.value.erased:
             return False
@@ -89,11 +89,11 @@ class Eraser:
         return await deletion.erase_if_empty()
 
     async def erase(self, partition: str, buried: Stored[Head]) -> None:
-        """Removes what a buried task held, and then its head. May be repeated after a crash."""
+        """Removes a buried task's records, its head last. May be repeated after a crash."""
         await erase(self._records, self.tasks.directory, partition, buried)
 
     async def sweep(self) -> None:
-        """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
+        """Finishes deletions that a crash or an outage has interrupted, as long as the service runs."""
         while True:
             try:
                 if resumed := await self.resume_all():
@@ -115,7 +115,7 @@ class Eraser:
         return resumed
 
     async def _resume(self, erasing: str, key: str, stored: bytes, before: float) -> bool:
-        """Continues one deletion; False where there is nothing to do (yet)."""
+        """Resumes one deletion; False if there is nothing to do, or not yet."""
         if key.startswith(keys.task("")):
             return await self._resume_task(
                 erasing, key, unseal(erasing, key, stored, PendingDeletion), before
@@ -133,7 +133,7 @@ class Eraser:
             return await self._drop(erasing, key, note.begun_at, before, gone=head is None)
         guard = keys.importing(note.task_id)
         (guarded,) = await self._records.store.read(partition, [guard])
-        with suppress(Conflict):  # it is made after all, or imported again
+        with suppress(Conflict):  # the task was finished after all, or imported again
             if head.value.making:
                 await give_up(self._records, self.tasks.directory, partition, head)
             else:
@@ -155,13 +155,13 @@ class Eraser:
         if not deletion.marked:
             await deletion.erase_if_empty()
             return True
-        with suppress(TaskBusy):  # it is there again
+        with suppress(TaskBusy):  # the session was restored
             await deletion.close()
             await deletion.erase()
         return True
 
     async def _drop(self, erasing: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
-        """Forgets a deletion that is done, or that never came to its mark and no longer will."""
+        """Drops the note of a deletion that is finished, or that stopped before its tombstone or mark."""
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
             await self._records.delete(erasing, [key])
         return False

@@ -1,7 +1,7 @@
 """A whole task as one document.
 
-It is made of plain values record by record, as they are read: of a long task at once, that would hold the
-event loop.
+Records are converted to plain values one by one, as they are read: converting a long task at once would block
+the event loop.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
     for request_id in order:
         found = await tasks.records.request(partition, task_id, request_id)
         requests.append(msgspec.to_builtins(paths.shortened(replace(found.value, idempotency=None))))
-        await asyncio.sleep(0)  # SQLite answers a read at once
+        await asyncio.sleep(0)  # a read from SQLite does not yield to the event loop
     task = replace(head, tail_hash="", tail_seal="", tail_key=0, log_id="")
     return {
         "format": FORMAT,

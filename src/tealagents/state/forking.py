@@ -48,12 +48,12 @@ async def fork(
     failed: RequestRecord | None = None,
     expires_at: datetime | None = None,
 ) -> Head:
-    """A new task with the history up to and including a point.
+    """A new task with the history up to and including a checkpoint or a message.
 
     The cost grows with the length of that history.
 
-    The point behind a request that `failed` is the checkpoint that it continued, if any. The fork knows what
-    its tools did, and those of requests that were tried between the two.
+    A fork at a request that `failed` begins at the checkpoint that it continued, if any. The fork remembers
+    the tool calls of that request, and of other requests that were tried after the checkpoint.
 
     `NotFound` for an unknown point, `InvalidRequest` for one between a tool call and its result.
     """
@@ -74,7 +74,7 @@ async def fork(
     try:
         await copy.begin()
         return await _Fork(tasks, partition, source, path, message_id, tried, copy).write(actor)
-    except Conflict:  # it was given up by now, or all of its user was erased
+    except Conflict:  # the copy took too long and was erased, or all of its user was
         raise no_task(head.task_id) from None
     except BaseException:
         await copy.discard()
@@ -82,7 +82,7 @@ async def fork(
 
 
 def _empty(source: Head, now: datetime) -> Head:
-    """A task beside the source, with nothing in it yet."""
+    """The head of an empty task in the source's session."""
     return Head(
         task_id=ids.new_id(source.owner.key),
         session_id=source.session_id,
@@ -95,7 +95,7 @@ def _empty(source: Head, now: datetime) -> Head:
 
 
 def _origin(source: Head, checkpoint_id: str | None, message_id: str | None) -> Json:
-    """What a fork's task says of where it comes from."""
+    """The `origin` of a fork's head."""
     point: Json = {"task_id": source.task_id}
     if checkpoint_id:
         point["checkpoint_id"] = checkpoint_id
@@ -107,7 +107,7 @@ def _origin(source: Head, checkpoint_id: str | None, message_id: str | None) -> 
 async def _path(
     tasks: Tasks, partition: str, source: Head, checkpoint_id: str | None, message_id: str | None
 ) -> tuple[Path, str | None]:
-    """What the fork may hold of the log, and the conversation that the model service keeps of it."""
+    """The source's path up to the point or beyond, and the remote conversation to continue."""
     if message_id is not None:
         return paths.current_path(source), None
     if checkpoint_id is None:
@@ -121,10 +121,10 @@ async def _path(
 
 
 def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:
-    """The history up to a request that failed behind a path.
+    """The entries up to the end of a failed request, whose tool calls the fork has to remember.
 
-    Where the task was rolled back to before that request, or the request was withdrawn, its history is not
-    known: all entries between count, so that no tool call is forgotten.
+    If the task was rolled back to before that request, or the request was withdrawn, its history is unknown.
+    Then all entries after `path` count, so that no tool call is forgotten.
     """
     end = failed.last_seq
     if paths.holds(source.path, end):
@@ -133,18 +133,18 @@ def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:
 
 
 class _Fork(Struct, frozen=True):
-    """One fork while it is written."""
+    """One fork being written."""
 
     tasks: Tasks
     partition: str
     source: Head
     path: Path
-    #: where to end on the path; None: at its end
+    #: the message to end with; None: copy the whole path
     message_id: str | None
-    #: entries that are not copied, but what tools did there is known
+    #: entries that are not copied, but whose tool calls are remembered
     tried: Path
     copy: Copy
-    #: of each request that is copied: the last entry that was read of it, and its first in the copy
+    #: for each copied request: its last entry in the source, and its first in the copy
     starts: list[tuple[int, int]] = []
 
     async def write(self, actor: User) -> Head:
@@ -163,14 +163,14 @@ class _Fork(Struct, frozen=True):
             session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
             if session is None or session.value.erased:
                 raise NotFound(f"There is no session {session_id}.", session_id=session_id)
-            if session == before:  # the fork was there, unheard of, and was deleted
+            if session == before:  # the last commit was applied unnoticed, and the fork deleted since
                 raise no_task(done.task_id)
             with suppress(Conflict):  # a deletion of the session that is refused changes it, too
                 return await copy.finish(done, session)
 
     def _effects(self, past: Head) -> Iterator[Effects]:
-        """What tools did in that past. It counts from where their requests begin in the copy: not where that
-        is rolled back to before them."""
+        """The tool calls of unanswered requests in `past`. Each counts from its request's place in the copy,
+        so a rollback to before that leaves it out."""
         for effects in past.effects:
             alone = replace(past, effects=(effects,))
             tools, cut = paths.effects_on_path(alone), paths.effects_cut(alone)
@@ -180,15 +180,15 @@ class _Fork(Struct, frozen=True):
                 )
 
     def _place(self, seq: int) -> int:
-        """Where an entry's request begins in the copy; if it is not copied, the next one, or else the end."""
+        """The first entry, in the copy, of an entry's request, or else of the next copied one, or the end."""
         n = bisect_left(self.starts, seq, key=itemgetter(0))
         return self.starts[n][1] if n < len(self.starts) else self.copy.head.tail_seq
 
     async def _copy_rounds(self) -> tuple[str | None, int, Status]:
-        """Copies the requests of the path that have ended, or up to the message.
+        """Copies the ended requests of the path, up to the message if there is one.
 
-        Returns the new id of the last one that completed, the number of the last entry that was read, and the
-        status of the last request that was copied.
+        Returns the new id of the last completed request, the number of the last entry read, and the status of
+        the last copied request.
         """
         source, message_id = self.source, self.message_id
         last: str | None = None
@@ -197,7 +197,7 @@ class _Fork(Struct, frozen=True):
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
         async for each in rounds:
             messages, ending, end = each.messages, each.ending, each.end
-            # the point is one that its owner was shown
+            # in the order in which the owner is shown messages
             found = up_to(in_call_order(messages), message_id) if message_id is not None else None
             ends = found is not None
             if ending is None and not ends:
@@ -210,7 +210,7 @@ class _Fork(Struct, frozen=True):
             else:
                 whole = ending is not None and len(kept) == len(messages)
                 record = await self._copied(each, kept, ending if whole else None)
-                # what is remembered as of the end of a request is not yet so in its middle
+                # the context of a request is that of its end: it does not hold if the copy ends within it
                 context = record.context if whole else paths.count_round(context)
                 await self.copy.add_request(replace(record, parent=last, context=context))
                 last = record.request_id
@@ -228,7 +228,7 @@ class _Fork(Struct, frozen=True):
     ) -> RequestRecord:
         """Adds a request's entries to the copy; returns its record, to be added as well.
 
-        `messages` are those to copy. `ending` is how it ended; None where the copy ends with a message of it.
+        `messages` are those to copy. `ending` is the request's end; None if the copy ends within the request.
         """
         source, copy = self.source, self.copy
         found = await self.tasks.records.request(self.partition, source.task_id, of.request_id)
@@ -266,7 +266,7 @@ class _Fork(Struct, frozen=True):
 
 
 def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> RequestRecord:
-    """A request as a copy has it: as it ended, or completed with its last message that was copied."""
+    """The record of a copied request: as it ended, or completed with the last message that was copied."""
     whole = ending is not None
     return replace(
         old,
@@ -291,13 +291,13 @@ def _said(message: Message) -> str:
 
 
 class _Round(Struct):
-    """A request of a path, with what was read of it."""
+    """A request of a path, as far as it was read."""
 
     request_id: str
-    #: the number of the last entry that was read
+    #: the number of the last entry read
     end: int
     messages: list[Message] = []
-    #: the calls that were made, by their ids, as they were made
+    #: by id, the calls that were made, with the arguments that were used
     made: dict[str, ToolCall] = {}
     #: how it ended, if it has
     ending: RequestEnd | None = None

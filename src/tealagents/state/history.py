@@ -1,7 +1,7 @@
 """Messages, trace, checkpoints and audit: views of one log.
 
-A *path* names the entries that make one history. Read backwards, a request's end is met before its
-messages, so a request that did not complete is passed over without being read.
+A *path* names the entries that make up a history. Reading backwards meets a request's end before its
+messages, so a request that did not complete is skipped without being read.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -34,11 +34,11 @@ from tealagents.state.records import RecordStore
 
 #: batches read at a time
 PAGE = 50
-#: bytes of bodies on a page of messages or steps, but for those of its first
+#: bytes of bodies on a page of messages or steps; the first item always fits
 PAGE_BYTES = 32_000_000
-#: ended requests that are looked at for a page of the completed ones: as many as the largest page has
+#: ended requests that are read for a page of completed ones: as many as the largest page has
 PAGE_ENDS = 200
-#: characters of a call's arguments that a note on it repeats
+#: characters of a call's arguments that the model is shown in a note
 ARGUMENTS_SHOWN = 500
 
 
@@ -53,9 +53,9 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class Produced(Struct, frozen=True):
-    """What a request has produced so far, by the log."""
+    """What a request has produced so far, according to the log."""
 
-    #: what its tools have done, or may have
+    #: the outcomes of its tool calls
     tools: tuple[ToolOutcome, ...]
     #: of all its model calls
     usage: TokenUsage
@@ -85,8 +85,8 @@ class History:
     async def forwards(
         self, partition: str, task_id: str, path: Path, after: int = 0
     ) -> AsyncIterator[Logged]:
-        """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`, or
-        `NotFound` where the task is deleted meanwhile."""
+        """The entries of a path after number `after`, oldest first. Raises `CorruptState` for a gap in the
+        log, or `NotFound` if the task is deleted meanwhile."""
         reader = _Reader(self._records, partition, task_id, up_to=path[-1][1] if path else 0)
         for first, last in path:
             for seq in range(max(first, after + 1), last + 1):
@@ -99,7 +99,8 @@ class History:
         path: Path,
         skip: "Callable[[Logged], int | None]" = lambda _: None,
     ) -> AsyncGenerator[Logged]:
-        """The entries of a path, newest first. `skip` may name an earlier number to continue below."""
+        """The entries of a path, newest first. `skip` may return the number of an earlier entry: reading then
+        continues below it."""
         reader = _Reader(self._records, partition, task_id, reverse=True)
         for first, due in reversed(path):
             while due >= first:
@@ -111,7 +112,7 @@ class History:
     # --- views -----------------------------------------------------------------------------------
 
     async def rounds(self, partition: str, task_id: str, path: Path) -> AsyncGenerator[Round]:
-        """The requests of a path, newest first, each whole. What did not complete is not read."""
+        """The completed requests of a path, newest first. Others are skipped."""
 
         def passed_over(logged: Logged) -> int | None:
             body = logged.body
@@ -165,14 +166,14 @@ class History:
         return [each.body.message for each in logged if isinstance(each.body, MessageBody)]
 
     async def entries_of(self, partition: str, record: RequestRecord, tail: int) -> list[Logged]:
-        """All entries of one request, oldest first; none while it waits its turn."""
+        """All entries of one request, oldest first; none while it is queued. `tail` is the log's end."""
         entries = self.forwards(partition, record.task_id, record.entries(tail))
         return [logged async for logged in entries if logged.entry.request_id == record.request_id]
 
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
     ) -> tuple[list[Step], int | None]:
-        """A page of the whole task's steps, oldest first; it may be short, as of messages."""
+        """A page of the whole task's steps, oldest first, as `messages` makes pages."""
         found: list[Step] = []
         last = size = 0
         async for logged in self.forwards(partition, task_id, whole(tail), after):
@@ -218,7 +219,7 @@ class History:
         return found, None
 
     async def produced(self, partition: str, head: Head) -> Produced:
-        """What the request that runs, or waits for a human, has produced so far."""
+        """What the running or paused request has produced so far."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
         usage = TokenUsage()
@@ -240,8 +241,8 @@ class History:
                 if call_id in calls and step.outcome in ("done", "failed"):
                     calls[call_id] = replace(calls[call_id], outcome=step.outcome)
             elif (step.kind, step.name) == ("approval", "requested"):
-                # nothing runs in a pause: what has not returned waits for its owner, for consent, or for the
-                # client's outputs, and was not made
+                # no call runs in a pause: one that has not returned was not made, and waits for its owner or
+                # for the client's output
                 for call_id in running:
                     del calls[call_id]
                 running.clear()
@@ -249,23 +250,23 @@ class History:
 
 
 class _Reader:
-    """Reads the entries of a log by number, in one direction; the batches at hand are not read again."""
+    """Reads the entries of a log by number, in one direction, and keeps the last batches that it has read."""
 
     def __init__(
         self, records: RecordStore, partition: str, task_id: str, *, up_to: int = 0, reverse: bool = False
     ) -> None:
-        """`up_to`: the last number that is asked for when reading forwards. What is behind it is not read."""
+        """`up_to`: reading forwards, the last number that will be requested; nothing after it is read."""
         self._records = records
         self._partition = partition
         self._task_id = task_id
         self._up_to = up_to
         self._reverse = reverse
         self._batches: list[Batch] = []
-        #: the entries of the batch that was asked for last
+        #: the entries of the batch with the last requested entry
         self._opened: Sequence[Logged] = ()
 
     async def entry(self, seq: int) -> Logged:
-        """The entry of this number. Raises as `History.forwards`."""
+        """The entry with this number. Raises as `History.forwards`."""
         if not self._opened or not self._opened[0].seq <= seq <= self._opened[-1].seq:
             self._opened = await self._open(seq)
         place = seq - self._opened[0].seq if self._opened else 0
@@ -274,7 +275,7 @@ class _Reader:
         return self._opened[place]
 
     async def _open(self, seq: int) -> Sequence[Logged]:
-        """The entries of the batch that holds this one; none where none does."""
+        """The entries of the batch that holds this one; empty if there is no such batch."""
         batch = _holding(self._batches, seq)
         if batch is None:
             self._batches = await self._page(seq)
@@ -288,7 +289,7 @@ class _Reader:
         return [Logged(entry, body, size) for entry, body, size in opened]
 
     async def _page(self, seq: int) -> list[Batch]:
-        """The batches from that one on which can hold the entry."""
+        """The batch that can hold the entry, and some of those that follow in the reading direction."""
         if self._reverse:
             return await self._scan(seq + 1, limit=8, reverse=True)
         found: list[Batch] = []
@@ -321,24 +322,24 @@ def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
 
 
 def not_returned(call: ToolCall) -> ToolOutcome:
-    """What is known of a call that has begun."""
+    """The outcome of a call that has begun and not returned: unknown."""
     return ToolOutcome(call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown")
 
 
 def request_start(logged: Logged) -> int | None:
-    """Where the request began whose end this is: what is between the two is passed over."""
+    """For a request's end, the number of its first entry: `backwards` then skips the rest of the request."""
     return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 def whole(tail: int) -> Path:
-    """All entries of a log that ends with this one."""
+    """The path over all entries of a log whose last number is `tail`."""
     return ((1, tail),) if tail else ()
 
 
 def in_call_order(messages: Sequence[Message]) -> list[Message]:
     """The messages, with the results of each round in the order of its calls.
 
-    In the log they stand as they came: where a round was paused, those of approved calls come last.
+    The log has results in the order in which they arrived: after a pause, those of approved calls come last.
     """
     ordered: list[Message] = []
     for group in grouped(messages):
@@ -354,7 +355,7 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
 
 
 def _page_end(found: Sequence[Message], following: Message) -> int:
-    """How many of the messages make a page: a round that continues behind them is left to the next."""
+    """How many of the messages make a page: a tool round that continues after them is left to the next."""
     if following.role != "tool":
         return len(found)
     before = before_open_tool_round(found)
@@ -363,7 +364,7 @@ def _page_end(found: Sequence[Message], following: Message) -> int:
 
 
 def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Each message by itself, but for a round of tools: the calls and all their results are one group."""
+    """The messages in groups: a tool round (the calls and all their results) is one, others stand alone."""
     group: list[Message] = []
     for message in messages:
         if group and group[0].tool_calls and message.role == "tool":
@@ -377,9 +378,9 @@ def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
 
 
 def up_to(messages: Iterable[Message], message_id: str) -> list[Message] | None:
-    """The messages up to and including one; None where it is not among them.
+    """The messages up to and including one; None if it is not among them.
 
-    `InvalidRequest` where a fork there would lack the results of calls.
+    `InvalidRequest` if calls before it have no result yet, which a fork there would lack.
     """
     kept: list[Message] = []
     open_calls: set[str] = set()
@@ -397,7 +398,7 @@ def up_to(messages: Iterable[Message], message_id: str) -> list[Message] | None:
 
 
 def open_tool_round(messages: Sequence[Message]) -> tuple[tuple[ToolCall, ...], list[Message]]:
-    """The calls of a round that was paused, in order, and those of its results that are there."""
+    """The calls of the tool round that the messages end with, in order, and its results so far."""
     before = before_open_tool_round(messages)
     if len(before) == 0 or not before[-1].tool_calls:
         return (), []
@@ -405,7 +406,7 @@ def open_tool_round(messages: Sequence[Message]) -> tuple[tuple[ToolCall, ...], 
 
 
 def before_open_tool_round(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages without the results behind the last calls, which the model is sent with the others."""
+    """The messages without the trailing tool results, which the model is sent once the round is complete."""
     last = len(messages)
     while last and messages[last - 1].role == "tool":
         last -= 1

@@ -1,4 +1,4 @@
-"""Tasks from their documents."""
+"""Imports tasks from their documents."""
 
 import logging
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ from tealagents.state.tasks import Tasks, is_expired
 
 log = logging.getLogger(__name__)
 
-#: entries of an imported task before those of its document: that it was imported
+#: entries of an imported task before those of its document: the one that records the import
 SHIFT = 1
 
 
 class Importing(Struct, frozen=True):
-    """`importing/{task_id}`: who is writing an imported task that no one can see yet."""
+    """`importing/{task_id}`: the worker that is writing an imported task, which no one can see yet."""
 
     worker_id: str
 
@@ -63,9 +63,11 @@ class TaskImporter:
         self._importing: set[str] = set()
 
     async def import_(self, caller: Caller, value: Any, digest: str) -> Head:
-        """A task from its document: ids, messages and times kept; trace and decisions marked.
+        """Imports a task from its document. Keeps ids, messages and times; marks the trace as imported.
 
-        `digest`, of the document as it was sent, is the first thing in the task's audit.
+        `digest` is that of the document as it was sent; the first entry of the task's audit has it.
+
+        Raises `InvalidRequest`, `NotOwner`, `AlreadyExists`, `NotFound` (a deleted session).
         """
         document = read(value, caller.user)
         task_id = document.task.task_id
@@ -90,15 +92,15 @@ class Import:
         self._document = document
         self._digest = digest
         self._partition = tasks.records.partition(caller.user)
-        #: what each commit expects from `_take_guard` on: the right to write the task
+        #: key and version of the `Importing` record, the right to write the task; every commit expects it
         self._guard: dict[str, str | None] = {}
 
     async def run(self) -> Head:
-        """`Conflict` where another process has taken the right to write the task."""
+        """Imports the task. `Conflict` if another process has taken the right to write it."""
         task = self._document.task
         await self._tasks.directory.introduce(self._caller.user)
         await self._check_new()
-        # no one could reach it, and its id would be taken
+        # no one could read an expired task, but its id would be taken
         if is_expired(task, self._records.clock.now()):
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         await self._take_guard()
@@ -113,7 +115,7 @@ class Import:
             await self._give_up()
             raise
 
-    # --- the right to write it -------------------------------------------------------------------
+    # --- the right to write the task -------------------------------------------------------------
 
     async def _take_guard(self) -> None:
         task_id, lease = self._document.task.task_id, self._tasks.lease
@@ -137,9 +139,9 @@ class Import:
         self._guard = {key: version}
 
     async def _give_up(self) -> None:
-        """Removes what a failed import has written, so that it can be tried anew, by any replica.
+        """Removes what a failed import has written, so that any process can import the task again.
 
-        The guard is taken anew first: then the end of the import, should it still be on its way, fails.
+        The guard is taken anew first, so that a commit of the import that is still under way fails.
         """
         task_id = self._document.task.task_id
         try:
@@ -152,16 +154,16 @@ class Import:
             (key,) = self._guard
             await self._records.commit(self._partition, marker=key, expect=self._guard, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
-            # another process has continued it, or will, once this worker is gone
+            # another process has taken over, or will once this worker is gone
             log.info("the interrupted import of task %s could not be removed: %s", task_id, error)
 
     async def _clear(self) -> None:
-        """Removes what is there of a task that no one can see; `Conflict` where another does."""
+        """Removes what an earlier import has left of the task. `Conflict` if another process does."""
         left = await self._records.get(self._partition, keys.task(self._document.task.task_id), Head)
         if left is not None and left.value.making:
             await give_up(self._records, self._tasks.directory, self._partition, left)
 
-    # --- what is there already -------------------------------------------------------------------
+    # --- existing records ------------------------------------------------------------------------
 
     async def _check_new(self) -> None:
         task_id = self._document.task.task_id
@@ -183,7 +185,7 @@ class Import:
             await self._tasks.directory.check_new(kind, identifier, self._caller.user)
 
     async def _taken(self, key: str) -> bool:
-        """Whether a record exists; one that a broken import of the same task has left does not count."""
+        """Whether a record exists; one left by an interrupted import of the same task does not count."""
         task_id = self._document.task.task_id
         (record,) = await self._records.store.read(self._partition, [key])
         if record is None:
@@ -197,16 +199,16 @@ class Import:
         return left is not None and left.value.task_id != task_id
 
     async def _is_there(self, key: str) -> bool:
-        """Whether there is a record: another import may have ended before this one could begin."""
+        """Whether a record exists under the key."""
         (record,) = await self._records.store.read(self._partition, [key])
         return record is not None
 
     def _made_elsewhere(self) -> list[tuple[Kind, str]]:
-        """The ids that were not made here for the caller, and have to be claimed."""
+        """The ids that were not made here for the caller, and so have to be claimed."""
         owner = self._caller.user.key
         return [(kind, name) for kind, name in _ids_of(self._document) if not ids.is_made_for(owner, name)]
 
-    # --- writing it ------------------------------------------------------------------------------
+    # --- writing ---------------------------------------------------------------------------------
 
     async def _write(self) -> Head:
         task, session = self._document.task, await self._session()
@@ -259,7 +261,7 @@ class Import:
 
 
 def _ids_of(document: ExportedTask) -> list[tuple[Kind, str]]:
-    """The task and its requests."""
+    """The ids of the task and its requests, each with its key function."""
     requests = [(keys.request, request.request_id) for request in document.requests]
     return [(keys.task, document.task.task_id), *requests]
 
@@ -269,7 +271,7 @@ def _exists(task_id: str) -> AlreadyExists:
 
 
 def _blank(task: Head) -> Head:
-    """The head of an import before its first entry."""
+    """The head of an imported task before its first entry."""
     return replace(
         task,
         log_id=ids.operation_id(),
@@ -285,8 +287,8 @@ def _blank(task: Head) -> Head:
 
 
 def _effects(document: ExportedTask) -> tuple[Effects, ...]:
-    """What tools have done by the document."""
-    # of a withdrawn request the end alone is on the path, under its own number
+    """The tool calls of unanswered requests, according to the document."""
+    # of a withdrawn request, only the end is on the path: its effects have the end's number
     by_end = {effects.first_seq for effects in document.task.effects}
     ends = [
         entry.body
@@ -294,7 +296,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
         if isinstance(entry.body, RequestEnd) and entry.body.tools and entry.seq not in by_end
     ]
     logged = {end.first_seq for end in ends}
-    # what a fork knows of its source's tools, and that there were more of them, is in its head alone
+    # a fork has its source's tool calls, and the `cut`, only in its head, and not in its log
     cut = next((effects.cut + SHIFT for effects in document.task.effects if effects.cut), 0)
     effects = [
         Effects(known.first_seq + SHIFT, known.tools)
@@ -304,13 +306,13 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     effects += [Effects(end.first_seq + SHIFT, end.tools) for end in ends if end.status != "Completed"]
     if not effects:
         return ()
-    effects.sort(key=attrgetter("first_seq"))  # the newest are remembered
+    effects.sort(key=attrgetter("first_seq"))  # `remembering` keeps the newest, which come last
     effects[0] = replace(effects[0], cut=cut)
     return paths.remembering(tuple(effects[:-1]), effects[-1])
 
 
 def _marked(body: Body) -> Body:
-    """An entry's body in the new log."""
+    """An entry's body as it is written to the new log."""
     if isinstance(body, StepBody):
         return StepBody(replace(body.step, imported=True))
     if isinstance(body, RequestEnd):
@@ -346,6 +348,6 @@ def _imported(request: RequestRecord) -> RequestRecord:
 
 
 def _word(key: str) -> str:
-    """A record as users name it."""
+    """A record's kind and id, for error messages."""
     kind, _, identifier = key.partition("/")
     return f"{kind} {identifier}"

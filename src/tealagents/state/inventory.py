@@ -1,7 +1,7 @@
-"""What an agent's store holds: for the operator's commands, which see all users.
+"""The state of all users in an agent's store, for the operator's commands.
 
-Reads heads as they are stored: nothing is settled, and nothing written but by `claim`. What is damaged is
-reported, and never stands in the way of the rest.
+Heads are read as they are stored: nothing is settled, and only `claim` writes. Damaged records are reported,
+and never keep the others from being read.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from tealagents.state.tasks import is_expired
 
 T = TypeVar("T")
 
-#: called with the number of users that are done, and of all
+#: called with the number of users done, and the number of all users
 Progress = Callable[[int, int], None]
 
-#: of each partition that is looked at to see whether the key is the right one
+#: records per partition that are read to check the encryption key
 LOOKED_AT = 10
-#: how many partitions are looked at together: each takes a connection, of which a server may allow few
+#: partitions read at once: each takes a connection, and a server may allow only a few
 TOGETHER = 4
 
 
 class Found(Struct, frozen=True):
-    """A task as an operator's command finds it: its head, or why that cannot be read."""
+    """A task in the store: its head, or why the head cannot be read."""
 
     owner: User
     partition: str
@@ -44,19 +44,19 @@ class Found(Struct, frozen=True):
 
 
 class Statistics(Struct, kw_only=True):
-    """What there is."""
+    """Counts of all records, by kind."""
 
     users: int = 0
     sessions: int = 0
     #: by status, as stored
     tasks: Counter[str] = field(default_factory=Counter)
-    #: past their `expires_at`: unlisted, and there until they are pruned
+    #: tasks past their `expires_at`: no longer listed, but stored until they are pruned
     expired: int = 0
-    #: messages that wait their turn
+    #: requests that wait in queues
     queued: int = 0
     #: entries of all logs
     entries: int = 0
-    #: deletions that have begun
+    #: pending deletions
     deletions: int = 0
     workers_alive: int = 0
     #: records that cannot be read
@@ -64,19 +64,19 @@ class Statistics(Struct, kw_only=True):
 
 
 class Inventory:
-    """Goes through everything."""
+    """Reads the state of all users."""
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records
-        #: what could not be read so far, in words
+        #: descriptions of the records that could not be read so far
         self.damaged: list[str] = []
 
     async def check_key(self, *, keyed: bool) -> None:
-        """`CorruptState`, with what to do, where the store's key is not that of what it holds.
+        """`CorruptState`, saying what to do, if the records were stored with another encryption key.
 
-        `keyed`: it has one. Then it is enough that one of the records looked at opens, because a damaged one
-        means no other key. Threads count only where there is nothing else, because a program may have saved
-        them with a key of its own, and what `claim` has written only where nothing at all is stored.
+        `keyed`: a key is set. Then it is enough if one of the records read opens: the others may be damaged.
+        Threads are read only if there is nothing else, because a program may have saved them with its own
+        key; the record that `claim` writes, only if nothing at all is stored.
         """
         agent, found = self._records.agent, False
         groups = (
@@ -93,23 +93,23 @@ class Inventory:
             found = found or opened
 
     async def claim(self, *, keyed: bool) -> None:
-        """As `check_key`, for a service: its key becomes that of a store which has none yet.
+        """Like `check_key`, for a service: an empty store takes its key.
 
-        Of several that start at once on an empty store one writes the record, and all see whether it opens.
+        If several services start on an empty store, one writes the record, and all check that it opens.
         """
         partition, name = keys.workers(self._records.agent), keys.KEY_CHECK
         written = [record for _, record in await self._records.store.scan(partition, name, limit=1)]
-        await self.check_key(keyed=keyed)  # behind the read: what is written by then is looked at, too
+        await self.check_key(keyed=keyed)  # after the read, to check records written meanwhile, too
         if written and not written[0].value.startswith(SEALED):
             return
-        # one that does not open is of an earlier key of what is stored
+        # the check has passed, so a record that does not open is left from an earlier key, and is replaced
         expected = {name: written[0].version if written else None}
         with suppress(Conflict):
             await self._records.commit(partition, marker=name, expect=expected, put={name: {}})
         await self.check_key(keyed=keyed)
 
     async def _looked_at(self, places: list[str], prefix: str) -> tuple[bool, tuple[str, str] | None]:
-        """Whether a record of these partitions opens, and one that does not."""
+        """Whether any record of these partitions opens; and the partition and key of one that does not."""
         store, opened, refused = self._records.store, False, None
         for start in range(0, len(places), TOGETHER):
             some = places[start : start + TOGETHER]
@@ -123,7 +123,7 @@ class Inventory:
         return opened, refused
 
     async def owners(self) -> list[User]:
-        """All users who have something here, in the order of their partitions."""
+        """All users with records in this store, in the order of their partitions."""
         found: dict[str, User] = {}
         for partition in self.index_partitions():
             async for owners in self.values(partition, keys.owner(""), Owners):
@@ -131,12 +131,12 @@ class Inventory:
         return [found[partition] for partition in sorted(found)]
 
     def index_partitions(self) -> list[str]:
-        """Where it is written down whose is what."""
+        """The partitions of the owner index and of the locators."""
         agent = self._records.agent
         return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in keys.DIGITS)
 
     async def tasks(self, owner: User) -> AsyncGenerator[Found, None]:
-        """A user's tasks by id, those in the course of deletion left out, alone or with their session."""
+        """A user's tasks by id, without those that are being deleted, alone or with their session."""
         partition = self._records.partition(owner)
         deleting = await self._deleting(partition)
         async for key, record in self._records.every(partition, keys.task("")):
@@ -151,7 +151,7 @@ class Inventory:
                 yield Found(owner, partition, task_id, record, head)
 
     async def _deleting(self, partition: str) -> Collection[str]:
-        """The sessions that are deleted, though their tasks' records are still there."""
+        """The deleted sessions whose tasks' records are still being erased."""
         try:
             found = await self._records.get(partition, keys.DELETING, Deleting)
         except CorruptState as error:
@@ -161,7 +161,7 @@ class Inventory:
         return [name for name in names if not await self._may_stay(partition, name)]
 
     async def _may_stay(self, partition: str, session_id: str) -> bool:
-        """Whether the session is deleted only if no task is in it: those that are there stay."""
+        """Whether the session is deleted only if it is empty, so that its tasks are not deleted."""
         try:
             session = await self._records.get(partition, keys.session(session_id), Session)
         except CorruptState:
@@ -169,7 +169,7 @@ class Inventory:
         return session is not None and session.value.if_empty
 
     async def values(self, partition: str, prefix: str, kind: type[T]) -> AsyncIterator[T]:
-        """What the records under a prefix say; those that cannot be read are among `damaged`."""
+        """The records under a prefix, parsed; those that cannot be read are added to `damaged`."""
         async for key, record in self._records.every(partition, prefix):
             try:
                 value = unseal(partition, key, record.value, kind)
@@ -219,5 +219,5 @@ class Inventory:
 
 
 def is_alive(worker: Worker, now: float) -> bool:
-    """Whether a process still holds its lease; nothing is written, unlike by `Peers.dead`."""
+    """Whether a process still holds its lease. Unlike `Peers.dead`, writes nothing."""
     return not worker.dead and now - worker.beat_at <= worker.lease_seconds

@@ -1,8 +1,9 @@
 """The names of partitions and records.
 
-A user's partition holds everything that user owns with one agent. Outside it are the index (`owners`,
-`locators`, `inbox`, `erasing`), which is written before the commit it serves and believed only if the record
-that it points at is there; leases and signals of processes; and the threads that programs keep.
+A user's partition holds everything that the user owns with one agent. Other partitions hold the index
+(`owners`, `locators`, `inbox`, `erasing`), which is written before the commit that it serves, and believed
+only if the record that it points to exists; the leases and signals of processes; and the threads that
+programs keep.
 """
 
 import hashlib
@@ -12,17 +13,17 @@ from datetime import datetime
 from tealagents.domain.models import Head
 from tealagents.state.codec import stamp
 
-#: seconds for which a pause stays in its tenant's inbox when its time is up
+#: seconds for which a pause stays in its tenant's inbox after it has expired
 INBOX_SECONDS = 7 * 86400.0
 
-#: what the partitions of `owners` and of `locators` end in
+#: the last segments of the partitions of `owners` and of `locators`
 DIGITS = "0123456789abcdef"
 
 _PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,120}", re.ASCII)
 
 
 def plain(text: str) -> str:
-    """`text` where it can stand in a key as it is, else its digest."""
+    """`text` if it can be part of a key, else its digest."""
     if _PLAIN.fullmatch(text):
         return text
     return "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -34,7 +35,7 @@ def user(agent: str, owner: str) -> str:
 
 
 def users(agent: str) -> str:
-    """What the partitions of all owners begin with."""
+    """The prefix of the partitions of all owners."""
     return f"{plain(agent)}/user/"
 
 
@@ -44,12 +45,12 @@ def threads(agent: str) -> str:
 
 
 def owners(agent: str, tag: str) -> str:
-    """One of sixteen partitions that say which owners there are; its keys are `owner/{tag}`."""
+    """One of sixteen partitions that list the owners; its keys are `owner/{tag}`."""
     return f"{plain(agent)}/owners/{tag[0]}"
 
 
 def locators(agent: str, identifier: str) -> str:
-    """One of sixteen partitions that say whose an id is that was not made here (`locator/{id}`)."""
+    """One of sixteen partitions that name the owners of ids that were not made here (`locator/{id}`)."""
     return f"{plain(agent)}/locators/{identifier[0]}"
 
 
@@ -64,10 +65,8 @@ def inbox(agent: str, tid: str) -> str:
 
 
 def erasing(agent: str) -> str:
-    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`.
-
-    Also of tasks in the making: `task/{id}/{log_id}/making`.
-    """
+    """The partition of the notes on pending deletions (`task/{id}/{log_id}`, `sessions/{created}/{id}`) and
+    on tasks being created (`task/{id}/{log_id}/making`)."""
     return f"{plain(agent)}/erasing"
 
 
@@ -86,14 +85,14 @@ def worker(worker_id: str) -> str:
 def signals(worker_id: str) -> str:
     """The prefix of the signals that other processes leave for a worker, `signal/{id}/{request_id}`.
 
-    They are beside the leases because a dead worker takes none: once they have expired, a later beat of any
-    other has them erased.
+    They are in the partition of the leases because a dead worker does not take its signals: once they have
+    expired, the next beat of any other worker lets the store erase them.
     """
     return f"signal/{worker_id}/"
 
 
 def in_inbox(at: datetime, approval_id: str) -> str:
-    """A pause in its tenant's inbox."""
+    """The key of a pause in its tenant's inbox."""
     return f"inbox/{stamp(at)}/{approval_id}"
 
 
@@ -102,7 +101,7 @@ def task(task_id: str) -> str:
 
 
 def importing(task_id: str) -> str:
-    """Says who is writing an imported task that no one can see yet."""
+    """Names the worker that is writing an imported task, which no one can see yet."""
     return f"importing/{task_id}"
 
 
@@ -123,11 +122,11 @@ def approval(approval_id: str) -> str:
 
 
 def answer(question: str) -> str:
-    """What a user has answered to a question of a call, until that call takes it."""
+    """A user's answer to a question of a tool call, until the call takes it."""
     return f"answer/{question}"
 
 
-#: in the partition of the workers: what shows the store's key before there is anything else
+#: in the partition of the workers: shows with which key the store is encrypted while it is otherwise empty
 KEY_CHECK = "key-check"
 
 #: the prefix of all tasks' logs
@@ -140,11 +139,11 @@ def logs(task_id: str) -> str:
 
 
 def log(task_id: str, seq: int) -> str:
-    """The batch whose first entry is `seq`."""
+    """The key of the batch whose first entry is `seq`."""
     return f"log/{task_id}/{seq:012d}"
 
 
-#: the prefix of what is stored out of line
+#: the prefix of chunks stored out of line
 BLOBS = "blob/"
 
 
@@ -178,7 +177,7 @@ def idempotency(digest: str) -> str:
     return f"key/{digest}"
 
 
-#: the prefix of what context providers remember of a user
+#: the prefix of context providers' memories of a user
 MEMORIES = "memory/"
 
 
@@ -192,7 +191,7 @@ def tasks_of_session(session_id: str) -> str:
 
 
 def listings(head: Head) -> list[str]:
-    """Where a task is listed: among all its owner's, and among its session's."""
+    """The keys of a task in the lists of its owner's tasks and of its session's tasks."""
     at, task_id = stamp(head.created_at), head.task_id
     return [f"tasks/{at}/{task_id}", f"{tasks_of_session(head.session_id)}{at}/{task_id}"]
 

@@ -1,6 +1,7 @@
-"""A user's requests, those whose status changed last first.
+"""A user's requests, the last changed ones first.
 
-No index has that order, since it would be written with every change; the list is made when it is asked for.
+There is no index in this order, since it would have to be written with every change of a status; all requests
+are read for each page.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -20,7 +21,7 @@ PAGE = 200
 
 
 class Changed(Struct, frozen=True, order=True):
-    """A request, and when it came into the status that it has."""
+    """A request, and when it reached its current status."""
 
     at: datetime
     request_id: str
@@ -30,7 +31,7 @@ class Changed(Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str, field: str) -> "Changed":
-        """What `str` made a text of. `InvalidRequest`, naming `field`, for any other text."""
+        """The inverse of `str`. `InvalidRequest`, naming `field`, for any other text."""
         at, _, request_id = text.partition("/")
         try:
             return cls(datetime.fromisoformat(at).astimezone(UTC), ids.canonical(request_id, field))
@@ -39,12 +40,12 @@ class Changed(Struct, frozen=True, order=True):
 
 
 class LatestPage(Struct, frozen=True):
-    """Some of the requests that are wanted, as they are by now."""
+    """A page of the wanted requests, as they are now."""
 
     records: list[RequestRecord]
-    #: behind which the next page begins; None: this is the last
+    #: the next page begins after this; None: this page is the last
     last: Changed | None
-    #: how many there are on all pages
+    #: the number of requests on all pages
     total: int
 
 
@@ -56,7 +57,7 @@ async def page(
     behind: Changed | None = None,
     limit: int,
 ) -> LatestPage:
-    """A page of the requests that are wanted."""
+    """A page of the requests for which `wanted` is true, after `behind`."""
     found = await _latest(tasks, partition, wanted)
     due = [each for each in found if behind is None or each < behind]
     shown = due[:limit]
@@ -65,7 +66,7 @@ async def page(
 
 
 async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord | None:
-    """The request as it is by now; None where it was deleted or damaged meanwhile."""
+    """The request as it is now; None if it was deleted or damaged meanwhile."""
     try:
         return (await tasks.request(partition, request_id, reading=True)).value
     except (NotFound, CorruptState):
@@ -73,13 +74,13 @@ async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord 
 
 
 async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord], bool]) -> list[Changed]:
-    """All requests that are wanted, but those of tasks that are gone. A damaged one hides no other."""
+    """All wanted requests except those of deleted tasks, newest first. Damaged records are left out."""
     found: list[tuple[Changed, str]] = []
     async for key, stored in tasks.records.every(partition, keys.request(""), page=PAGE):
         try:
             opened = await tasks.records.whole(partition, key, stored, RequestRecord)
         except CorruptState:
-            continue  # reading it by its id reports it
+            continue  # the damage is reported when the request is read by its id
         if opened is not None and wanted(record := opened.value):
             found.append((Changed(record.changed_at, record.request_id), record.task_id))
     there = await _there(tasks, partition, list(dict.fromkeys(task_id for _, task_id in found)))
@@ -87,7 +88,7 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
 
 
 async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> Set[str]:
-    """Those of the tasks that are not gone, in whatever state."""
+    """Those of the tasks that exist, damaged ones included."""
     catalog = Catalog(tasks)
     there: set[str] = set()
     for start in range(0, len(task_ids), PAGE):

@@ -1,7 +1,7 @@
-"""What context providers remember of a user, over all their sessions: one record a provider, in the
-user's partition.
+"""Context providers' memories of a user, across all sessions: one record per provider, in the user's
+partition.
 
-Each memory names the task it was learned in, and goes with it when that is erased.
+Each memory names the task that it was learned in, and is erased with that task.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +15,7 @@ from tealagents.domain.models import Head, Json
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
-#: memories of one provider about one user; the oldest go first
+#: memories of one provider about one user; the oldest are dropped first
 MOST_MEMORIES = 200
 #: characters of one memory
 MOST_CHARACTERS = 500
@@ -48,7 +48,7 @@ class Memory:
         *,
         has_head: bool = True,
     ) -> None:
-        """`has_head`: whether the task is a task of the service, and not a thread of the library."""
+        """`has_head`: whether the task is one of the service, not a thread of the library."""
         self._head = keys.task(task_id) if has_head else None
         self._records = records
         self._partition = partition
@@ -57,19 +57,19 @@ class Memory:
         self._task_id = task_id
 
     async def recall(self) -> Learned:
-        """All there are, oldest first."""
+        """All memories, oldest first."""
         found = await self._records.get(self._partition, self._key, Learned)
         return found.value if found else ()
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory. One of the same text is replaced, so that it counts as new."""
+        """Adds a memory. It replaces one with the same text, and counts as new."""
         (added,) = await self.remember_all([text], **data)
         return added
 
     async def remember_all(self, texts: Sequence[str], **data: object) -> Learned:
-        """Adds the last of these texts, as many as can be kept, in one change.
+        """Adds the last of these texts, as many as can be kept, in one commit. Returns the new memories.
 
-        Nothing is learned any more in a task that is deleted meanwhile.
+        Adds nothing if the task is deleted meanwhile.
         """
         latest_first = dict.fromkeys(text[:MOST_CHARACTERS] for text in reversed(texts))
         if not latest_first:
@@ -97,7 +97,7 @@ class Memory:
 
 
 async def forget_task(records: RecordStore, partition: str, task_id: str) -> None:
-    """Takes away what was learned in a task that is erased."""
+    """Erases the memories that were learned in a task."""
     for key, known in await records.scan(partition, keys.MEMORIES, Learned):
         if any(each.task_id == task_id for each in known):
             await _change(
@@ -116,7 +116,7 @@ async def _change(
     *,
     head: str | None = None,
 ) -> None:
-    """Does nothing where the task with this `head` is gone."""
+    """Changes one provider's memories. Does nothing if `head` is the key of a task that is gone."""
     while True:
         found = await records.get(partition, key, Learned)
         known = change(found.value if found else ())[-MOST_MEMORIES:]

@@ -1,4 +1,4 @@
-"""What a client sends: a message, what was said before it, and the key that it may be sent again under."""
+"""A client's message, the earlier messages that it may bring, and its idempotency key."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,12 +10,12 @@ from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, PerRequest, Role
 
-#: earlier messages that a new task can begin with
+#: how many earlier messages a new task can begin with
 MOST_EARLIER = 500
 
 
 class Earlier(Struct, frozen=True):
-    """A message from before a task began here, as clients that keep the history themselves resend it."""
+    """A message from before a task began here, sent by clients that keep the history themselves."""
 
     role: Literal["user", "assistant"]
     items: tuple[Item, ...]
@@ -27,33 +27,33 @@ class Earlier(Struct, frozen=True):
 
 
 class NewMessage(PerRequest, frozen=True, kw_only=True):
-    """What a client sends: what holds for its request is inherited, what places it is named here."""
+    """A client's message. The inherited fields are settings of its request; those here say where it goes."""
 
     items: tuple[Item, ...]
     session_id: str | None = None
     #: the task to continue; None: a new one
     task_id: str | None = None
-    #: ends a pause that the task waits in
+    #: end the pause that the task waits in, if any
     supersede: bool = False
-    #: the checkpoint that must be the task's current one, with nothing that runs, waits or is paused behind
-    #: it; else `CheckpointMoved`, whatever `concurrency` says
+    #: the checkpoint that must be the task's current one, with no request running, queued or paused after it;
+    #: otherwise `CheckpointMoved`, whatever `concurrency` says
     at_checkpoint: str | None = None
     # the following are for a new task only
     metadata: Json = field(default_factory=dict)
-    #: what was said before, stored with the message; at most `MOST_EARLIER`
+    #: earlier messages, stored with this one; at most `MOST_EARLIER`
     earlier: tuple[Earlier, ...] = ()
-    #: an id that the client names, claimed for its owner as session ids are; None: a fresh one
+    #: an id that the client has chosen, claimed for its owner as session ids are; None: a fresh one
     new_task_id: str | None = None
     expires_at: datetime | None = None
 
     @property
     def size(self) -> int:
-        """Characters of all its items, and of what was said before."""
+        """Characters of all its items, and of the earlier messages."""
         return sum(len(item.content) for item in self.items) + sum(each.size for each in self.earlier)
 
 
 class Key(Struct, frozen=True):
-    """An idempotency key: the digest that names its record, and the digest of the body it came with."""
+    """An idempotency key: the digest that names its record, and the digest of the request's body."""
 
     name: str
     digest: str

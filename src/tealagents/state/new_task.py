@@ -1,4 +1,4 @@
-"""A task before its first message: its ids, its session, and what was said before it began here."""
+"""A task before its first message: its ids, its session, and the earlier messages that it begins with."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -28,10 +28,10 @@ from tealagents.state.transitions import SERVICE, Transition
 async def new_task(
     tasks: Tasks, message: NewMessage, owner: User, found: Stored[Session] | None, taken: Stored[Head] | None
 ) -> Transition:
-    """The task that a message begins, without that message: those from before it begin its log.
+    """The new task for a message, with the earlier messages, but without the message itself.
 
-    `found` is the session that the message names, `taken` the task that has the id which it wants.
-    Raises NotFound, AlreadyExists, NotOwner.
+    `found` is the session that the message names, `taken` a task that already has the wanted id.
+    Raises `NotFound`, `AlreadyExists`, `NotOwner`.
     """
     now = tasks.records.clock.now()
     session_id, put, expect = await _session(tasks.directory, message.session_id, owner, found, now)
@@ -58,7 +58,7 @@ async def new_task(
 async def _session(
     directory: Directory, wanted: str | None, owner: User, found: Stored[Session] | None, now: datetime
 ) -> tuple[str, dict[str, object], dict[str, str | None]]:
-    """The session's id, and what it takes for it to be there."""
+    """The session's id, the records to put if it is new, and the versions to expect."""
     session_id = wanted or ids.new_id(owner.key)
     key = keys.session(session_id)
     if found is not None:
@@ -92,9 +92,9 @@ async def _task_id(directory: Directory, wanted: str | None, owner: User, taken:
 def resent(
     head: Head, said: Sequence[Earlier], actor: str, context: Json | None, *, source: str, now: datetime
 ) -> Transition:
-    """Messages from elsewhere as one completed request, behind what the task holds.
+    """Appends earlier messages that a client supplies, as one completed request.
 
-    `context` is what the conversation remembers as of its checkpoint so far.
+    `context` is that of the task's current checkpoint.
     """
     request_id = ids.new_id(head.owner.key)
     first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1

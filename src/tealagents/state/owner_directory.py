@@ -1,9 +1,9 @@
-"""Whose an id is.
+"""Finds the owner of an id.
 
-A caller's own records are found in the caller's own partition, without any index. Only when an id is
-not there is it asked whose it may be: by the tag in the id (`ids.owner_tag`), or, for an id that was
-not made here (a client's session, an imported task), by a locator. Both are hints: an owner is
-believed only where the record really exists in their partition.
+A caller's own records are found in the caller's partition, without any index. Only if an id is not there, its
+possible owners are looked up: by the tag in the id (`ids.owner_tag`), or, for an id that was not made here (a
+client's session, an imported task), by a locator. Both are hints: an owner is believed only if the record
+exists in their partition.
 """
 
 import logging
@@ -22,37 +22,37 @@ from tealagents.state.records import RecordStore
 
 log = logging.getLogger(__name__)
 
-#: seconds after which a locator whose target never came to be may be taken over
+#: seconds after which a locator may be taken over if no record with its id exists
 CLAIM_SECONDS = 60.0
-#: seconds for which a user who was written down is believed to be there still
+#: seconds for which a process does not check again that a user is listed
 KNOWN_SECONDS = 60.0
 
 
 class Owners(Struct, frozen=True):
-    """`owner/{tag}`: the users of one tag; more than one only when digests collide."""
+    """`owner/{tag}`: the users with one tag; more than one only if digests collide."""
 
     users: tuple[User, ...]
 
 
 class Locator(Struct, frozen=True):
-    """`locator/{id}`."""
+    """`locator/{id}`: the owner of an id that was not made here."""
 
     owner: User
-    #: what the owner has, or is about to have, under the id: "session", "task", "request"
+    #: the kinds of records with the id that exist, or are about to: "session", "task", "request"
     kinds: tuple[str, ...]
     #: seconds since the epoch, by the store's clock
     claimed_at: float
 
 
 class Directory:
-    """Finds owners, and remembers which ones it has already written down."""
+    """Finds owners, and lists new ones in the index."""
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records
         self._known: dict[str, float] = {}
 
     async def introduce(self, user: User) -> None:
-        """Writes down that `user` exists, once."""
+        """Lists `user` in the index, if that has not been done yet."""
         now = self._records.clock.monotonic()
         if now - self._known.get(user.key, float("-inf")) < KNOWN_SECONDS:
             return
@@ -81,8 +81,8 @@ class Directory:
             return
 
     async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
-        """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
-        if ids.is_made_for(user.key, identifier):  # which says so itself
+        """Makes `user` the owner of an id that was not made here; `NotOwner` if it is another user's."""
+        if ids.is_made_for(user.key, identifier):  # its tag names the user already
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         word = _WORDS[kind]
@@ -106,14 +106,14 @@ class Directory:
             return
 
     async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
-        """As `claim`, for an id that a client brought: another user may have a record of it."""
+        """Like `claim`, for an id that a client has chosen: another user may have a record with it."""
         await self.check_new(kind, identifier, user)
         await self.claim(kind, identifier, user)
 
     async def check_new(self, kind: "Kind", identifier: str, user: User) -> None:
-        """`NotOwner` where an id that `user` brings was made for another user, or names a record of theirs.
+        """`NotOwner` if an id from `user` was made for another user, or names one of that user's records.
 
-        One of a user's own tag is that user's, whatever others have made and although its record may be gone.
+        An id with the user's own tag is the user's, whatever others have, and even if its record is gone.
         """
         if ids.is_made_for(user.key, identifier):
             return
@@ -125,12 +125,12 @@ class Directory:
     async def release(
         self, kind: "Kind", identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
+        """Removes the claim on an id that was not made here, once the record of this `kind` is gone.
 
-        It stays the user's while it names something of another kind, as a session besides a task. `unless` is
-        asked once it has been read whose the id is: whether it may name another thing of this kind by now.
-        A damaged locator goes as well: it was the user's, who had something under the id, and no one else can
-        claim the id while it is there.
+        The id stays the user's while it names a record of another kind, such as a session besides a task.
+        `unless` is called after the locator was read, and returns whether a new record of this kind may exist
+        by now; then the claim stays. A damaged locator is deleted: it was the user's, and no one else could
+        claim the id while it exists.
         """
         if ids.is_made_for(user.key, identifier):
             return
@@ -155,7 +155,7 @@ class Directory:
             await self._records.commit(partition, marker=key, expect={key: version}, put=put, delete=gone)
 
     async def _version_of_damaged(self, partition: str, key: str) -> str | None:
-        """The version of a damaged record, to delete it; None where it is gone by now."""
+        """The version of a damaged record, to delete it; None if it is gone."""
         log.error("the record %r is damaged, and is deleted", key)
         page = await self._records.store.scan(partition, key, limit=1)  # which damage does not fail
         return page[0][1].version if page and page[0][0] == key else None
@@ -168,7 +168,7 @@ class Directory:
         return not any(await self._records.store.read(partition, names))
 
     async def candidates(self, identifier: str) -> list[User]:
-        """Those whose the id may be."""
+        """The users who may own the id, according to its tag and its locator."""
         tag = ids.tag_of(identifier)
         agent = self._records.agent
         listed = await self._records.get(keys.owners(agent, tag), keys.owner(tag), Owners)
@@ -179,7 +179,7 @@ class Directory:
         return users
 
     async def owner_of(self, identifier: str, key: str) -> User | None:
-        """The user in whose partition the record `key` of this id exists."""
+        """The user in whose partition the record `key` exists; None if there is none."""
         for user in await self.candidates(identifier):
             if await self._has(user, key):
                 return user
@@ -195,8 +195,8 @@ class Directory:
         """The partition that holds a record the caller may use.
 
         `kind` is the key function of the record (`keys.task`, …). With `reading`, an auditor may use records
-        of others in the tenant, with `deciding` an approver. Raises `NotOwner` for another's record and
-        `NotFound` for one that is not there.
+        of other users in the tenant; with `deciding`, an approver may. Raises `NotOwner` for another user's
+        record and `NotFound` if there is none.
         """
         own = self._records.partition(caller.user)
         (record,) = await self._records.store.read(own, [kind(identifier)])
@@ -207,7 +207,7 @@ class Directory:
     async def foreign(
         self, caller: Caller, kind: "Kind", identifier: str, *, reading: bool = False, deciding: bool = False
     ) -> str:
-        """As `locate`, for an id that is not in the caller's own partition."""
+        """Like `locate`, for an id that is not in the caller's own partition."""
         owner = await self.owner_of(identifier, kind(identifier))
         if owner is None or owner == caller.user:
             word = _WORDS[kind]
@@ -220,7 +220,7 @@ class Directory:
         raise anothers(kind, identifier)
 
     async def knows(self, user: User) -> bool:
-        """Whether it is written down that there is such a user; also where that cannot be read."""
+        """Whether the user is listed in the index; True if the index record is damaged."""
         tag = ids.owner_tag(user.key)
         try:
             found = await self._records.get(keys.owners(self._records.agent, tag), keys.owner(tag), Owners)
@@ -229,7 +229,7 @@ class Directory:
         return found is not None and user in found.value.users
 
     async def forget(self, user: User) -> int:
-        """Forgets that there is such a user, and what ids are theirs; how many records said so."""
+        """Removes a user from the index, with all locators; returns how many records named the user."""
         forgotten = int(await self._forget_owner(user))
         for digit in keys.DIGITS:
             partition = keys.locators(self._records.agent, digit)
@@ -249,10 +249,10 @@ class Directory:
             return False
 
     async def _forget_owner(self, user: User) -> bool:
-        """Whether the user was listed.
+        """Removes a user from the list; returns whether there was one to change.
 
-        A damaged record is deleted. It may have listed others, whose digests collide with the user's: they
-        are listed again with their next request.
+        A damaged record is deleted. It may have listed other users with the same tag: they are listed again
+        with their next request.
         """
         tag = ids.owner_tag(user.key)
         partition, key = keys.owners(self._records.agent, tag), keys.owner(tag)
@@ -286,7 +286,7 @@ _WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", k
 
 
 def anothers(kind: Kind, identifier: str) -> TealError:
-    """The refusal of an id that is another user's."""
+    """The error for an id that belongs to another user."""
     word = _WORDS[kind]
     return NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(
         **{f"{word}_id": identifier}

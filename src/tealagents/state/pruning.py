@@ -1,4 +1,4 @@
-"""What an operator erases: tasks that are old or expired, and everything of one user. Nothing else does."""
+"""Erases old or expired tasks, or everything of one user, for the operator; the service never does."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from tealagents.state.tasks import is_expired
 
 
 class Due(Struct, frozen=True):
-    """Something to prune: a task, or a session that holds none."""
+    """Something to prune: a task, or a session without tasks."""
 
     partition: str
     what: str
@@ -26,24 +26,25 @@ class Due(Struct, frozen=True):
 
 
 class Pruning:
-    """Finds what is due, and erases it when it is asked to."""
+    """Finds the tasks and sessions that are due, each with a function that erases it."""
 
     def __init__(self, eraser: Eraser, *, before: datetime | None = None) -> None:
-        """Due are tasks past their `expires_at`; with `before`, also what was last touched before that."""
+        """Tasks past their `expires_at` are due; with `before`, also tasks last changed before that time, and
+        empty sessions created before it."""
         self._records = records = eraser.tasks.records
         self._eraser = eraser
         self._before = before
         self._inventory = Inventory(records)
-        #: tasks that are due and in use
+        #: tasks that are due, but in use
         self.spared = 0
 
     @property
     def damaged(self) -> list[str]:
-        """What could not be judged, and was left alone."""
+        """Descriptions of damaged records, which were left alone."""
         return self._inventory.damaged
 
     async def due(self, progress: Progress = lambda done, total: None) -> AsyncIterator[Due]:
-        # the clock of this machine may be another than that of those that serve
+        # the store's clock, since this machine's may differ from those of the serving processes
         now = datetime.fromtimestamp(await self._records.store.now(), UTC)
         owners = await self._inventory.owners()
         for done, owner in enumerate(owners):
@@ -70,10 +71,10 @@ class Pruning:
         return old or is_expired(head, now)
 
     async def _in_use(self, head: Head, now: datetime) -> bool:
-        """Whether a process works on the task, or its pause may still be decided."""
+        """Whether a process works on the task, or its pause can still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
-        # no message that waits can start, and no one can decide a pause
+        # in an expired task, no queued request can start, and no one can decide a pause
         if is_expired(head, now):
             return False
         for waiting in head.queue:
@@ -87,7 +88,7 @@ class Pruning:
         return found is not None and is_alive(found.value, await self._records.store.now())
 
     async def _empty_sessions(self, owner: User, going: Collection[str]) -> AsyncIterator[Due]:
-        """Sessions that are old and hold no task, or none that is not due itself."""
+        """Old sessions without tasks, or with due ones (`going`) only."""
         if self._before is None:
             return
         partition = self._records.partition(owner)
@@ -97,7 +98,7 @@ class Pruning:
                 yield Due(partition, "session", name, lambda name=name: self._end_session(partition, name))  # type: ignore[misc]
 
     async def _holds(self, partition: str, session: Session, going: Collection[str]) -> bool:
-        """Whether the session holds a task that stays."""
+        """Whether the session has a task that is not due."""
         async for key, _ in self._records.every(partition, keys.tasks_of_session(session.session_id)):
             if keys.last_segment(key) not in going:
                 return True
@@ -111,10 +112,9 @@ class Pruning:
 
 
 class UserErasure:
-    """Erases everything of one user: tasks, sessions, memories, secrets, and that there was such a user.
+    """Erases everything of one user: tasks, sessions, memories, secrets, and the entry in the owner index.
 
-    What runs for the user is fenced off first. It may be repeated, after a crash or where the user came
-    back while it was under way.
+    Running requests are fenced off first. May be repeated after a crash, or if the user came back meanwhile.
     """
 
     def __init__(self, eraser: Eraser, user: User) -> None:
@@ -125,18 +125,18 @@ class UserErasure:
         self._inventory = Inventory(records)
 
     async def count(self) -> int:
-        """How many records the user's partition holds, and with them the one that there is such a user."""
+        """The number of records in the user's partition, plus one if the owner index lists the user."""
         listed = int(await self._eraser.tasks.directory.knows(self._user))
         return listed + sum([1 async for _ in self._records.every(self._partition, "")])
 
     async def erase(self, report: Callable[[int], None] = lambda records: None) -> int:
-        """Erases all, and returns how many records there were besides the tasks' own, expired ones too."""
+        """Erases everything; returns the number of records outside tasks, including expired ones."""
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
         after: str | None = None
         scan = partial(self._records.store.scan, self._partition, "", limit=ERASED_AT_ONCE)
-        # on from the last page, as each may first have to get past all that has expired before it
+        # each page continues after the last one: a scan from the start would pass all expired records again
         while page := await scan(after=after) or (await scan() if after else []):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
@@ -144,16 +144,16 @@ class UserErasure:
             after = page[-1][0]
         inbox = keys.inbox(self._records.agent, self._user.tid)
         consents = keys.user(self._records.agent, PENDING_CONSENTS)
-        workers = keys.workers(self._records.agent)  # signals of the user's that no one took
+        workers = keys.workers(self._records.agent)  # signals by the user that no one took
         for partition in (inbox, consents, workers, keys.erasing(self._records.agent)):
             wiped += await self._wipe_mentions(partition)
         wiped += await self._wipe_expired(self._partition)
         for partition in (inbox, consents, workers):
-            await self._wipe_expired(partition)  # of others, too
+            await self._wipe_expired(partition)  # including those of other users
         return wiped + await self._eraser.tasks.directory.forget(self._user)
 
     async def _erase_task(self, task_id: str) -> None:
-        """Erases a task, however often it changes meanwhile; a damaged one goes with the rest."""
+        """Erases a task, however often it changes meanwhile; a damaged one is left to the scan in `erase`."""
         key = keys.task(task_id)
         try:
             while found := await self._records.get(self._partition, key, Head):
@@ -163,7 +163,7 @@ class UserErasure:
             return
 
     async def _wipe_mentions(self, partition: str) -> int:
-        """Deletes what names the user in a partition that is not theirs, and returns how many records."""
+        """Deletes the records that name the user in a shared partition; returns their number."""
         wiped = 0
         async for key, record in self._records.every(partition, ""):
             if self._names_user(partition, key, record.value):
@@ -172,7 +172,8 @@ class UserErasure:
         return wiped
 
     async def _wipe_expired(self, partition: str) -> int:
-        """What no scan shows any more, and the store would erase later, or with a later commit only."""
+        """Erases expired records, which no scan returns and the store may keep for a while; returns their
+        number."""
         wiped = 0
         while expired := await self._records.store.expired(partition):
             await self._records.delete(partition, expired)
@@ -182,7 +183,7 @@ class UserErasure:
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
         try:
             value = unseal(partition, key, stored, object)
-            if isinstance(value, str):  # of a secret: a pending authorization
+            if isinstance(value, str):  # a secret: the JSON of a pending authorization
                 value = parse(key, value.encode(), object)
         except CorruptState:
             return False

@@ -1,4 +1,4 @@
-"""Requests that wait their turn on a task: when it comes, and what they take the task with."""
+"""Requests that wait in a task's queue: how their messages are stored, and when they take the task."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,12 +17,12 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks, Written
 from tealagents.state.transitions import Transition, chunks_waiting, received
 
-#: bytes of a message that waits in its request's record; a larger one is stored out of line
+#: the largest waiting message that is kept in its request's record, in bytes; others are stored out of line
 MOST_INLINE = 64 * 1024
 
 
 class Waiting(Struct, frozen=True):
-    """A message that waits its turn."""
+    """A request that waits in a task's queue."""
 
     partition: str
     request: RequestRecord
@@ -30,9 +30,9 @@ class Waiting(Struct, frozen=True):
 
 
 async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
-    """Takes the task for a request that waits, if it is its turn (None: not yet).
+    """Takes the task for a waiting request if its turn has come; None: not yet.
 
-    Returns the request's record where it was ended meanwhile (canceled, or its time is up).
+    Returns the request's record if it has ended meanwhile (it was canceled, or its time is up).
     """
     partition, request = waiting.partition, waiting.request
     message: Message | None = None
@@ -47,7 +47,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
             return None
         now = tasks.records.clock.now()
         message = await waiting_message(tasks, partition, request)
-        if message is None:  # it was ended since the head was read
+        if message is None:  # the request has ended since the head was read
             raise Conflict(keys.request(request.request_id))
         started = replace(
             request,
@@ -58,7 +58,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
             first_seq=head.tail_seq + 1,
             waiting=None,
         )
-        # it was this process's while it waited, and stays so
+        # `takes` is off because the request has been this process's since it was queued
         transition = received(head, started, message, actor, now)
         return replace(transition, takes=False, drops=chunks_waiting(request))
 
@@ -67,7 +67,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
 
 
 async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> TaskWriter | RequestRecord:
-    """A request that waits no more: ended meanwhile, or begun here by a commit whose reply was lost."""
+    """A request that has left the queue: it has ended, or was begun here by a commit whose reply was lost."""
     partition, running = waiting.partition, found.value.running
     request = await tasks.request(partition, waiting.request.request_id)
     if (
@@ -78,7 +78,7 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
     ):
         return request.value
     message = await waiting_message(tasks, partition, waiting.request)
-    if message is None:  # it was damaged: none but this process erases it, and has not
+    if message is None:  # its chunks are damaged: only this process erases them, and it has not
         return request.value
     begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
     writer = TaskWriter(tasks, begun, message)
@@ -87,14 +87,14 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
 
 
 def keep_waiting(message: Message) -> tuple[Json, Sequence[bytes]]:
-    """What the request of a message that waits keeps of it, and what of that is stored out of line."""
+    """The `waiting` field for a message: the message or a reference; and the bytes to store out of line."""
     if len(body := encode_json(message)) > MOST_INLINE:
         return dict(msgspec.to_builtins(blob_ref(body))), [body]
     return dict(msgspec.to_builtins(message)), []
 
 
 async def waiting_message(tasks: Tasks, partition: str, request: RequestRecord) -> Message | None:
-    """The message of a request that waits its turn; None where it no longer does, and that was erased."""
+    """The message of a queued request; None if the request has left the queue and the message was erased."""
     stored = request.waiting or {}
     if "blob" not in stored:
         return msgspec.convert(stored, Message)

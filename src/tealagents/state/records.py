@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 
 #: a body larger than this is stored out of line, in chunks of half as many characters
 BLOB_BYTES = 256 * 1024
-#: what the bodies of one batch may sum to
+#: bytes of all bodies in one batch
 BATCH_BYTES = 320 * 1024
-#: what a reference takes that stands for one, at most
+#: the most bytes that a reference in place of a body takes
 REF_BYTES = 128
 #: a request's or an approval's record larger than this is stored out of line, too: a commit holds 1 MB in all
 RECORD_BYTES = 64 * 1024
-#: records of one commit, and bytes of chunks put together into one
+#: records in one commit, and bytes of the values that `portions` puts into one
 MOST_RECORDS = 10
 PORTION_BYTES = 900_000
 #: records listed at a time to be deleted; a scan of the file store lists all keys below its prefix
 ERASED_AT_ONCE = 50
-#: seconds for which a commit whose reply was lost is looked for before the caller is answered
+#: seconds for which an in-doubt commit is retried before the caller gets an error
 RESOLVE_SECONDS = 5.0
 
 
@@ -54,14 +54,15 @@ class Stored(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Headless(Exception):
-    """What is too large for one commit is stored for no task without a head: no one would find it again."""
+    """A commit has parts to store out of line, but its task has no head yet: no one could find them again."""
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """What stands in a batch for a body that is stored out of line."""
+    """Stored in a batch in place of a body that is stored out of line."""
 
+    #: SHA-256 of the body
     blob: str
-    #: how many chunks it is in
+    #: the number of chunks
     pieces: int
 
     def keys(self, task_id: str) -> list[str]:
@@ -70,14 +71,14 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 
 class OutOfLine(msgspec.Struct, frozen=True):
-    """What stands in the place of a record that is stored out of line."""
+    """Stored in place of a record whose content is stored out of line; `apart` is its SHA-256."""
 
     apart: str
     pieces: int
     task_id: str
 
 
-#: what the JSON of an `OutOfLine` begins with, and that of no other record
+#: the first bytes of an `OutOfLine` as JSON, and of no other record
 _OUT_OF_LINE = b'{"apart":'
 
 
@@ -100,7 +101,7 @@ class RecordStore:
         return await self.whole(partition, key, record, kind)
 
     async def whole(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
-        """As `open`, for what may be stored out of line: a request, an approval."""
+        """Like `open`, for records that may be stored out of line: requests and approvals."""
         if record is None:
             return None
         value = codec.checked(partition, key, record.value)
@@ -116,7 +117,7 @@ class RecordStore:
         return Stored(codec.parse(key, value, kind), record.version)
 
     async def request(self, partition: str, task_id: str, request_id: str) -> Stored[RequestRecord]:
-        """A request that its task names. `CorruptState` where it is gone, or `NotFound` with its task."""
+        """A request that its task names. `CorruptState` if it is missing; `NotFound` if the task is, too."""
         return await self.named(partition, task_id, keys.request(request_id), RequestRecord)
 
     async def named(self, partition: str, task_id: str, key: str, kind: type[T]) -> Stored[T]:
@@ -128,14 +129,14 @@ class RecordStore:
         return found
 
     async def context_of(self, partition: str, head: Head) -> Json | None:
-        """What the conversation of a task remembers as of its current checkpoint."""
+        """The context of a task's current checkpoint; None if it has none."""
         if head.checkpoint_id is None:
             return None
         found = await self.get(partition, keys.request(head.checkpoint_id), RequestRecord)
         return found.value.context if found else None
 
     def open(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
-        """A record that was read, checked and parsed."""
+        """Checks and parses a record that was read; None for None."""
         if record is None:
             return None
         return Stored(codec.unseal(partition, key, record.value, kind), record.version)
@@ -143,7 +144,7 @@ class RecordStore:
     async def every(
         self, partition: str, prefix: str, *, page: int = 100
     ) -> AsyncIterator[tuple[str, Record]]:
-        """All records under a prefix, as they are stored, read page by page."""
+        """All records under a prefix, as stored, read page by page."""
         after = None
         while found := await self.store.scan(partition, prefix, after=after, limit=page):
             for key, record in found:
@@ -151,7 +152,7 @@ class RecordStore:
             after = found[-1][0]
 
     async def of_task(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
-        """The requests and the approvals of a task whose log is damaged: found among all of the user's."""
+        """The ids of a task's requests and approvals, searched among all of the user's. For damaged logs."""
         return (
             await self._search(partition, keys.request(""), RequestRecord, task_id),
             await self._search(partition, keys.approval(""), Approval, task_id),
@@ -198,15 +199,15 @@ class RecordStore:
         unsynced: bool = False,
         notify: Collection[str] = (),
     ) -> str:
-        """Commits, and returns the operation id: the version of all that was put.
+        """Commits, and returns the operation id: the version of everything that was put.
 
-        `marker` is the key whose version shows, where a reply is lost, whether this commit was applied: one
-        of `put`, if possible one that no later commit overwrites. Where only records are deleted, it is one
-        of them: sent again, such a commit is a `Conflict`.
+        `marker` is the key whose version shows, if the reply is lost, whether this commit was applied: one of
+        `put`, if possible one that no later commit overwrites. If records are only deleted, it is one of
+        them: sent again, such a commit is a `Conflict`.
 
-        Raises `Conflict`; `CorruptState` where a log continues behind its head; `Headless` where a large
-        record's task has no head yet; `PersistenceUnavailable` when the store is away or does not report the
-        outcome of the commit within five seconds.
+        Raises `Conflict`; `CorruptState` if a log continues beyond its head's tail; `Headless` if a large
+        record's task has no head yet; `PersistenceUnavailable` if the store is unavailable, or does not
+        report the outcome of the commit within `RESOLVE_SECONDS`.
         """
         commit = Commit(
             operation=operation or ids.operation_id(),
@@ -227,7 +228,7 @@ class RecordStore:
         return commit.operation
 
     async def _check_contradiction(self, partition: str, commit: Commit, marker: str) -> None:
-        """`CorruptState` where a log continues behind the end its task knows: no commit would ever pass."""
+        """`CorruptState` if a log continues beyond its head's tail: no commit could ever succeed."""
         if not marker.startswith(keys.LOGS):
             return
         names = [key for key in commit.expect if key != marker]
@@ -262,10 +263,10 @@ class RecordStore:
         expect: Mapping[str, str] | None = None,
         notify: Collection[str] = (),
     ) -> None:
-        """Deletes records, whatever they hold now, as many as fit with each commit.
+        """Deletes records, whatever they hold now, as many per commit as fit.
 
-        `Conflict` where what is expected has changed. Deleting twice is harmless, so where a reply is lost it
-        is done again until one comes.
+        `Conflict` if an expected record has changed. Deleting twice is harmless, so a commit whose reply is
+        lost is repeated until a reply comes.
         """
         names, expect = list(names), expect or {}
         room = MOST_RECORDS - len(expect)
@@ -299,7 +300,8 @@ class RecordStore:
         )
 
     async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:
-        """Tries until the store says what came of it; else `PersistenceUnavailable`, with `advice`."""
+        """Retries until the store reports an outcome; after `RESOLVE_SECONDS`, `PersistenceUnavailable` with
+        `advice`."""
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:
@@ -320,10 +322,10 @@ class RecordStore:
     async def extended(
         self, partition: str, head: Head, drafts: Sequence[Draft], version: str | None = None
     ) -> tuple[Head, str, Batch]:
-        """The head and the batch that `drafts` make of `head`; large bodies are already stored.
+        """The head with `drafts` appended, the batch's key, and the batch; large bodies are stored already.
 
-        Nothing else is written: the caller commits both, with what belongs to them. `Conflict` where a body
-        is large, and the head no longer at `version`; `Headless` where it has none.
+        Nothing else is written: the caller commits head and batch. For a large body, raises `Conflict` if the
+        head is no longer at `version`, and `Headless` if it has none.
         """
         bodies = await self._offload(partition, head.task_id, [item.body for item in drafts], version)
         seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
@@ -349,7 +351,7 @@ class RecordStore:
     async def _offload(
         self, partition: str, task_id: str, bodies: list[bytes], version: str | None
     ) -> list[bytes]:
-        """The bodies, those that are too large replaced by a reference to where they are stored now."""
+        """Stores large bodies out of line; returns all bodies, with references in place of the large ones."""
         kept: list[bytes] = []
         for body, large in zip(bodies, _too_large(bodies), strict=True):
             if large:
@@ -358,7 +360,7 @@ class RecordStore:
         return kept
 
     def parts(self, partition: str, drafts: Sequence[Draft], put: Mapping[str, object]) -> list[bytes]:
-        """What is stored out of line for a commit that appends `drafts` and puts these records."""
+        """The bytes stored out of line for a commit that appends `drafts` and puts these records."""
         bodies = [item.body for item in drafts]
         found = [body for body, large in zip(bodies, _too_large(bodies), strict=True) if large]
         for key, record in put.items():
@@ -367,7 +369,7 @@ class RecordStore:
         return found
 
     async def put_part(self, partition: str, task_id: str, data: bytes, version: str | None) -> BlobRef:
-        """Stores a part of a commit that its task's head, at `version`, is to speak of. `Headless`."""
+        """Stores a part of a commit out of line, while the task's head is at `version` (None: `Headless`)."""
         if version is None:
             raise Headless
         return await self.put_blob(partition, task_id, data, version=version)
@@ -377,8 +379,7 @@ class RecordStore:
     ) -> BlobRef:
         """Stores `data` in chunks named by its digest. Storing it twice is harmless.
 
-        `Conflict` where the task's head is no longer at `version`: nothing is to be left of a task that is
-        deleted meanwhile.
+        `Conflict` if the task's head is no longer at `version`: chunks of a deleted task would stay for ever.
         """
         ref, chunks = blob_ref(data), _chunks(data)
         named = dict(zip(ref.keys(task_id), chunks, strict=True))
@@ -388,7 +389,7 @@ class RecordStore:
         return ref
 
     async def unless_deleted(self, partition: str, task_id: str, damage: CorruptState) -> TealError:
-        """`damage`, or `NotFound` where the task was deleted while its records were read, which is none."""
+        """`damage`, or `NotFound` if the task was deleted meanwhile, so that nothing is damaged."""
         head = await self.get(partition, keys.task(task_id), Head)
         return no_task(task_id) if head is None or head.value.erased else damage
 
@@ -407,7 +408,7 @@ class RecordStore:
         return data
 
     async def bodies(self, partition: str, task_id: str, batch: Batch) -> list[bytes]:
-        """The bodies of a batch as they were written, those stored out of line fetched."""
+        """The bodies of a batch, including those stored out of line."""
         found = []
         for raw in batch.bodies:
             data = bytes(raw)
@@ -417,7 +418,7 @@ class RecordStore:
         return found
 
     async def opened(self, partition: str, task_id: str, batch: Batch) -> list[tuple[Entry, Body, int]]:
-        """The entries of a batch, each with its body, parsed, and the body's bytes as they are stored."""
+        """The entries of a batch, each with its parsed body and the body's size in bytes."""
         bodies = await self.bodies(partition, task_id, batch)
         try:
             return [(e, decode_body(b), len(b)) for e, b in zip(batch.entries, bodies, strict=True)]
@@ -427,7 +428,7 @@ class RecordStore:
 
 
 def blob_ref(data: bytes) -> BlobRef:
-    """What stands for `data` once it is stored out of line."""
+    """The reference to `data` when it is stored out of line."""
     return BlobRef(hashlib.sha256(data).hexdigest(), len(_chunks(data)))
 
 
@@ -437,7 +438,7 @@ def _chunks(data: bytes) -> list[str]:
 
 
 def _too_large(bodies: Sequence[bytes]) -> Iterator[bool]:
-    """Whether each of the bodies is too large for their batch."""
+    """For each of the bodies, whether it has to be stored out of line."""
     room = BATCH_BYTES
     for body in bodies:
         large = len(body) > BLOB_BYTES or len(body) > room
@@ -451,14 +452,14 @@ def _is_large(record: object, value: bytes) -> TypeGuard[RequestRecord | Approva
 
 
 def named_in(batch: Batch) -> tuple[set[str], set[str]]:
-    """The requests and the approvals that a batch of a task's log speaks of."""
+    """The ids of the requests and the approvals that a batch names."""
     requests = {entry.request_id for entry in batch.entries if entry.request_id}
     approvals = {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
     return requests, approvals
 
 
 def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """Values by as many as one commit holds, with the one record that it expects."""
+    """The values in portions, each small enough for a commit that expects one further record."""
     portion: dict[str, object] = {}
     room = PORTION_BYTES
     for key, value in values.items():

@@ -1,8 +1,8 @@
-"""Tombstones, and what a task under one held: removed page by page, its head last.
+"""Tombstones, and the removal of a task's records under one: page by page, the head last.
 
-Another process may finish it meanwhile, and the same task be imported again, so every commit expects the
-tombstone. A task that takes more than one commit to make begins under one as well (`MAKING_SECONDS`): so no
-crash leaves anything that no head speaks of.
+Another process may finish a removal meanwhile, and the same task may be imported again, so every commit
+expects the tombstone. A task that takes several commits to create begins under a tombstone, too
+(`MAKING_SECONDS`), so that a crash never leaves records without a head.
 """
 
 import logging
@@ -21,22 +21,22 @@ from tealagents.state.records import ERASED_AT_ONCE, RecordStore, Stored, named_
 
 log = logging.getLogger(__name__)
 
-#: for which a task may be in the making: a fork, an import, a large first message. What is not finished by
-#: then is erased like what was deleted
+#: seconds that creating a task may take: a fork, an import, a large first message. An unfinished task is then
+#: erased like a deleted one
 MAKING_SECONDS = 3600.0
 
 
 class PendingDeletion(Struct, frozen=True):
-    """`task/{id}/{log_id}` in the partition of deletions that have begun: a task may be imported again."""
+    """The note `task/{id}/{log_id}` on a pending deletion; `log_id` because a task may be imported again."""
 
     owner: User
     task_id: str
-    #: seconds since the epoch, by the store's clock; of a task in the making: when it is given up
+    #: seconds since the epoch, by the store's clock; of a task being created: when it is given up
     begun_at: float
 
 
 def deletion_key(head: Head, *, making: bool) -> str:
-    """The key of the note that a task's deletion has begun, or its making."""
+    """The key of the note on a task's deletion or, with `making`, its creation."""
     return f"{keys.task(head.task_id)}/{head.log_id}{'/making' if making else ''}"
 
 
@@ -48,9 +48,9 @@ async def bury(
     *,
     making: bool = False,
 ) -> Stored[Head]:
-    """Puts the tombstone, first where it is found again after a crash. `Conflict`.
+    """Writes a note, by which a crash is noticed, then the tombstone in place of the head.
 
-    With `making` it is that of a task which begins.
+    With `making`, the tombstone is that of a task being created. Raises `Conflict`.
     """
     erasing, key = keys.erasing(records.agent), keys.task(head.task_id)
     noted, now = deletion_key(head, making=making), await records.store.now()
@@ -66,7 +66,7 @@ async def bury(
 async def bury_unchanged(
     records: RecordStore, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
 ) -> Stored[Head] | None:
-    """Puts the tombstone on a task as it was read. None if it has changed, or what is expected besides."""
+    """Writes the tombstone unless the task, or a record in `expect`, has changed (None)."""
     known = {keys.task(stored.value.task_id): stored.version, **(expect or {})}
     try:
         return await bury(records, partition, stored.value, known)
@@ -75,7 +75,7 @@ async def bury_unchanged(
 
 
 async def erase(records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]) -> None:
-    """Removes what a buried task held, and then its head. May be repeated after a crash."""
+    """Removes a buried task's records, its head last. May be repeated after a crash."""
     try:
         await Removal(records, directory, partition, buried).run()
     except Conflict:  # another process continues or has finished it, and deletes the note
@@ -84,15 +84,15 @@ async def erase(records: RecordStore, directory: Directory, partition: str, buri
 
 
 async def forget(records: RecordStore, head: Head, *, making: bool) -> None:
-    """Deletes the note of a task that is gone, or made."""
+    """Deletes the note on a task that is erased or, with `making`, created."""
     await records.delete(keys.erasing(records.agent), [deletion_key(head, making=making)])
 
 
 async def give_up(records: RecordStore, directory: Directory, partition: str, making: Stored[Head]) -> None:
-    """Erases what there is of a task in the making. `Conflict` where that was finished.
+    """Erases an unfinished task. `Conflict` if it was finished after all.
 
-    The tombstone is put anew, as that of a task that was there: what may still be on its way to the store
-    comes too late, and no other message or import takes its place before all is gone.
+    The tombstone is written again, as that of an existing task: commits still under way then fail, and no
+    other message or import can take the id before everything is erased.
     """
     was = replace(making.value, tail_seq=1)
     again = await bury(records, partition, was, {keys.task(was.task_id): making.version})
@@ -113,7 +113,7 @@ class Removal:
         self._tombstone = {keys.task(buried.value.task_id): buried.version}
 
     async def run(self) -> None:
-        """Removes all there is; `Conflict` where the tombstone is gone. May be repeated after a crash."""
+        """Removes all records; `Conflict` if the tombstone is gone. May be repeated after a crash."""
         head, task_id = self._head, self._head.task_id
         while found := await self._listed(keys.logs(task_id)):
             for request_id in await self._requests_of(found):
@@ -149,9 +149,10 @@ class Removal:
             log.error("what was learned in task %s may still be remembered: %s", self._head.task_id, error)
 
     async def _requests_of(self, page: Sequence[tuple[str, Record]]) -> set[str]:
-        """The requests that some batches speak of, whose pauses are removed.
+        """The ids of the requests that some batches name; removes the pauses that they name.
 
-        A damaged batch may be all that named them, as the one batch of a fork: so they are searched for.
+        Only a damaged batch may have named a request, like the single batch of a fork. Then all requests of
+        the user are searched for those of the task.
         """
         found: list[tuple[set[str], set[str]]] = []
         damaged = False
@@ -173,11 +174,11 @@ class Removal:
         except CorruptState:
             found = None
         if found is not None and found.value.task_id != self._head.task_id:
-            return  # an import that lost a race for it
+            return  # this task is an import that lost a race for the request's id
         for approval_id in found.value.approvals if found else ():
             await self._approval(approval_id)
-        # first the record, which the writer of a stream expects: nothing is added to what is removed then.
-        # Followers learn that the request is gone
+        # the record first: a writer of stream events expects it, so no events are added after this. The
+        # notification tells followers that the request is gone
         await self._delete([key], notify=[key])
         await self._delete_under(keys.streams(request_id))
         await self._delete_under(keys.stream_parts(request_id))
@@ -192,7 +193,7 @@ class Removal:
             found = None
         if found is not None:
             at, inbox = found.value.created_at, keys.inbox(self._records.agent, self._head.owner.tid)
-            # before the pause itself, by which a repetition finds it
+            # before the pause itself, so that a repeated removal finds the inbox entry by it
             await self._records.delete(inbox, [keys.in_inbox(at, approval_id)])
             names.append(keys.approval_by_creation(at, approval_id))
         await self._delete(names)

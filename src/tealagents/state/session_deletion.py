@@ -1,16 +1,16 @@
-"""Deleting a session with all its tasks, in stages: no commit of a store could erase them all.
+"""Deletes a session with all its tasks, in stages, since one commit cannot erase them all.
 
-1. **Marked.** A note says that the deletion has begun. Then one commit marks the session and names it among
-   those that are being deleted (`Deleting`): from here on the session and its tasks are gone for every
+1. **Marked.** A note records that the deletion has begun. Then one commit marks the session and adds it to
+   the list of sessions being deleted (`Deleting`): from here on the session and its tasks are gone for every
    reader, and no task begins in it.
-2. **Closed.** Each task's head is written again as it is, so that no message that was read before the mark
-   can be committed on it. Where one was, and its request runs, the mark is taken back: the session is
-   restored, and the deletion refused.
-3. **Erased.** The tasks are buried and removed, one after the other. The session is last, when its name is
-   no longer among those that are being deleted; then the note goes.
+2. **Closed.** Each task's head is rewritten unchanged, so that no message that was read before the mark can
+   be committed on it. If one was committed earlier and its request runs, the mark is taken back: the session
+   is restored, and the deletion refused.
+3. **Erased.** The tasks are buried and removed, one after the other. Then the session leaves the list, and
+   its record and the note are deleted.
 
 Any number of processes may carry out one deletion at once, and any of them may die: each commit expects the
-session as it was marked, so one that comes late changes nothing.
+session as it was marked, so a late one changes nothing.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from tealagents.state.tasks import Tasks
 
 
 class PendingSessionDeletion(Struct, frozen=True):
-    """`sessions/{created}/{id}` in the partition of deletions that have begun: an id may be taken again."""
+    """The note `sessions/{created}/{id}` on a pending deletion; `created`, as an id may be used again."""
 
     owner: User
     session_id: str
@@ -37,18 +37,18 @@ class PendingSessionDeletion(Struct, frozen=True):
 
 
 class SessionDeletion:
-    """One deletion of one session, from whatever stage it is found in."""
+    """The deletion of one session, continued from any stage."""
 
     def __init__(self, tasks: Tasks, partition: str, session: Stored[Session]) -> None:
         self._tasks = tasks
         self._records = tasks.records
         self._partition = partition
-        #: as it was read, and from `mark` on as it was marked
+        #: the session as read; from `mark` on, as marked
         self._session = session
 
     @property
     def marked(self) -> bool:
-        """Whether it has begun, and not only in case that the session is empty."""
+        """Whether the session is marked, and not only on condition that it is empty."""
         return _is_deleted(self._session.value)
 
     async def tasks(self) -> list[str]:
@@ -59,9 +59,9 @@ class SessionDeletion:
     # --- stages ----------------------------------------------------------------------------------
 
     async def mark(self, *, if_empty: bool = False) -> None:
-        """From its last commit on the session and all its tasks are gone for every reader.
+        """Marks the session: from the last commit on, it and all its tasks are gone for every reader.
 
-        `TaskBusy` while one of them runs. With `if_empty` the session is marked as one without tasks.
+        `TaskBusy` while one of its tasks runs. With `if_empty`, it is to be deleted only if it has no tasks.
         """
         if not if_empty:
             await self._refuse_busy()
@@ -93,9 +93,9 @@ class SessionDeletion:
                 return
 
     async def close(self) -> None:
-        """From here on no request begins in the session's tasks.
+        """Rewrites all heads, so that no request begins in the session's tasks any more.
 
-        `TaskBusy` where one had: the mark goes. Before all heads are written again, none is buried.
+        `TaskBusy` if one has begun: the session is restored. No task is buried before that is ruled out.
         """
         for task_id in await self.tasks():
             key = keys.task(task_id)
@@ -116,8 +116,8 @@ class SessionDeletion:
     async def erase(self) -> bool:
         """Removes the tasks of the marked session, then the session.
 
-        False where another process has finished it meanwhile, and the id may be taken again, or has restored
-        it: whatever could meet that session expects the mark of this one.
+        False if another process has finished the deletion, so that the id may be in use again, or has
+        restored the session. Every commit expects this deletion's mark, so neither is harmed.
         """
         for task_id in await self.tasks():
             while found := await self._head(task_id):
@@ -141,30 +141,30 @@ class SessionDeletion:
         return True
 
     async def erase_if_empty(self) -> bool:
-        """Removes the session marked so, in which no task begins any more; False where one had begun."""
+        """Removes a session marked with `if_empty`; False, and the session is restored, if it has tasks."""
         if await self.tasks() and await self._restore():
             return False
         return await self.erase()
 
-    # --- back ------------------------------------------------------------------------------------
+    # --- restoring -------------------------------------------------------------------------------
 
     async def is_back(self) -> bool:
-        """Whether the session that was marked is there again, and not another one that took its id."""
+        """Whether the marked session was restored, and not replaced by another one with its id."""
         found = await self._read()
         return found is not None and not found.value.erased and session_note(found.value) == self._note
 
     async def _restore(self) -> bool:
-        """The session that was marked is there again; False where it is gone for good."""
+        """Restores the marked session; False if it is gone for good."""
         kept = replace(self._session.value, erased=False, if_empty=False)
         if await self._unmark({keys.session(self._id): kept}):
             await self._forget()
             return True
-        return await self.is_back()  # by another deletion of it
+        return await self.is_back()  # another process carrying out the deletion may have restored it
 
     async def _unmark(self, put: Mapping[str, object]) -> bool:
-        """From here on the session's tasks are not hidden; what is `put` is written in the same commit.
+        """Takes the session off the list of those being deleted, and writes `put` in the same commit.
 
-        False where they were not, or the session has changed since it was marked.
+        False if it is not on the list, or has changed since it was marked.
         """
         while deleting := await self._records.get(self._partition, keys.DELETING, Deleting):
             if self._id not in deleting.value.sessions or await self._finished():
@@ -173,7 +173,7 @@ class SessionDeletion:
             with suppress(Conflict):
                 await self._records.commit(
                     self._partition,
-                    # a mark that goes alone puts nothing: sent again it conflicts, and is seen to be gone
+                    # a commit that only deletes conflicts when repeated; the loop then finds the mark gone
                     marker=next(iter(put), keys.DELETING),
                     expect={keys.DELETING: deleting.version, **self._mark},
                     put={**put, **({keys.DELETING: Deleting(left)} if left else {})},
@@ -182,7 +182,7 @@ class SessionDeletion:
                 return True
         return False
 
-    # --- what is there ---------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     async def _refuse_busy(self) -> None:
         for task_id in await self.tasks():
@@ -192,15 +192,16 @@ class SessionDeletion:
                 raise self._busy(task_id, running)
 
     async def _running(self, head: Head) -> Running | None:
-        """What a process works on. A request whose process died goes with its task.
+        """The request of a task that a live process works on.
 
-        It may be there yet: a task past its `expires_at` is found by no reader who would end it.
+        A request whose process died may still be there, since no reader ends it in an expired task; it is
+        erased with its task.
         """
         running = head.running
         return None if running is None or await self._tasks.abandoned(running) else running
 
     async def _finished(self) -> bool:
-        """Whether the session that was marked is gone."""
+        """Whether the marked session is gone or has changed."""
         found = await self._read()
         return found is None or found.version != self._session.version
 
@@ -226,7 +227,7 @@ class SessionDeletion:
 
     @property
     def _mark(self) -> Mapping[str, str]:
-        """What each commit expects."""
+        """What each commit expects: the session as marked."""
         return {keys.session(self._id): self._session.version}
 
     def _busy(self, task_id: str, running: Running) -> TaskBusy:
@@ -240,10 +241,10 @@ class SessionDeletion:
 
 
 def session_note(session: Session) -> str:
-    """The key under which the session is listed, and the note is found that its deletion has begun."""
+    """The key of the note on a session's deletion, which is also that of the session in the list."""
     return keys.session_by_creation(session.created_at, session.session_id)
 
 
 def _is_deleted(session: Session) -> bool:
-    """Whether the session is deleted, whatever is in it."""
+    """Whether the session is marked for deletion, even if it has tasks."""
     return session.erased and not session.if_empty

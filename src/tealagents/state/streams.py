@@ -1,12 +1,12 @@
 """A request's stream events, kept for replay.
 
-Only what lies between is stored: the first event and the last are made from the request's record, which
-holds the same values and is committed with the end itself. So an ended log can lack neither, and an answer
-is stored once.
+The first event and the last are not stored, but made from the request's record, which holds the same values
+and is committed with the end itself. So the log of an ended request never lacks them, and the answer is
+stored once.
 
-A batch is written only while the request's record is unchanged (the commit expects its version), so
-nothing can be added to a log whose end was reported, by any process. An event that is too large for
-a batch is stored in parts, and stands in the log as a reference to them.
+A batch is written only while the request's record is unchanged (the commit expects its version), so no
+process can add to a log whose end was reported. An event that is too large for a batch is stored in parts;
+the log has a reference to them.
 """
 
 import logging
@@ -27,29 +27,29 @@ log = logging.getLogger(__name__)
 BATCH_EVENTS = 256
 #: bytes of one batch; an event larger than this is stored in parts
 EVENT_BATCH_BYTES = 128 * 1024
-#: batches that are read at once
+#: batches read at once
 READ_BATCHES = 8
 #: characters of one part
 PART_CHARACTERS = 128 * 1024
-#: the last event of a running request that is ended from outside takes the last stored id plus this: no
-#: follower has seen a higher one
+#: a running request that is ended from outside gets the last stored id plus this as the id of its last event:
+#: followers cannot have seen a higher one
 JUMP = 1001
-#: seconds for which a log is kept after the end
+#: seconds for which a log is kept after the request's end
 KEPT_SECONDS = 86400.0
-#: seconds for which it is kept beyond that: a request that is resumed so soon after it began, or after all of
-#: its log was written again, needs none of it written again
+#: further seconds for which a log is kept: a request that is resumed within this time after its start, or
+#: after its log was last rewritten, does not need its log rewritten to renew the expiry
 SPARE_SECONDS = 3600.0
 
 
 class Unfinished(Struct, frozen=True):
-    """What the log of a request without an end says of it."""
+    """The last event and the answer so far, according to the log of a request that has not ended."""
 
     last_event: int
     output: str
 
 
 class Parts(Struct, frozen=True):
-    """What stands in the log for an event that is stored in parts."""
+    """Stored in the log in place of an event that is stored in parts."""
 
     event_id: int
     parts: int
@@ -60,9 +60,9 @@ _EVENT_BATCH = cast("type[EventBatch]", EventBatch)
 
 
 def first_batch(events: Sequence[Recorded]) -> tuple[list[Recorded], bool]:
-    """The first of `events`, as many as make one batch, and whether they fit: one too large comes alone."""
+    """The first of `events` that make up one batch; and False if it is a single event that is too large."""
     batch = list(events[:BATCH_EVENTS])
-    if len(codec.encode_json(batch)) <= EVENT_BATCH_BYTES:  # most do
+    if len(codec.encode_json(batch)) <= EVENT_BATCH_BYTES:
         return batch, True
     batch = []
     room = EVENT_BATCH_BYTES
@@ -79,13 +79,13 @@ class StreamLog:
 
     def __init__(self, records: RecordStore, ttl: float) -> None:
         self._records = records
-        #: seconds from its writing for which a batch is kept: past a day behind the latest possible end
+        #: seconds for which a batch is kept: until more than a day after the latest possible end
         self.ttl = ttl
 
     async def write(self, partition: str, request_id: str, version: str, events: Sequence[Recorded]) -> int:
-        """Stores the first batch of `events`; returns the id of the last event that is stored now.
+        """Stores the first batch of `events`; returns the id of its last event.
 
-        `Conflict` when the request is no longer at `version`.
+        `Conflict` if the request is no longer at `version`.
         """
         batch, fits = first_batch(events)
         key = keys.stream(request_id, batch[0].id)
@@ -106,7 +106,7 @@ class StreamLog:
         return batch[-1].id
 
     async def _write_parts(self, partition: str, request_id: str, version: str, event: Recorded) -> Parts:
-        """Stores one large event; it is invisible before the batch that names its parts."""
+        """Stores one large event; it is invisible until the batch that names its parts is written."""
         text = codec.encode_json(event).decode()
         parts = range(0, len(text), PART_CHARACTERS)
         for n, start in enumerate(parts):
@@ -129,9 +129,9 @@ class StreamLog:
         return _last_id(stored.value)
 
     async def read(self, partition: str, request_id: str, after: int) -> AsyncIterator[list[Recorded]]:
-        """The stored events behind `after`: the rest of the batch it is in, then some batches at a time.
+        """The stored events after `after`: the rest of its batch, then `READ_BATCHES` at a time.
 
-        Who follows closely, or finds nothing new, pays for one batch.
+        A follower that is up to date, or one batch behind, costs the read of one batch.
         """
         newest = await self._scan(partition, request_id, None, limit=1, reverse=True)
         if not newest or _last_id(newest[0]) <= after:
@@ -181,9 +181,9 @@ class StreamLog:
         return codec.parse(names[0], "".join(texts).encode(), Recorded)
 
     async def unfinished(self, partition: str, request: RequestRecord) -> Unfinished:
-        """What the log holds of a request whose producer cannot be asked.
+        """The last event and the answer so far of a request whose process cannot be asked.
 
-        Of a damaged log only how far it goes: it is no part of the task, and must not keep it from going on.
+        A damaged log gives only a last event: events are not part of the task, and must not block it.
         """
         last = 1
         texts: list[str] = []
@@ -193,25 +193,25 @@ class StreamLog:
                     if isinstance(recorded.event, TextDelta):
                         texts.append(recorded.event.text)
                     elif isinstance(recorded.event, ToolCalled | Started):
-                        texts.clear()  # text that comes with tool calls is no part of the answer
+                        texts.clear()  # text before tool calls is not part of the answer
                 last = events[-1].id
         except CorruptState as error:
             log.error("the events of request %s cannot be read: %s", request.request_id, error)
             last = await self._farthest(partition, request.request_id)
             texts.clear()
-        if request.pause is not None:  # its calls are the last that was said
+        if request.pause is not None:  # its calls came after all text
             texts.clear()
         return Unfinished(max(last, request.last_event), "".join(texts))
 
     async def _farthest(self, partition: str, request_id: str) -> int:
-        """The highest id that a log can hold, by the names of its batches alone."""
+        """The highest id that a log can hold, judging by the keys of its batches alone."""
         newest = await self._records.store.scan(partition, keys.streams(request_id), limit=1, reverse=True)
         return int(keys.last_segment(newest[0][0])) + BATCH_EVENTS if newest else 1
 
     async def keep(self, partition: str, request_id: str, version: str) -> None:
-        """Starts the expiry of a log anew: its request has been resumed.
+        """Renews the expiry of a log after its request was resumed, by writing it again.
 
-        `Conflict` when the request is no longer at `version`: what was erased with it does not come back.
+        `Conflict` if the request is no longer at `version`, so that erased events do not come back.
         """
         unchanged = {keys.request(request_id): version}
         for prefix, kind in ((keys.streams(request_id), _EVENT_BATCH), (keys.stream_parts(request_id), str)):

@@ -1,4 +1,4 @@
-"""How a message becomes a request: one commit stores it and takes its task, or a place in its queue."""
+"""Turns a message into a request: one commit stores it and takes its task, or a place in the queue."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -44,34 +44,34 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
 from tealagents.state.transitions import Transition, queued, received
 
-#: the batches of a task to read again, because what was made of them is kept and not read, and whose log
-#: (`Head.log_id`) they are of
+#: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of its batches to read
+#: again, so that damage to cached ones is noticed
 RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
 
 
 class Replayed(Struct, frozen=True):
-    """A message whose idempotency key is already used: the outcome of the first."""
+    """The idempotency key was used before: the request that its first use started."""
 
     request: Stored[RequestRecord]
     partition: str
 
 
 class GivesWay(Struct, frozen=True):
-    """The task runs, and the config says that the running request gives way."""
+    """The task runs, and by the config the running request has to give way to the message."""
 
     partition: str
     request_id: str
 
 
 class _Found(Struct, frozen=True):
-    """All that the outcome of a message depends on, as it was read."""
+    """All records that the outcome of a message depends on, as read."""
 
     task: Stored[Head] | None = None
     session: Stored[Session] | None = None
     key: Stored[IdempotencyRecord] | None = None
-    #: a task of the id that the client names for a new one
+    #: a task that already has the id that the client has chosen for a new one
     named: Stored[Head] | None = None
-    #: an import of such a task that has not ended
+    #: an unfinished import of such a task
     importing: Stored[Importing] | None = None
     deleting: Stored[Deleting] | None = None
 
@@ -80,7 +80,7 @@ Begun = TaskWriter | Waiting | Replayed | GivesWay
 
 
 class Submission:
-    """Turns messages into requests, and takes tasks for them."""
+    """Submits messages: stores them as requests, and takes tasks for them."""
 
     def __init__(self, tasks: Tasks, recheck_keys: RecheckKeys = lambda _: ("", ())) -> None:
         self._tasks = tasks
@@ -89,10 +89,10 @@ class Submission:
     async def begin(
         self, caller: Caller, message: NewMessage, key: Key | None, *, announced: bool = True
     ) -> Begun:
-        """Stores a message as a new request, and takes its task for it if it is free.
+        """Stores a message as a new request, and takes its task for it if the task is free.
 
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
-        `announced` is False where the answer to the client waits for the request's end.
+        `announced` is False if the client is answered only when the request has ended.
 
         Raises `IdempotencyKeyReused`, `NotFound`, `NotOwner`, `AlreadyExists`, `SessionMismatch`,
         `CheckpointMoved`, `TaskBusy`, `ApprovalPending`, `Overloaded` (a full queue), `InvalidRequest` (too
@@ -103,21 +103,21 @@ class Submission:
         return await attempt.begin()
 
     async def first_use(self, caller: Caller, key: Key) -> Replayed | None:
-        """The message that came under this key before, if one did. `IdempotencyKeyReused`."""
+        """The first use of this key, if there was one. Raises `IdempotencyKeyReused`, `NotFound`."""
         records = self._tasks.records
         partition = records.partition(caller.user)
         known = await records.get(partition, keys.idempotency(key.name), IdempotencyRecord)
         return await _replay(self._tasks, partition, key, known.value) if known is not None else None
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
-        """A new task without a request: it holds what was said before, and waits for a message."""
+        """A new task without a request: it holds the earlier messages, and waits for its first message."""
         check_earlier(earlier)
         message = NewMessage(items=(), metadata=metadata, earlier=tuple(earlier))
         return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, announced=False).open()
 
 
 async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyRecord) -> Replayed:
-    request = await tasks.request(partition, known.request_id)  # first: one that is deleted is not named
+    request = await tasks.request(partition, known.request_id)  # first: the error names no deleted request
     if known.digest != key.digest:
         raise IdempotencyKeyReused(
             request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
@@ -126,7 +126,7 @@ async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyReco
 
 
 class _Attempt:
-    """One message on its way into a task."""
+    """The submission of one message."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Attempt:
         return TaskWriter(self._tasks, written, self._stored)
 
     async def open(self) -> Head:
-        """A new task that waits for its first message, or continues what was said before."""
+        """A new task that waits for its first message."""
         await self._tasks.directory.introduce(self._caller.user)
         written = await self._tasks.transact(self._partition, self._look, self._opened)
         return written.head
@@ -171,7 +171,7 @@ class _Attempt:
     # --- reading ---------------------------------------------------------------------------------
 
     async def _look(self) -> Stored[Head] | None:
-        """All that the message's outcome depends on, in one read. Returns the head that it replaces."""
+        """Reads, at once, all that the message's outcome depends on. Returns the head that it replaces."""
         await self._tasks.lease.ensure()
         message, key, partition, records = self._message, self._key, self._partition, self._tasks.records
         wanted: dict[str, tuple[str, type[Any]]] = {}
@@ -203,7 +203,7 @@ class _Attempt:
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
                 await self._check_batch(name, found[name], task.value.task_id)
-        begun = self._found.named  # by a message whose process or store went away
+        begun = self._found.named  # perhaps the tombstone of a first message that was never finished
         return begun if begun is not None and begun.value.making else task
 
     async def _check_batch(self, name: str, record: Record | None, task_id: str) -> None:
@@ -231,7 +231,7 @@ class _Attempt:
 
     async def _new_task(self) -> Transition:
         task = await self._planned()
-        # the message's request counts its entries from behind those of the earlier ones
+        # the entries of the message's request come after those of the earlier messages
         behind = replace(task.head, tail_seq=task.head.tail_seq + len(task.entries))
         transition = self._received(behind, task.head.created_at)
         return replace(
@@ -255,7 +255,7 @@ class _Attempt:
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
 
     async def _follow_up(self, task_id: str, found: Stored[Head] | None) -> Transition | GivesWay:
-        """How a message to an existing task begins."""
+        """Decides on a message to an existing task."""
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
             await tasks.directory.foreign(self._caller, keys.task, task_id)
@@ -280,19 +280,19 @@ class _Attempt:
         return self._received(head, now)
 
     def _check_checkpoint(self, head: Head) -> None:
-        """The message continues the task where it wants to, whatever would be done about a busy one."""
+        """`CheckpointMoved` unless the task is idle at the checkpoint that the message names, if any."""
         wanted = self._message.at_checkpoint
         if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
             raise CheckpointMoved("The task continues from another checkpoint.", **head.ids)
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
-        """Cancels the pause that the task waits in, if the message says so."""
+        """Cancels the pause that the task waits in, if the message says so; otherwise `ApprovalPending`."""
         head, pending = stored.value, stored.value.pending
         assert pending is not None
         if not self._message.supersede:
             where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
             raise ApprovalPending().with_ids(**where, **head.ids)
-        if head.queue:  # those that wait come first, and a message that is refused must end no pause
+        if head.queue:  # the message will be queued; if there is no room, it must not end the pause
             self._check_room(head)
         actor = self._caller.user.key
         await self._tasks.end(self._partition, stored, pending.request_id, SUPERSEDED, actor)
@@ -306,7 +306,7 @@ class _Attempt:
             ).with_ids(**head.ids)
 
     async def _refuse_session(self, head: Head, session_id: str) -> None:
-        """Whose a session is comes before whether it fits."""
+        """Raises `NotOwner` if the session is another user's, and `SessionMismatch` otherwise."""
         tasks = self._tasks
         (own,) = await tasks.records.store.read(self._partition, [keys.session(session_id)])
         if own is None:
@@ -330,7 +330,7 @@ class _Attempt:
             received(head, request, self._stored, self._caller.user.key, now),
             expect=self._key_absent(),
             fresh=True,
-            # under a key it is synced: a power cut must not make the model answer twice
+            # with a key it is synced: after a power cut, a retry must not make the model answer twice
             unsynced=not self._announced and self._key is None,
         )
 

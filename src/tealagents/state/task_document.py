@@ -1,7 +1,7 @@
-"""A whole task as one document, and what is checked of one that comes in.
+"""A whole task as one document, and the checks of one that is imported.
 
-The sender of a document may have written it: nothing in it is believed that a message could not have
-brought, and nothing that a later read could stumble over.
+The sender may have written the document: it must not claim anything that messages could not have brought
+about, nor contain anything that a later read would fail on.
 """
 
 import re
@@ -34,15 +34,15 @@ from tealagents.state.changes import check_metadata
 from tealagents.state.codec import encode_json
 
 FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
-#: bytes of what context providers and views may remember at one checkpoint
+#: bytes of JSON that one checkpoint's context may have
 MOST_CONTEXT = 256 * 1024
-#: of all entries, how often requests may claim them in all: each has its own
+#: the sum of all requests' entries may be this many times the number of entries; an honest document has one
 MOST_OVERLAP = 4
-#: bytes of one path: a head with all that it may hold is written with every commit, which holds 1 MB in all
+#: bytes of JSON of one path: each commit writes the head with its path, and holds 1 MB in all
 MOST_PATH = 192 * 1024
-#: between these lies every time: keys hold four digits, and what is added must not leave the calendar
+#: the earliest and latest time: years in keys have four digits, and added durations must not overflow
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
-#: nothing is added to an expiry, and many clients say 9999 where they mean never
+#: the latest expiry: nothing is added to it, and many clients send the year 9999 for never
 LATEST_EXPIRY = datetime.max.replace(tzinfo=UTC)
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
@@ -62,7 +62,7 @@ class ExportedEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ExportedTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task as one document. The paths of its requests are as `document_paths` has them."""
+    """A task as one document. The paths of its requests are shortened (`document_paths`)."""
 
     format: Literal["tealagents/task/v1"]
     agent: str
@@ -72,9 +72,9 @@ class ExportedTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read(value: Any, owner: User) -> ExportedTask:
-    """The document of one of `owner`'s tasks, every id, time and number in it checked.
+    """Parses the document of one of `owner`'s tasks and checks every id, time and number in it.
 
-    `NotOwner` where it says to be another's, `InvalidRequest` naming what is wrong.
+    `NotOwner` if it says that the task is another user's; `InvalidRequest` naming the wrong field.
     """
     _check_owned(value, owner)
     try:
@@ -86,7 +86,7 @@ def read(value: Any, owner: User) -> ExportedTask:
 
 
 def _check_owned(value: Any, owner: User) -> None:
-    """Whose a document is comes before what else is wrong with it."""
+    """`NotOwner` if the document names another owner; checked before anything else in it."""
     try:
         said = msgspec.convert(value["task"]["owner"], User)
     except (KeyError, TypeError, msgspec.ValidationError):
@@ -102,7 +102,7 @@ def _check_owned(value: Any, owner: User) -> None:
 
 
 def _misread(message: str) -> InvalidRequest:
-    """msgspec's words, with the field in front: ``Expected `str`, got `int` - at `$.entries[0].at` ``."""
+    """msgspec's error as ours, with its field: ``Expected `str`, got `int` - at `$.entries[0].at` ``."""
     reason, _, where = message.partition(" - at `$")
     path = re.sub(r"\[(\d+)\]", r".\1", where.rstrip("`")).lstrip(".")
     if about := re.fullmatch(r"Object (missing required|contains unknown) field `([^`]{1,200})`", reason):
@@ -177,7 +177,7 @@ def _check_request(where: str, request: RequestRecord, task: Head) -> None:
 
 
 def _check_context(where: str, request: RequestRecord) -> None:
-    """What a conversation remembers is read with every later turn."""
+    """Checks the context, which is read with every later turn."""
     context = request.context
     if context is None:
         return
@@ -195,7 +195,7 @@ def _check_context(where: str, request: RequestRecord) -> None:
 
 
 def context_problem(context: Json) -> str | None:
-    """Why what a conversation remembers cannot be read with every turn; None where it can."""
+    """Why a context cannot be stored, since it is read with every turn; None if it can."""
     encoded = encode_json(context)
     if len(encoded) > MOST_CONTEXT:
         return f"is larger than {MOST_CONTEXT} bytes of JSON"
@@ -203,7 +203,7 @@ def context_problem(context: Json) -> str | None:
 
 
 def _check_outcome(where: str, request: RequestRecord) -> None:
-    """The answer is shown as it is."""
+    """Checks the fields of the request's outcome, which clients are shown as they are."""
     if request.pause is not None or request.waiting is not None:
         raise InvalidRequest(where, "must have neither `pause` nor `waiting`: it has ended")
     if (request.error is None) != (request.status == "Completed"):
@@ -224,7 +224,7 @@ def _codes(kind: type[TealError]) -> Iterator[str]:
 
 
 def check_size(path: Path, where: str) -> None:
-    """Whether a path fits into a head."""
+    """`InvalidRequest` if a path does not fit into a head."""
     if len(encode_json(path)) > MOST_PATH:
         raise InvalidRequest(where, f"is larger than {MOST_PATH} bytes of JSON")
 

@@ -14,12 +14,15 @@ from tealagents.state.audit_chain import Draft
 from tealagents.state.tasks import Tasks, Written
 from tealagents.state.transitions import Transition, appended
 
-#: entries of one commit: more are written in several
+#: entries in one commit; more are written in several
 MOST_ENTRIES = 200
 
 
 class Fenced(StoreError):
-    """The writer is over: another process, or the lease, has ended it. `request` is what it became."""
+    """The writer has lost its right to write: the request was ended, or the lease was lost.
+
+    `request` is the request's record as read then; None if it was not read.
+    """
 
     def __init__(self, request: RequestRecord | None) -> None:
         super().__init__("the request was ended from outside")
@@ -33,25 +36,25 @@ class Erased(Fenced):
         super().__init__(None)
 
 
-#: what the entries that are due make of the head and the request as they are known
+#: makes the last transition from the current head and request, and the entries to append
 Conclude = Callable[[Head, RequestRecord, Sequence[Draft]], Transition]
 
 
 class _Doubt(Struct, frozen=True):
-    """A commit of which the store did not say whether it was applied."""
+    """A commit in doubt: the store did not report whether it was applied."""
 
     operation: str
     log_key: str
     drafts: Sequence[Draft]
-    #: it ends or pauses the request
+    #: whether it ends or pauses the request
     concludes: bool
 
 
 class TaskWriter:
-    """The right to write one task while one request runs on it; `Fenced` once it is over."""
+    """The right to write one task while one request runs on it. Methods raise `Fenced` once it is lost."""
 
     def __init__(self, tasks: Tasks, begun: Written, message: Message | None) -> None:
-        """`message` is what began the request; None after a pause."""
+        """`message` is the one that began the request; None after a pause."""
         if begun.request is None:
             raise ValueError("a writer is for a request")
         self._tasks = tasks
@@ -59,9 +62,9 @@ class TaskWriter:
         self.head, self._head_version = begun.head, begun.version
         self.request, self.request_version = begun.request, begun.version
         self.message = message
-        #: commits in doubt, all behind the same head: at most one of them was applied, or still will be
+        #: commits in doubt, all on the same head: at most one of them was applied, or still will be
         self._doubts: list[_Doubt] = []
-        #: drafts of a write that has not succeeded yet, as far as they are in the log
+        #: the drafts of an unfinished write that are in the log already
         self._logged: Sequence[Draft] = ()
 
     async def append(self, drafts: Sequence[Draft]) -> None:
@@ -71,7 +74,7 @@ class TaskWriter:
     async def conclude(
         self, drafts: Sequence[Draft], conclude: Conclude, events: Sequence[Recorded] = ()
     ) -> None:
-        """Appends entries and ends or pauses the request; its last events are stored in the same commit."""
+        """Appends entries and ends or pauses the request; the last commit also stores `events`."""
 
         def with_events(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
             transition = conclude(head, request, due)
@@ -87,10 +90,10 @@ class TaskWriter:
         await self._write(drafts, with_events)
 
     async def _write(self, drafts: Sequence[Draft], conclude: Conclude | None) -> None:
-        """Writes all drafts, in several commits where there are many; the last of them concludes.
+        """Writes all drafts, in several commits if there are many; the last commit concludes.
 
-        Where its outcome is in doubt, it may be called again with the same drafts: those
-        that are in the log already are not written twice.
+        If the outcome is in doubt, it may be called again with the same drafts (the same objects): those that
+        are in the log already are not written twice.
         """
         while True:
             if not self._tasks.lease.held:
@@ -113,7 +116,7 @@ class TaskWriter:
         self._logged = ()
 
     async def _commit(self, drafts: Sequence[Draft], conclude: Conclude | None) -> None:
-        """One try, on the head as it is known."""
+        """Tries one commit on the head as known."""
         tasks, head = self._tasks, self.head
         if conclude is None:
             transition = appended(head, drafts, tasks.records.clock.now())
@@ -141,7 +144,7 @@ class TaskWriter:
     # --- after a commit in doubt, or a conflict --------------------------------------------------
 
     async def _doubt_concluded(self) -> bool:
-        """Whether a commit in doubt was applied and was the last of this writer."""
+        """Whether a commit in doubt was applied and has ended or paused the request."""
         applied = await self._applied()
         if applied is None:
             return False
@@ -151,7 +154,7 @@ class TaskWriter:
         return False
 
     async def _applied(self) -> _Doubt | None:
-        """The commit in doubt that was applied after all; None where none was yet."""
+        """The commit in doubt that was applied after all; None if none was, so far."""
         if not self._doubts:
             return None
         (record,) = await self._tasks.records.store.read(self.partition, [self._doubts[0].log_key])
@@ -170,7 +173,7 @@ class TaskWriter:
         self.request, self.request_version = found.value, found.version
 
     async def rebase(self) -> None:
-        """Reads the head again: still ours, continue from there; else the writer is over."""
+        """Reads the head again, to continue from it. `Fenced` if the request no longer holds the task."""
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)
         if found is None or found.value.erased:

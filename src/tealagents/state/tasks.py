@@ -1,10 +1,10 @@
-"""A task's life: found as it stands, changed by one transition at a time, ended from outside.
+"""Finds tasks, commits one transition at a time, and ends requests from outside.
 
 Every change of a task is read, decide, commit: `Tasks.transact` reads the head, asks a decider, and writes
-what it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place where the head of
-a living task is changed). Only the process that the head's `running` names may write for that request, as its
-`TaskWriter`. A patch or a queued message may change the head meanwhile; the writer then continues from the
-new head (`TaskWriter.rebase`).
+the transition that it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place
+where the head of a living task is changed). Only the process that the head's `running` names may write for
+that request, as its `TaskWriter`. A patch or a queued message may change the head meanwhile; the writer then
+continues from the new head (`TaskWriter.rebase`).
 """
 
 import asyncio
@@ -54,16 +54,16 @@ F = TypeVar("F", bound="Stored[Head] | None")
 
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 
-#: how often a request is looked for whose begin was not acknowledged, and how far apart
+#: how often a request that no run here carries on is looked for, to end it, and the seconds in between
 LOOKS = 20
 LOOK_SECONDS = 0.5
 
-#: the shortest time between two looks at a pause that expires
+#: the shortest time, in seconds, between two looks at a pause that expires
 SOONEST_LOOK_SECONDS = 0.05
 
 
 class TaskRules(Struct, frozen=True, kw_only=True):
-    """What the config says of the life of tasks."""
+    """The config's rules for tasks."""
 
     concurrency: Concurrency = "reject"
     max_queued: int = 1000
@@ -72,12 +72,12 @@ class TaskRules(Struct, frozen=True, kw_only=True):
 
     @property
     def event_seconds(self) -> float:
-        """For which an event is stored: a day behind the latest possible end of its request, and a while."""
+        """Seconds for which an event is stored: more than a day after the latest end of its request."""
         return KEPT_SECONDS + SPARE_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
 
 
 class Ending(Struct, frozen=True):
-    """What a request ends with from outside: its status, and the code and text of its failure."""
+    """How a request is ended from outside: its status, and the code and text of its failure."""
 
     status: Status
     code: str
@@ -107,16 +107,16 @@ WAITED_TOO_LONG = Ending(
 )
 
 
-#: seconds that the process which runs a request gets to end it, before it is ended from outside
+#: seconds that the process that runs a request gets to end it when asked, before it is ended from outside
 ASKED_SECONDS = 1.5
 
 
 class Written(Struct, frozen=True, kw_only=True):
-    """What a commit has left."""
+    """The result of a commit."""
 
     partition: str
     head: Head
-    #: of the head, and of the request where it was written, too
+    #: of the head, and of the request if it was written
     version: str
     request: RequestRecord | None
 
@@ -137,7 +137,7 @@ class Tasks:
         source: str,
         report: Callable[[RequestRecord], None] = _logged,
     ) -> None:
-        """`report` gets each request that is ended from outside."""
+        """`report` is called with each request that is ended from outside."""
         self.records = records
         self.lease = lease
         self.peers = Peers(records, lease)
@@ -146,24 +146,24 @@ class Tasks:
         #: `name:version`, the `source` of every answer
         self.source = source
         self.history = History(records)
-        #: requests begun in this process and not yet over; one that the store says runs here and that is
-        #: not among them was begun by a commit whose reply never came
+        #: requests begun in this process and not yet over. If the store says that another one runs here, it
+        #: was begun by a commit whose reply was lost
         self.begun_here: Counter[str] = Counter()
-        #: of these, what was ended before its run was stopped, and how many pauses it had by then
+        #: those of them that were ended before their run was stopped, and how many pauses each had by then
         self.ended_early: dict[str, int] = {}
         self._report = report
-        #: what ends requests that no run here carries on; None once the process ends
+        #: asyncio tasks that end requests which no run here carries on; None once the process ends
         self._leaving: set[asyncio.Task[None]] | None = set()
         self.streams = StreamLog(records, rules.event_seconds)
 
     # --- finding ---------------------------------------------------------------------------------
 
     async def head(self, partition: str, task_id: str, *, reading: bool = False) -> Stored[Head]:
-        """A task's head as it stands, after what is due of it was done (`settle`). `NotFound` if erased."""
+        """A task's head, settled (`settle`). `NotFound` if the task is gone."""
         return await self.settle(partition, await self.here(partition, task_id), reading=reading)
 
     async def here(self, partition: str, task_id: str) -> Stored[Head]:
-        """A task's head as it was written. `NotFound` where it, or its session, was deleted."""
+        """A task's head as it was written. `NotFound` if the task is gone (`present`)."""
         names = [keys.task(task_id), keys.DELETING]
         head, deleting = await self.records.store.read(partition, names)
         found = self.records.open(partition, names[0], head, Head)
@@ -172,7 +172,7 @@ class Tasks:
     def present(
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
-        """The head, unless it or its session is deleted, or it is past its `expires_at`."""
+        """A request, its task settled first (`settle`). `NotFound` if the request or its task is gone."""
         gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
@@ -181,7 +181,7 @@ class Tasks:
     async def request(
         self, partition: str, request_id: str, *, reading: bool = False
     ) -> Stored[RequestRecord]:
-        """A request as it stands, once what is due of it was done (`settle`). `NotFound` with its task."""
+        """A request, after its task was settled (`settle`). `NotFound` if it, or its task, is gone."""
         key = keys.request(request_id)
         found = await self.records.get(partition, key, RequestRecord)
         if found is None:
@@ -205,13 +205,13 @@ class Tasks:
                 )
         return found
 
-    # --- what is due -----------------------------------------------------------------------------
+    # --- settling --------------------------------------------------------------------------------
 
     async def settle(self, partition: str, found: Stored[Head], *, reading: bool = False) -> Stored[Head]:
-        """Ends what no one can carry on: a request whose process died, a pause not decided in time.
+        """Ends requests that cannot continue: their process died, or a pause or the queue took too long.
 
-        Those who are only `reading` get the head as it is while the store takes no writes: an end that is not
-        stored might still turn out to be another one.
+        While the store accepts no writes, callers that are only `reading` get the head as it is: an end that
+        is not stored might still turn out differently.
         """
         while True:
             head = found.value
@@ -241,44 +241,44 @@ class Tasks:
         return None
 
     async def _is_past(self, deadline: datetime, *, ours: bool = False) -> bool:
-        """Whether a deadline has passed for every process: by the store's clock, as leases go.
+        """Whether a deadline has passed for every process, by the store's clock, like leases.
 
-        A process whose own clock is ahead must not end what others wait for. `ours` was set by our clock, and
-        is kept by it; others are looked up only where our clock says that they have passed.
+        A process whose own clock is ahead must not end what others still wait for. A deadline that this
+        process has set (`ours`) goes by its own clock. The store is asked only once that clock is past it.
         """
         if deadline > self.records.clock.now():
             return False
         return ours or deadline.timestamp() <= await self.records.store.now()
 
     async def abandoned(self, work: Running | Queued) -> bool:
-        """Whether no process works on a request any more; its own can write no more then."""
+        """Whether no process works on a request any more. If so, its process cannot write for it again."""
         if work.worker_id == self.lease.worker_id:
             return not self.begun_here[work.request_id]
         return await self.peers.dead(work.worker_id)
 
     @contextmanager
     def beginning(self, partition: str, request_id: str) -> Iterator[None]:
-        """Around the commit that gives this process a request; what raises has not got it."""
+        """A context for the commit that gives this process a request; if it raises, that has failed."""
         self.begun_here[request_id] += 1
         try:
             yield
         except (Conflict, Headless):
             self.over(request_id)
             raise
-        except BaseException:  # the commit may have been applied, or still be
+        except BaseException:  # the commit may have been applied, or still will be
             self.over(request_id)
             self.leave(partition, request_id)
             raise
 
     def over(self, request_id: str) -> None:
-        """This process has done with a request, or with one attempt to get it."""
+        """This process is done with a request, or with one attempt to begin it."""
         self.begun_here[request_id] -= 1
         if self.begun_here[request_id] <= 0:
             del self.begun_here[request_id]
             self.ended_early.pop(request_id, None)
 
     def stop(self) -> None:
-        """The process ends: what it leaves behind is for others, once its lease has lapsed."""
+        """The process ends; once its lease has lapsed, other processes end the requests that it leaves."""
         leaving, self._leaving = self._leaving or (), None
         for task in leaving:
             task.cancel()
@@ -286,7 +286,7 @@ class Tasks:
     def leave(self, partition: str, request_id: str) -> None:
         """Ends a request that no run here carries on, if it exists.
 
-        Other processes cannot know: its worker is alive.
+        Other processes do not end it, since its worker is alive.
         """
         if self._leaving is None:  # the run was canceled with the event loop, which ends no new task
             return
@@ -304,7 +304,7 @@ class Tasks:
             except PersistenceUnavailable:
                 looks -= 1
             except TealError:
-                pass  # not there, or not yet; or damaged, which its readers get as an error
+                pass  # it does not exist, perhaps not yet; or it is damaged, as its readers will be told
             except Exception:
                 log.exception("request %s cannot be ended yet", request_id)
             await self.records.clock.sleep(LOOK_SECONDS)
@@ -317,11 +317,11 @@ class Tasks:
         look: Callable[[], Awaitable[F]],
         decide: Callable[[F], Awaitable[Transition | T]],
     ) -> Written | T:
-        """Looks, decides, commits; again from the beginning where the head has changed meanwhile.
+        """Reads the head, decides, commits; starts over if the head has changed meanwhile.
 
-        `look` reads the head, and whatever else the decision needs; it finds none where a task is to be made.
-        `decide` returns a `Transition`, or what there is to say instead of one. It raises `Conflict` where it
-        knows that the head has changed, as by what had to be ended first.
+        `look` reads the head, and whatever else the decision needs; it returns None for a new task. `decide`
+        returns a `Transition`, or a result of the caller's own, which is returned. It raises `Conflict` if it
+        knows that the head has changed, for example because it had to end a request first.
         """
         while True:
             found = await look()
@@ -335,10 +335,10 @@ class Tasks:
     async def commit(
         self, partition: str, transition: Transition, *, version: str | None, operation: str | None = None
     ) -> Written:
-        """Writes a transition on the head of this version; `Conflict` where it has another by now.
+        """Writes a transition if the head is still at this version; `Conflict` otherwise.
 
-        The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
-        answer was lost is known by it.
+        The batch of its entries is the commit marker: no later commit overwrites it, so it shows whether a
+        commit whose reply was lost was applied.
         """
         transition = with_key(transition, self.rules.event_seconds)
         try:
@@ -350,20 +350,20 @@ class Tasks:
         return written
 
     async def _commit_large(self, partition: str, transition: Transition, operation: str | None) -> Written:
-        """Writes a new task whose first commit does not hold all of it: it begins under a tombstone."""
+        """Writes a new task that is too large for one commit: it begins under a tombstone."""
         records, head = self.records, transition.head
         absent = {keys.task(head.task_id): None}
         making = await bury(records, partition, head, absent, making=True)
         try:
             written = await self._commit(partition, transition, making.version, operation)
         except Conflict:
-            with suppress(Conflict):  # another message under the id that the client has named
+            with suppress(Conflict):  # another message has taken the id that the client has chosen
                 await give_up(records, self.directory, partition, making)
             raise
         try:
-            with suppress(PersistenceUnavailable):  # it is dropped when it is old
+            with suppress(PersistenceUnavailable):  # the sweep drops an old note
                 await forget(records, head, making=True)
-        except BaseException:  # no run will carry out what has begun
+        except BaseException:  # the request has begun, but no run will carry it on
             if transition.takes and written.request is not None:
                 self.over(written.request.request_id)
                 self.leave(partition, written.request.request_id)
@@ -381,7 +381,7 @@ class Tasks:
             raise
 
     def _chunks(self, partition: str, transition: Transition) -> list[str]:
-        """The keys of what is stored out of line of a transition."""
+        """The keys of all chunks that a transition stores out of line."""
         request, put = transition.request, transition.put
         if request is not None:
             put = {**put, keys.request(request.request_id): request}
@@ -389,7 +389,7 @@ class Tasks:
         return [key for part in parts for key in blob_ref(part).keys(transition.head.task_id)]
 
     async def _erase(self, partition: str, names: Collection[str]) -> None:
-        """Erases what nothing refers to; where the store is away it stays as long as its task."""
+        """Erases unreferenced chunks; if the store is unavailable, they stay until their task is erased."""
         with suppress(PersistenceUnavailable):
             await self.records.delete(partition, names)
 
@@ -408,8 +408,8 @@ class Tasks:
             put[keys.request(request.request_id)] = request
         put[log_key] = batch
         if request is not None:
-            # a new one last, and one that ends before its entries: a row that grows in the midst of full
-            # pages makes SQLite write their neighbours, too
+            # a new request last, an ended one (above) before its entries: a row that grows between full pages
+            # makes SQLite write the neighboring pages, too
             put.setdefault(keys.request(request.request_id), request)
         taking = (
             self.beginning(partition, request.request_id) if transition.takes and request else nullcontext()
@@ -435,7 +435,7 @@ class Tasks:
     async def end(
         self, partition: str, found: Stored[Head], request_id: str, ending: Ending, actor: str
     ) -> bool:
-        """Ends a request from outside: running, paused or queued. False where the head has moved on."""
+        """Ends a running, paused or queued request from outside. False if the head has changed meanwhile."""
         transition = await self._ended(partition, found.value, request_id, ending, actor)
         try:
             await self.commit(partition, transition, version=found.version)
@@ -451,9 +451,9 @@ class Tasks:
     async def _ended(
         self, partition: str, head: Head, request_id: str, ending: Ending, actor: str
     ) -> Transition:
-        """The end of a request that its own process does not write.
+        """The transition that ends a request from outside.
 
-        What it had produced is taken from its events, what its tools did from the task's log.
+        The answer so far is taken from the request's events, the outcomes of tool calls from the task's log.
         """
         stored = await self.records.request(partition, head.task_id, request_id)
         request, now = stored.value, self.records.clock.now()
@@ -488,9 +488,9 @@ class Tasks:
         return await self.with_own_key(partition, transition)
 
     async def with_own_key(self, partition: str, transition: Transition) -> Transition:
-        """The transition without the request's key where that is another request's.
+        """The transition without the request's idempotency key, if the key now stands for another request.
 
-        It has become so once the key had lapsed, or was so when the request was imported.
+        That is possible once the key has expired, or if another request had it when this one was imported.
         """
         request = transition.request
         if request is None or request.idempotency is None:
@@ -516,12 +516,12 @@ class Tasks:
     # --- cancel ----------------------------------------------------------------------------------
 
     async def cancel(self, partition: str, request_id: str, actor: str, ending: Ending = CANCELED) -> bool:
-        """Ends a request that runs on another replica, is paused or waits. False: it had ended already.
+        """Ends a request that runs in another process, is paused or queued. False: it had ended already.
 
-        False as well, and the request stays, where it is to give way to a newer message and has paused: that
-        message has to say whether it ends a pause.
+        Also False if it should give way to a newer message, but has paused: it stays, since that message has
+        to say whether it ends a pause.
 
-        The process that runs it is asked first: the end that it writes holds all that was shown so far.
+        The process that runs it is asked first: its own end holds all the text that followers were shown.
         """
         asked = ending not in (CANCELED, SUPERSEDED)
         while True:
@@ -553,7 +553,7 @@ class Tasks:
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
-        """Waits until a request has ended or paused, and no longer than that."""
+        """Waits until a request has ended or paused, for `seconds` at most."""
         clock, key = self.records.clock, keys.request(request_id)
         deadline = clock.monotonic() + seconds
         async with self.records.store.watch(partition, key) as watch:
@@ -565,20 +565,20 @@ class Tasks:
 
 
 def next_look(expires_at: datetime, now: datetime) -> float:
-    """The seconds after which to look whether a pause has ended: when it expires.
+    """Seconds until the next look whether a pause has expired: until its `expires_at`.
 
-    From then on at growing intervals, where the end is not due yet by another clock than the caller's.
+    After that, the intervals grow, since the store's clock, which decides, may be behind the caller's.
     """
     return max(abs((expires_at - now).total_seconds()), SOONEST_LOOK_SECONDS)
 
 
 def is_expired(head: Head, now: datetime) -> bool:
-    """Whether a task is past its `expires_at`: no reader finds it any more."""
+    """Whether a task is past its `expires_at`, so that readers do not find it."""
     return head.expires_at is not None and head.expires_at <= now
 
 
 def _concerned(transition: Transition) -> list[str]:
-    """The topics whose watches a transition wakes: of its followers, and of those that wait their turn."""
+    """The topics that a transition notifies: its request's followers, and requests in the task's queue."""
     head, request = transition.head, transition.request
     topics = []
     left_queue = request is not None and request.ended_at is not None and request.started_at is None
@@ -595,5 +595,5 @@ def _occupies(head: Head, request_id: str) -> bool:
 
 
 def _knows(head: Head, request_id: str) -> bool:
-    """Whether a request runs, waits for a human or waits its turn."""
+    """Whether a request runs, is paused or is queued on the task."""
     return _occupies(head, request_id) or any(waiting.request_id == request_id for waiting in head.queue)

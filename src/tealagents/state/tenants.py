@@ -1,8 +1,8 @@
-"""The tasks of a whole tenant, for its auditors: owner by owner, and of each the newest first.
+"""The tasks of a whole tenant, for its auditors: owner by owner, each owner's newest tasks first.
 
-Nothing is written for it. Which users there are is in the owner directory, and each user's tasks are in the
-index of their own partition. So the order is not that of creation over all users, and a page costs what it
-shows, however many users and tasks there are.
+The list needs no index of its own: the owner directory lists the users, and each user's partition has an
+index of the user's tasks. So tasks are not in order of creation across users, and the cost of a page does not
+depend on the number of users and tasks.
 """
 
 import re
@@ -21,11 +21,11 @@ from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
 from tealagents.state.records import RecordStore
 
-#: users looked at for one page, those of other tenants counted
+#: users looked at for one page, including those of other tenants
 MOST_OWNERS = 500
 #: records of users read at a time
 PAGE = 100
-#: as JSON Schema says it, too: the owner's tag and number, and the task behind which to continue
+#: a pattern, also for JSON Schema: the owner's tag, the number among its users, and the last task shown
 CURSOR = (
     r"^([0-9a-f]{12})\.([0-9]{1,4})"
     r"(?:/([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z/[0-9a-f-]{36}))?$"
@@ -42,7 +42,7 @@ class TaskFilter(Struct, frozen=True, kw_only=True):
     metadata: tuple[str, str] | None = None
 
     def takes(self, task: object) -> bool:
-        """A damaged record is always shown: what it holds is not known."""
+        """Whether the task has the metadata. A damaged record always passes: its metadata is unknown."""
         if self.metadata is None or not isinstance(task, Head):
             return True
         name, value = self.metadata
@@ -50,7 +50,7 @@ class TaskFilter(Struct, frozen=True, kw_only=True):
 
 
 class _Place(Struct, frozen=True):
-    """Where a page begins: at the `number`th user of a tag, behind the task that `after` names."""
+    """Where a page begins: at user number `number` of a tag, after the task that `after` names."""
 
     tag: str = ""
     number: int = 0
@@ -124,7 +124,7 @@ class TenantTasks:
 
 
 def _before(tag: str) -> str | None:
-    """The key behind which a scan begins with `tag` itself."""
+    """The key after which a scan begins with `tag` itself; None: at the start."""
     less = int(tag, 16) - 1
     return keys.owner(f"{less:012x}") if less >= 0 else None
 
@@ -139,5 +139,5 @@ def _place(cursor: str | None) -> _Place:
 
 
 def _as_text(value: object) -> str:
-    """A value of metadata as a filter names it: a text as it is, anything else as JSON."""
+    """A metadata value as filters write it: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Everything that happens to a task, decided purely: what to append, and how head and request change.
+"""All changes of a task, decided purely: what to append, and how head and request change.
 
 ::
 
@@ -56,27 +56,27 @@ SERVICE = "service"
 
 
 class Transition(Struct, frozen=True, kw_only=True):
-    """What one commit makes of a task."""
+    """The changes that one commit makes to a task."""
 
-    #: the head to write, but for its tail, which the entries move
+    #: the head to write, except for its tail, which the entries move
     head: Head
     entries: Sequence[Draft] = ()
     request: RequestRecord | None = None
     #: further records of the same partition
     put: Mapping[str, object] = {}
-    #: what they must be: a version, or None for absent
+    #: versions that further records must have; None: the record must be absent
     expect: Mapping[str, str | None] = {}
-    #: seconds after which a record may be forgotten
+    #: seconds after which a record expires
     ttl: Mapping[str, float] = {}
-    #: by this commit the process gets the request to run
+    #: this commit gives the process a request to run or to queue
     takes: bool = False
-    #: nothing is acknowledged before a later commit
+    #: no one is sent an acknowledgment before a later commit (`Commit.unsynced`)
     unsynced: bool = False
-    #: what is stored out of line first, of the records that refer to it
+    #: bytes that records refer to, to be stored out of line before the commit
     parts: Sequence[bytes] = ()
-    #: all of it was made for this one commit: where that conflicts, nothing refers to what was stored first
+    #: all contents are new: if the commit conflicts, what was stored out of line can be erased
     fresh: bool = False
-    #: records that nothing refers to any more once it is written
+    #: keys of records that are unreferenced once this is written
     drops: Collection[str] = ()
 
 
@@ -84,7 +84,7 @@ class Transition(Struct, frozen=True, kw_only=True):
 
 
 def received(head: Head, request: RequestRecord, message: Message, actor: str, now: datetime) -> Transition:
-    """The request takes the task: a new one, a free one, or one whose queue it is first in."""
+    """The request takes the task, which is new or free; if the request was queued, it is the first."""
     entry = draft("message.received", actor, request.request_id, MessageBody(message))
     started = replace(
         head,
@@ -98,12 +98,12 @@ def received(head: Head, request: RequestRecord, message: Message, actor: str, n
 
 
 def _others(head: Head, request: RequestRecord) -> tuple[Queued, ...]:
-    """The queue without a request."""
+    """The queue without this request."""
     return tuple(waiting for waiting in head.queue if waiting.request_id != request.request_id)
 
 
 def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, now: datetime) -> Transition:
-    """The request waits behind those that wait already."""
+    """The request is added to the end of the queue."""
     note = Note("waits its turn", {"place": len(head.queue) + 1})
     entry = draft("request.queued", actor, request.request_id, note)
     waiting = Queued(request.request_id, request.worker_id or "", deadline)
@@ -119,15 +119,16 @@ def resumed(
     worker_id: str,
     now: datetime,
 ) -> Transition:
-    """The decided request takes the task again; `setup`, if given, is what holds for it from here on.
+    """The decided request takes the task again. `setup`, if given, replaces its setup from here on.
 
-    Without, what held still does, but for what the model had to call: it would have to for ever.
+    If not, the old setup stays, without its `tool_choice`: a required call has been made, and must not be
+    required again.
     """
     held = request.setup if setup is None else setup
     if setup is None and held.tool_choice is not None:
         held = replace(held, tool_choice=None)
     kept = request.events_kept_at or request.created_at
-    # its entries still count from where it began
+    # its first entry stays the same
     running = Running(request.request_id, worker_id, _holder(head).first_seq)
     return Transition(
         head=replace(head, status="Running", running=running, pending=None, updated_at=now),
@@ -149,7 +150,7 @@ def resumed(
 
 
 def appended(head: Head, entries: Sequence[Draft], now: datetime) -> Transition:
-    """The running request has done something that must be on record before it continues."""
+    """Entries are appended while the request runs, which must be stored before it continues."""
     return Transition(head=replace(head, updated_at=now), entries=entries)
 
 
@@ -163,8 +164,8 @@ def paused(
     remote_id: str | None,
     now: datetime,
 ) -> Transition:
-    """The running request waits for decisions; no request holds the fence meanwhile. `remote_id` is where its
-    remote conversation continues."""
+    """The running request waits for decisions; no process holds the fence meanwhile. `remote_id` is the id
+    from which its remote conversation continues."""
     identifier = approval.approval_id
     pending = Pending(request.request_id, identifier, approval.expires_at, _holder(head).first_seq)
     return Transition(
@@ -202,9 +203,9 @@ def completed(
     context: Json | None,
     now: datetime,
 ) -> Transition:
-    """The running request has its answer, which becomes the current checkpoint.
+    """The running request has its answer, and becomes the current checkpoint.
 
-    A remote conversation continues only where this request was part of it.
+    `remote_id` replaces the head's: None if this request was not part of a remote conversation.
     """
     odd = outcome.finish_reason if outcome.finish_reason != "stop" else None
     end = _end(_holder(head), "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
@@ -239,19 +240,19 @@ def stopped(
     since: datetime | None = None,
     ended_at: datetime | None = None,
 ) -> Transition:
-    """The running or paused request ends without an answer; what there was of one is kept.
+    """The running or paused request ends without an answer; a partial answer is kept.
 
-    What failed has lasted `since` then, where that is known: it has no step of its own. `ended_at` is given
-    where the end is written later than it came.
+    The error's step begins at `since`, if that is known: what failed has no step of its own. `ended_at` is
+    given if the end is written later than it happened.
 
-    The checkpoint stays. Its entries stay on the path, where reading backwards passes over them, unless it is
-    `withdrawn`. What its tools did is kept in the head.
+    The checkpoint stays the same. The request's entries stay on the path, where reading backwards skips them,
+    unless it is `withdrawn`. The outcomes of its tool calls are kept in the head.
     """
     known, holder, ended_at = tuple(tools), _holder(head), ended_at or now
     error = error_draft(request.request_id, failure, since or ended_at, ended_at)
     end = _end(holder, status, actor, ended_at, code=failure.code, tools=known)
     last = head.tail_seq + len(entries) + 2
-    # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
+    # of a withdrawn request, only the end stays on the path, and only if it made tool calls
     first = last if withdrawn else holder.first_seq
     path = head.path if withdrawn and not known else paths.extend(head.path, first, last)
     effects = paths.remembering(head.effects, Effects(first, known)) if known else head.effects
@@ -276,7 +277,7 @@ def left_queue(
     last_event: int,
     now: datetime,
 ) -> Transition:
-    """A request ends while it waits its turn."""
+    """A request ends while it is queued."""
     note = Note("ended while it waited its turn", {"request_id": request.request_id, "status": status})
     entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
     last = head.tail_seq + 1
@@ -289,13 +290,13 @@ def left_queue(
 
 
 def chunks_waiting(request: RequestRecord) -> list[str]:
-    """The keys of the message of a request that waits, where that is stored out of line."""
+    """The keys of a queued request's message, if it is stored out of line."""
     waiting = request.waiting or {}
     return msgspec.convert(waiting, BlobRef).keys(request.task_id) if "blob" in waiting else []
 
 
 def _holder(head: Head) -> Running | Pending:
-    """The request that runs, or waits for a human."""
+    """The running or paused request; `ValueError` if there is none."""
     holder = head.occupant
     if holder is None:
         raise ValueError("no request holds this task")
@@ -312,7 +313,7 @@ def _ended(
     outcome: Outcome,
     error: Failure | None = None,
 ) -> RequestRecord:
-    """The request with its end."""
+    """The record of the ended request."""
     return replace(
         request,
         status=status,
@@ -342,7 +343,7 @@ def _end(
     remote_id: str | None = None,
     finish_reason: FinishReason | None = None,
 ) -> Draft:
-    """The entry with which a request that holds its task ends."""
+    """The last entry of a running or paused request."""
     end = RequestEnd(
         request_id=holder.request_id,
         status=status,
@@ -358,12 +359,12 @@ def _end(
 
 
 def unreturned(request_id: str, call: ToolCall, now: datetime) -> Draft:
-    """The entry of a call that was begun and never returned."""
+    """The entry for a call that has begun and not returned."""
     return draft("tool.unreturned", SERVICE, request_id, unreturned_step(request_id, call, now))
 
 
 def unreturned_step(request_id: str, call: ToolCall, now: datetime) -> StepBody:
-    """The step of such a call: whether it took effect is unknown."""
+    """The step of a call that has begun and not returned: whether it took effect is unknown."""
     step = Step(
         step_id=ids.random_id(),
         request_id=request_id,
@@ -378,7 +379,7 @@ def unreturned_step(request_id: str, call: ToolCall, now: datetime) -> StepBody:
 
 
 def error_draft(request_id: str, failure: Failure, since: datetime, now: datetime) -> Draft:
-    """The step that a request without an answer ends with."""
+    """The entry with the last step of a request that ends without an answer."""
     step = Step(
         step_id=ids.random_id(),
         request_id=request_id,
@@ -392,11 +393,11 @@ def error_draft(request_id: str, failure: Failure, since: datetime, now: datetim
     return draft("error", SERVICE, request_id, StepBody(step))
 
 
-# --- what its owner changes ----------------------------------------------------------------------
+# --- changes by the owner ------------------------------------------------------------------------
 
 
 def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> Transition:
-    """Something other than a message has changed the task: `head` is what it is now."""
+    """The task was changed, other than by a message; `head` is the changed head."""
     entry = draft(action, actor, None, note, **note.data)
     return Transition(head=replace(paths.extended_by_note(head), updated_at=now), entries=[entry])
 
@@ -405,7 +406,7 @@ def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> T
 
 
 def with_key(transition: Transition, running_seconds: float) -> Transition:
-    """The transition together with its request's key, whose day counts from the request's end."""
+    """The transition with its request's idempotency key, which is kept for a day from the request's end."""
     request = transition.request
     if request is None or (kept := kept_key(request, running_seconds)) is None:
         return transition
@@ -418,7 +419,7 @@ def with_key(transition: Transition, running_seconds: float) -> Transition:
 
 
 def kept_key(request: RequestRecord, running_seconds: float) -> tuple[str, IdempotencyRecord, float] | None:
-    """A request's idempotency key: where it is kept, what is, and for how long; None where it has none."""
+    """The key, value and ttl in seconds of a request's idempotency record; None if it has none."""
     if request.idempotency is None:
         return None
     name, digest = request.idempotency

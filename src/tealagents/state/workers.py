@@ -1,18 +1,18 @@
 """One lease per process, however many requests it runs.
 
 ==========  ===========================================================
-`Lease`     this process's own: beaten, lost, taken anew
-`Peers`     the other processes: who is dead, and signals to the living
-`Mailbox`   the signals that they leave here
+`Lease`     this process's lease: renewed, lost, taken anew
+`Peers`     the other processes: which are dead, and signals to the others
+`Mailbox`   the signals of other processes to this one
 ==========  ===========================================================
 
-A worker beats every third of its lease, by the store's clock, and after a beat that failed again at once: a
-store that is away for less than the lease costs no request. A beat that is not answered within a fifth of the
-lease (at least a second; after failures longer) has failed: the next may go over another connection. The
-process that finds a beat older than the lease may declare the worker dead, by compare-and-set, and only then
-end its requests; a worker that finds itself declared dead, or that could not beat for a lease, drops what it
-runs and takes a new id. A beat that stays the same for a lease means the same, where clocks are set back
-meanwhile.
+A worker renews its lease (a *beat*) every third of it, and retries soon after a failed beat: a store that is
+away for less than the lease costs no request. A beat that is not answered within a fifth of the lease (at
+least a second; longer after failures) has failed: the next may use another connection. Any process that finds
+a beat older than the lease, by the store's clock, may mark the worker dead, by compare-and-set, and only then
+end its requests. It may also do so if a beat has not changed for a whole lease, in case clocks were set back.
+A worker that finds itself marked, or that could not beat for a whole lease, drops its requests and takes a
+new id.
 """
 
 import asyncio
@@ -33,29 +33,29 @@ from tealagents.state.records import RecordStore, Stored
 
 log = logging.getLogger(__name__)
 
-#: seconds until a beat that failed is tried again
+#: seconds until a failed beat is retried
 RETRY_SECONDS = 0.25
-#: seconds that a beat gets at least, however short the lease
+#: the least time for a beat, in seconds, however short the lease
 LEAST_BEAT_SECONDS = 1.0
-#: seconds that the process waits at its end for the lease to be given back
+#: seconds that the process waits at its end for the lease to be returned
 LAST_BEAT_SECONDS = 2.0
-#: seconds for which what was read of another worker is believed
+#: seconds for which a look at another worker is reused, and between attempts to get a new lease
 GLANCE_SECONDS = 0.5
 #: the version of a lease that cannot be read
 _DAMAGED = "damaged"
-#: seconds after which a dead or retired worker's record is forgotten by the store
+#: seconds after its last write for which the store keeps a worker's record
 FORGET_SECONDS = 7 * 86400.0
 
 
 class Signal(Struct, frozen=True, kw_only=True):
-    """`signal/{worker_id}/{request_id}`: what another process asks of a request's own: to end it."""
+    """`signal/{worker_id}/{request_id}`: asks the process that runs a request to end it."""
 
     request_id: str
-    #: who asks
+    #: the key of the user who asked, or `transitions.SERVICE`
     actor: str
-    #: for a newer message
+    #: the request has to give way to a newer message
     superseded: bool = False
-    #: how many pauses it had by then: once it has paused, this is not for what continues after the decision
+    #: the request's number of pauses when the signal was sent; if it has paused since, the signal is ignored
     pauses: int | None = None
 
 
@@ -67,14 +67,14 @@ class Lease:
         self.worker_id = ""
         #: how often the lease was lost
         self.losses = 0
-        #: it is, and no new one has been had since
+        #: it is lost, and no new one was taken yet
         self._is_lost = False
         self._records = records
         self._partition = keys.workers(records.agent)
         self._version: str | None = None
         self._beaten_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
-        #: held while the lease is written: by the heart, or by who cannot wait for its next beat
+        #: held while the lease is written, by `_beat_for_ever` or by `ensure`
         self._writing = asyncio.Lock()
         #: when a new lease was last asked for
         self._tried_at = float("-inf")
@@ -82,7 +82,7 @@ class Lease:
         self._lost_ids = asyncio.Queue[str]()
 
     async def lost(self) -> str:
-        """Returns when the lease is lost: the worker id whose requests are to be dropped."""
+        """Waits until a lease is lost; returns its worker id, whose requests have to be dropped."""
         return await self._lost_ids.get()
 
     @property
@@ -92,13 +92,13 @@ class Lease:
 
     @property
     def used(self) -> float:
-        """How much of the lease has passed since the last beat, at most all of it."""
+        """The part of the lease that has passed since the last beat, from 0 to 1."""
         return min(1.0, (self._records.clock.monotonic() - self._beaten_at) / self.seconds)
 
     async def ensure(self) -> None:
-        """Returns where the lease is held; takes a new one where it had lapsed.
+        """Makes sure that the lease is held: takes a new one if it has lapsed.
 
-        `PersistenceUnavailable` where that cannot be done now.
+        `PersistenceUnavailable` if that is impossible now.
         """
         if self.held:
             return
@@ -134,7 +134,7 @@ class Lease:
         return keys.worker(self.worker_id)
 
     async def _renew(self) -> None:
-        """Takes a new id: what ran under the old one is another's to end."""
+        """Takes a lease under a new id; requests of the old one are left to other processes to end."""
         self.worker_id = ids.random_id()
         self._version = None
         await self._write()
@@ -169,9 +169,10 @@ class Lease:
                 failures = 0 if await self._beat(failures) else failures + 1
 
     async def _beat(self, failures: int) -> bool:
-        """Whether the lease was renewed, or taken anew. Of the failures in a row only the first is logged.
+        """Renews the lease, or takes a new one; returns whether that succeeded.
 
-        A connection that is mute is left soon for another one; a store that is slow gets more time each time.
+        The first attempt times out soon, so that another connection replaces a dead one; each retry gives a
+        slow store more time. Only the first of several failures in a row is logged.
         """
         began = self._records.clock.monotonic()
         longer = 2 ** min(failures, 3)
@@ -182,7 +183,7 @@ class Lease:
                     await self._keep()
                 else:
                     await self._lose("it could not be renewed in time")
-        except Exception as error:  # a lease that is no longer renewed would drop all that runs
+        except Exception as error:  # any error: without further beats, all requests would be dropped
             if not failures:
                 fault = None if isinstance(error, TealError | TimeoutError) else error
                 text = str(error) or "no answer in time"
@@ -190,7 +191,7 @@ class Lease:
         return self._beaten_at >= began
 
     async def _keep(self) -> None:
-        """Writes the lease also where it is not as it was left, because a beat's reply was lost."""
+        """Writes the lease, even if its version has changed because a beat's reply was lost."""
         with suppress(Conflict):
             await self._write()
             return
@@ -220,7 +221,7 @@ class Lease:
             self._tried_at = self._records.clock.monotonic()
 
     async def _retire(self) -> None:
-        """Marks the worker that this process was as dead, unless others have: none need wait for it."""
+        """Marks this process's old worker dead, unless others have, so that no one waits for its lease."""
         if self._version is not None:
             with suppress(Conflict):
                 await self._write(dead=True)
@@ -228,12 +229,12 @@ class Lease:
 
 
 class Glance(Struct, frozen=True):
-    """What was seen of another worker."""
+    """The result of a look at another worker's lease."""
 
     #: when, by this process's own clock
     at: float
     dead: bool
-    #: the beat that was seen, and since when it has been the same
+    #: the version of the beat, and since when it has been the same
     version: str = ""
     since: float = 0
 
@@ -246,11 +247,11 @@ class Peers:
         self._partition = keys.workers(records.agent)
         self._lease = lease
         self._seen: dict[str, Glance] = {}
-        #: looks under way: who asks meanwhile shares one
+        #: looks under way, shared by all callers
         self._looks: dict[str, asyncio.Task[Glance]] = {}
 
     async def dead(self, worker_id: str) -> bool:
-        """Whether a worker is dead; if so it is also marked, so that it can never write again."""
+        """Whether a worker is dead. If so, it is also marked, so that it can never write again."""
         if worker_id == self._lease.worker_id:
             return False
         seen = self._seen.get(worker_id)
@@ -286,7 +287,7 @@ class Peers:
         return Glance(now, late and await self._mark_dead(key, found), found.version, since)
 
     async def _judge_damaged(self, key: str, now: float, seen: Glance | None, damage: CorruptState) -> Glance:
-        """A record that its process renews is not damaged for long; one that stays so is removed."""
+        """A live process overwrites a damaged record; it is deleted if it stays damaged for a lease."""
         since = seen.since if seen is not None and seen.version == _DAMAGED else now
         if now - since <= self._lease.seconds:
             return Glance(now, dead=False, version=_DAMAGED, since=since)
@@ -318,7 +319,7 @@ class Peers:
 
 
 class Mailbox:
-    """What other processes leave for this one. It is the worker's: with a new lease there is a new one."""
+    """The signals for this process, addressed to its worker id: with a new lease, it starts empty."""
 
     def __init__(self, records: RecordStore, lease: Lease) -> None:
         self._records = records
@@ -326,9 +327,9 @@ class Mailbox:
         self._lease = lease
 
     async def wakeups(self) -> AsyncIterator[None]:
-        """Yields when there may be signals: at once, whenever one was left, and once a lease in any case.
+        """Yields when there may be signals: at once, whenever one is sent, and otherwise once per lease.
 
-        Ends at once where the store is not shared.
+        Ends at once if the store is not shared.
         """
         store, lease = self._records.store, self._lease
         while store.shared:
@@ -339,7 +340,7 @@ class Mailbox:
                     await watch.wait(lease.seconds, found=False)
 
     async def signals(self) -> AsyncIterator[Signal]:
-        """What was left until now. Each is removed once the next is asked for."""
+        """The signals so far. Each is removed when the next one is requested."""
         async for key, record in self._records.every(self._partition, keys.signals(self._lease.worker_id)):
             try:
                 signal = unseal(self._partition, key, record.value, Signal)
