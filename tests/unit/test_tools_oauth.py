@@ -593,9 +593,12 @@ class Fickle(SecretStore):
         super().__init__()
         #: something was put
         self.taken = asyncio.Event()
+        #: nothing was put, as the store was away
+        self.refused = asyncio.Event()
 
     async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
         if self.away:
+            self.refused.set()
             raise PersistenceUnavailable("The store is away.")
         await super().put(user_key, server, secret, ttl=ttl)
         self.taken.set()
@@ -927,6 +930,49 @@ async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None
     with pytest.raises(PersistenceUnavailable):
         await consents.complete(state, "code")
     assert await consents.complete(state, "code") == "x"
+
+
+async def link_visited_while_away(
+    pretender: Pretender, secrets: Fickle
+) -> tuple[Consents, ProtectedServer, str]:
+    """Consents that asked for a grant, its server, and the state of the link: the store has gone since."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    consents = Consents(CALLBACK, secrets=secrets)
+    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    secrets.away = True
+    return consents, server, state
+
+
+async def test_a_consent_waits_for_a_store_that_is_away_for_a_moment(pretender: Pretender) -> None:
+    """The code is used up by then. Another replica and a restart find what was granted."""
+    secrets = Fickle()
+    consents, server, state = await link_visited_while_away(pretender, secrets)
+    visit = asyncio.create_task(consents.complete(state, "code"))
+    await asyncio.wait_for(secrets.refused.wait(), 30)
+    secrets.away = False
+    assert await asyncio.wait_for(visit, 30) == "x"
+    assert await consents.tokens.get(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
+
+
+async def test_a_consent_that_cannot_be_stored_is_not_kept_and_says_so(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token for this replica alone would be gone with the process. The user is told what to do."""
+    monkeypatch.setattr(oauth_tokens, "STORE_SECONDS", 0.0)
+    secrets = Fickle()
+    consents, server, state = await link_visited_while_away(pretender, secrets)
+    with pytest.raises(PersistenceUnavailable) as lost:
+        await consents.complete(state, "code")
+    assert "store is unavailable" in lost.value.detail
+    assert "Resume the request for a new link" in lost.value.detail
+    assert await consents.tokens.get(Context(), server) is None
+    secrets.away = False
+    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    assert await consents.complete(state, "code") == "x"
+    assert await consents.tokens.get(Context(), server) == "granted"
 
 
 async def test_an_endpoint_that_does_not_answer_in_time_is_not_looked_for(

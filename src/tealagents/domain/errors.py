@@ -310,12 +310,17 @@ class PersistenceUnavailable(TealError):
 
     code = "persistence_unavailable"
 
-    def __init__(self, cause: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
-        super().__init__(
-            "The store is unavailable. Retry later; the request, or the idempotency key, shows how it ended.",
-            retry_after=retry_after,
-            **ids,
-        )
+    def __init__(
+        self,
+        cause: str,
+        /,
+        *,
+        advice: str = "Retry later; the request, or the idempotency key, shows how it ended.",
+        retry_after: float | None = None,
+        **ids: str | None,
+    ) -> None:
+        """`advice` is what the client can do."""
+        super().__init__(f"The store is unavailable. {advice}", retry_after=retry_after, **ids)
         self.args = (cause,)
 
 

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
 from tealagents.tools.oauth_pending import (
@@ -152,7 +152,8 @@ class Consents:
         """Turns the code that the browser brought back into the owner's token.
 
         Returns the name of the server it is for. A state can be used once. `iss` and `server` are the
-        callback's parameters of these names, if it has them. Raises `InvalidRequest` that says what to do.
+        callback's parameters of these names, if it has them. Raises `InvalidRequest` or, where the store
+        stays away, `PersistenceUnavailable`; both say what to do.
         """
         asked = await self._pending.known(state, iss, server)
         try:  # before it is used up: the store may be away
@@ -177,7 +178,11 @@ class Consents:
             raise InvalidRequest(
                 "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
             )
-        await self.tokens.accept(pending, answer)
+        try:
+            await self.tokens.accept(pending, answer)
+        except PersistenceUnavailable as error:
+            advice = "The authorization was not kept. Resume the request for a new link."
+            raise PersistenceUnavailable(str(error), advice=advice) from error
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
 

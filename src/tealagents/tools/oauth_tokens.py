@@ -45,6 +45,8 @@ SEEN_SECONDS = 60.0
 RENEWAL_SECONDS, RENEWAL_PAUSE = ANSWER_SECONDS + 5, 0.2
 #: between two tries to store a renewed grant, while the store is away
 SAVE_SECONDS = 1.0
+#: how long storing a new consent is retried while the user's browser waits, and the pause between two tries
+STORE_SECONDS, STORE_PAUSE = 2.0, 0.1
 #: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
 _TRANSIENT_ERRORS = ("server_error", "temporarily_unavailable")
 #: answers of a place that is no token endpoint (any more)
@@ -97,7 +99,11 @@ class Tokens:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def accept(self, pending: PendingConsent, answer: Json) -> None:
-        """Keeps what a token endpoint answered to the code of a user's consent."""
+        """Keeps what a token endpoint answered to the code of a user's consent.
+
+        `PersistenceUnavailable` if the store stays away; then nothing is kept. A token that only this process
+        knows would be lost with it, and other replicas would ask the user again.
+        """
         grant = _Grant(
             at=pending.at,
             refresh_token=answer.get("refresh_token") or "",
@@ -105,7 +111,8 @@ class Tokens:
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
             consent=secrets.token_urlsafe(8),
         )
-        await self._keep(pending.user_key, pending.server_key, answer, grant)
+        await self._store(pending.user_key, pending.server_key, grant)
+        self._remember(pending.user_key, pending.server_key, answer, grant)
 
     def granted_scopes(self, user_key: str, server_key: str) -> tuple[str, ...]:
         """The scopes of the access token at hand; empty without one."""
@@ -241,7 +248,8 @@ class Tokens:
         # the refresh token that is stored may have been good for this one use
         self._unsaved[stored] = grant
         try:
-            await self._keep(user_key, server.key, answer, grant)
+            self._remember(user_key, server.key, answer, grant)
+            await self._put(user_key, server.key, grant)
             del self._unsaved[stored]
         except PersistenceUnavailable as error:
             logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
@@ -292,7 +300,7 @@ class Tokens:
                     return
         logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
 
-    async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
+    def _remember(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
         token: str = answer["access_token"]
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
@@ -300,7 +308,18 @@ class Tokens:
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
         seen = now if self._secrets and grant.refresh_token else None
         self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
-        await self._put(user_key, server_key, grant)
+
+    async def _store(self, user_key: str, server_key: str, grant: _Grant) -> None:
+        """Puts a new grant, and waits a moment for a store that is away."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + STORE_SECONDS
+        while True:
+            try:
+                return await self._put(user_key, server_key, grant)
+            except PersistenceUnavailable:
+                if clock() >= deadline:
+                    raise
+            await asyncio.sleep(STORE_PAUSE)
 
     async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
         if self._secrets and grant.refresh_token:
