@@ -453,6 +453,21 @@ async def test_an_expired_task_is_pruned_although_a_message_waits_its_turn_in_it
         assert [key for key in await remains(here) if not key.startswith("session")] == []
 
 
+async def test_an_old_task_is_spared_while_a_living_process_has_a_message_waiting_in_it() -> None:
+    """The process that ran the one before is gone: the message is about to take its place. covers: STATE-2"""
+    store, gate = MemoryStore(), asyncio.Event()
+    async with (
+        process(store, concurrency="enqueue") as here,
+        process(store, Scripted(waits(gate)), concurrency="enqueue") as dying,
+    ):
+        runs = await dying.send("one", streamed=True)
+        await here.send("two", runs.request.task_id, streamed=True)
+        await here.records.delete(keys.workers("Tester"), [keys.worker(dying.lease.worker_id)])
+        pruning = Pruning(here.eraser, before=here.records.clock.now() + timedelta(hours=1))
+        assert [due async for due in pruning.due()] == []
+        assert pruning.spared == 1
+
+
 async def test_an_expired_task_is_pruned_although_its_pause_has_not_expired() -> None:
     """No one can find the pause to decide it. covers: STATE-2"""
     clock, model = ShiftedClock(), Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
