@@ -401,6 +401,16 @@ async def _ended(turn: asyncio.Future[Any]) -> None:
     await asyncio.wait([turn])
 
 
+async def test_what_runs_under_a_lost_lease_is_dropped_although_the_process_has_a_new_one() -> None:
+    """Other processes end it: its model call would go on for no one. covers: STATE-4"""
+    async with process(None, Scripted(waits(asyncio.Event()))) as here:
+        await here.send(streamed=True)
+        assert here.service.load().in_flight == 1
+        await here.lease._lose("a test says so")
+        assert here.lease.held
+        await eventually(lambda: not here.service.load().in_flight)
+
+
 async def test_a_drain_waits_for_what_is_beginning() -> None:
     """A message whose begin is on its way when the process is stopped is answered. covers: FLOW-1"""
     store = Late(MemoryStore())
