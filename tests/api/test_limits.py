@@ -224,6 +224,25 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     admission.receiving.take("ada", 100_000)
 
 
+async def test_a_refused_body_counts_no_longer_while_the_rest_of_it_is_discarded() -> None:
+    """None of it is in memory any more, however long its client goes on sending."""
+    sent: list[Message] = [{"type": "http.request", "body": b" " * 100_000, "more_body": True}] * 2
+    free: list[bool] = []
+
+    async def receive() -> Message:
+        if sent:
+            return sent.pop()
+        admission.receiving.check("ada", 100_000)
+        free.append(True)
+        return {"type": "http.request", "body": b" "}
+
+    admission = Admission(per_process=1, per_user=1, largest=25_000)
+    request = Request({"type": "http", "headers": []}, receive)
+    with pytest.raises(Overloaded):
+        await bodies.read(request, 1_000_000, "ada", admission)
+    assert free == [True]
+
+
 @pytest.mark.parametrize("suffix", ["", "/sse"])
 def test_one_request_too_many_of_a_user_is_refused_with_429(suffix: str) -> None:
     """A user's own limit does not concern others, reads, followers, cancels or health. covers: STATE-5"""
