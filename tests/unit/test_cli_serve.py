@@ -418,6 +418,18 @@ def test_a_second_sighup_gives_up_a_start_that_hangs(monkeypatch: pytest.MonkeyP
     assert clock.seconds < 1
 
 
+@pytest.mark.usefixtures("signals")
+def test_a_worker_that_sigttou_removes_drains() -> None:
+    """No one would look after it any more; the last one stays."""
+    supervisor, kept, removed = Supervisor(Config("unused", workers=2), []), FakeWorker(), FakeWorker()
+    workers: list[Any] = [kept, removed]
+    supervisor.processes = workers
+    for _ in range(2):
+        supervisor.handle_ttou()
+        assert workers == [kept]
+    assert (kept.exitcode, removed.exitcode) == (None, 0)
+
+
 class FakeTime:
     """Time that passes only while it is slept."""
 
