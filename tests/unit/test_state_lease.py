@@ -5,8 +5,9 @@ import logging
 
 import pytest
 
+from tealagents.domain.models import Worker
 from tealagents.domain.ports import Commit
-from tealagents.state import workers
+from tealagents.state import keys, workers
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.workers import RETRY_SECONDS, Lease
 from tealagents.stores.memory import MemoryStore
@@ -113,6 +114,24 @@ async def test_a_longer_outage_loses_the_lease_once(caplog: pytest.LogCaptureFix
         ("WARNING", "no new lease yet"),
         ("INFO", "a new lease is held"),
     ]
+
+
+async def test_a_lost_lease_is_marked_dead_before_the_next_one_is_taken() -> None:
+    """So that no one waits until it has lapsed to take over what ran under it."""
+    store, clock = Away(), FakeClock()
+    records = RecordStore(store, "Agent", clock)
+    lease = Lease(records, SECONDS)
+    await lease.start()
+    worker_id = lease.worker_id
+    store.away = True
+    await passes(clock, 40)
+    store.away = False
+    await passes(clock, SECONDS)
+    assert lease.worker_id != worker_id
+    lost = await records.get(keys.workers("Agent"), keys.worker(worker_id), Worker)
+    assert lost is not None
+    assert lost.value.dead
+    await lease.stop()
 
 
 async def test_a_process_that_ends_does_not_wait_for_a_store_that_hangs(
