@@ -15,14 +15,14 @@
 `base`         what they share; a store of your own begins there (`docs/how-to-write-a-store.md`)
 `sql`          named statements and numbered migrations, from the `.sql` files beside the stores
 `pool`         connections to a server, lent one at a time
-`watches`      who waits for which topic, woken by a commit or by a timer
+`watches`      the watches of an open store, woken by a commit or by a timer
 `links`        wake-ups that come through a server, one connection per process (`local_link`: through a file
                on one machine; `postgres_link`; `redis_link`)
 =============  =====================================================================================
 
-A store module imports `tealagents.domain` and `base`, and is itself imported only when its scheme is asked
-for, so that no store needs the drivers of another. Stores of third parties come by the entry-point
-group `tealagents.stores` (a scheme each), or as ``module:Class`` in the scheme's place.
+A store module imports `tealagents.domain` and `base`, and is itself imported only when a URL has its scheme,
+so that no store needs the drivers of another. Third-party stores are found by the entry-point group
+`tealagents.stores` (one entry per scheme), or by ``module:Class`` in place of the scheme.
 """
 
 import os
@@ -68,11 +68,11 @@ def open_store(
     relative_to: Path = Path(),
     **options: object,
 ) -> Store:
-    """The store that `url` describes, sealed where `TA_ENCRYPTION_KEY` is set; enter its async context to
+    """The store that `url` describes, encrypted if `TA_ENCRYPTION_KEY` is set; enter its async context to
     open it.
 
-    The variables come from `env` (the environment) over the file `dotenv`, as an agent's do. For the rest see
-    `plain_store`.
+    The variables come from `env` (by default the environment), then from the file `dotenv`, as for an agent.
+    For the rest see `plain_store`.
     """
     from dotenv import dotenv_values
 
@@ -83,7 +83,7 @@ def open_store(
 
 
 def sealed(store: Store, key: str | None, old_keys: Sequence[str] = ()) -> Store:
-    """The store, its values sealed with `key` where there is one; `old_keys` only open."""
+    """The store, its values encrypted if there is a `key`; `old_keys` only decrypt."""
     if key is None:
         return store
     from tealagents.stores.encrypted import EncryptedStore
@@ -94,9 +94,9 @@ def sealed(store: Store, key: str | None, old_keys: Sequence[str] = ()) -> Store
 def plain_store(url: str, *, relative_to: Path = Path(), **options: object) -> BaseStore:
     """The store that `url` describes, without encryption.
 
-    Options of the store come from the URL's query or as keywords. A relative path in the URL is relative to
-    `relative_to`, by default the working directory. StoreConfigError where the scheme is unknown, an
-    option is wrong, or a driver is missing; the text says what to do.
+    Options are given in the URL's query or as keywords. A relative path in the URL is relative to
+    `relative_to`, by default the working directory. `StoreConfigError` if the scheme is unknown, an option is
+    wrong, or a driver is missing; the text says what to do.
     """
     location = StoreUrl.parse(url, relative_to)
     found = STORES.find(location.scheme)

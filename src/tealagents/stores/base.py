@@ -1,7 +1,7 @@
-"""What every store shares: its URL and options, the port's limits, watches, the commit's shield.
+"""The common base of all stores: URL and options, the port's limits, watches, shielded commits.
 
-`BaseStore` implements all of the port `tealagents.domain.ports.Store` but its three primitives, `read`,
-`scan` and `commit`. `docs/how-to-write-a-store.md` builds a store on it, line by line.
+`BaseStore` implements the port `tealagents.domain.ports.Store` except its three primitives, `read`, `scan`
+and `commit`. `docs/how-to-write-a-store.md` builds a store on it, line by line.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ __all__ = [
 MAX_RECORDS = 10
 #: topics that one commit may notify
 MAX_TOPICS = 8
-#: bytes that the values of one commit may sum to: the port's 1,000,000, and room for a wrapper's envelope
+#: bytes of all values in one commit: the port's 1,000,000, and room for what a wrapper adds
 MAX_BYTES = 1 << 20
 
-#: what `ping` writes, about as much as a message and its answer do, and for how many seconds
+#: the value that `ping` writes, about as large as a message and its answer, and its ttl in seconds
 PROBE: Final = bytes(16_384)
 PROBE_SECONDS: Final = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
 _NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
-#: that of a store, or `module:Class`
+#: the scheme of a store, or `module:Class`
 _SCHEME = re.compile(r"[\w.+-]+(?::\w+)?")
 _OPERATION = re.compile(r"[0-9a-f]{24}", re.ASCII)
 
@@ -65,7 +65,7 @@ class StoreConfigError(ValueError):
     """A store's URL or options cannot be used. The text says what to do and holds no credentials."""
 
 
-# --- where a store is, and how it is set up ---------------------------------------------------------
+# --- URLs and options -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class StoreUrl:
     #: with its leading slash, percent-decoded
     path: str
     query: Mapping[str, str]
-    #: what a relative path in the URL is relative to
+    #: the folder for relative paths in the URL
     relative_to: Path = Path()
 
     @classmethod
@@ -88,7 +88,7 @@ class StoreUrl:
         scheme, separator, _ = text.partition("?")[0].partition("://")
         if "@" in text and not _SCHEME.fullmatch(scheme):
             raise without_slashes(scheme)
-        # `urlsplit` is picky about schemes (`module:Class` is none), so it is shown one it knows
+        # `urlsplit` does not accept every scheme, such as `module:Class`, so it gets another one
         rest = text[len(scheme) :] if separator else "://" + text[len(scheme) :]
         try:
             parts = urlsplit("store" + rest, allow_fragments=False)
@@ -96,7 +96,7 @@ class StoreUrl:
             raise unreadable_host(scheme) from None
         pairs = parse_qsl(parts.query, keep_blank_values=True)
         query = dict(pairs)
-        if any("@" in name for name in query):  # what follows a ? in a password
+        if any("@" in name for name in query):  # the rest of a password with a ? in it
             raise unreadable_host(scheme)
         if len(query) < len(pairs):
             raise StoreConfigError(f"{scheme}://…: an option is given twice in the query; leave one of them.")
@@ -121,13 +121,13 @@ class StoreUrl:
 
 
 def without_slashes(scheme: str) -> StoreConfigError:
-    """For `postgres:user:password@host`, all of which would pass for a scheme, and errors quote schemes."""
+    """For `postgres:user:password@host`: all of it looks like a scheme, which other errors quote."""
     name = re.split(r"\W", scheme)[0]
     return StoreConfigError(f"{name}:…: write {name}://…, with two slashes after the colon.")
 
 
 def unreadable_host(scheme: str) -> StoreConfigError:
-    """Without what was given: a password may be in it, and be what cannot be read."""
+    """For a host or port that cannot be parsed. Quotes nothing, since it may be part of a password."""
     return StoreConfigError(
         f"{scheme}://…: its host or port cannot be read. Write the characters / # ? @ [ ] of a password as "
         "%2F %23 %3F %40 %5B %5D."
@@ -135,9 +135,9 @@ def unreadable_host(scheme: str) -> StoreConfigError:
 
 
 def is_address(netloc: str) -> bool:
-    """Whether `host:port`, with or without credentials before it, can be a server's.
+    """Whether `host:port`, with or without credentials before it, can be a server's address.
 
-    Not every driver says so in an error of its own, and the port 0 passes for none.
+    Not every driver raises an error of its own for an invalid one, and some take port 0 for no port.
     """
     try:
         parts = urlsplit(f"//{netloc}")
@@ -150,7 +150,7 @@ def is_address(netloc: str) -> bool:
 def _readable(path: str) -> str:
     try:
         Path(path).open("rb").close()
-    except OSError as error:  # a driver would call it a server that cannot be reached
+    except OSError as error:  # a driver would report that the server cannot be reached
         raise ValueError(f"names a file that cannot be read: {error.strerror}") from None
     return path
 
@@ -160,19 +160,19 @@ ReadableFile = Annotated[str, AfterValidator(_readable)]
 
 
 class StoreOptions(BaseModel):
-    """The options of a store, given by its URL's query or by keywords. A store adds fields of its own.
+    """The options of a store, from its URL's query or keywords. Each store adds its own fields.
 
-    Never quotes an input in its errors: it might be a password.
+    Errors never quote the input, which might be a password.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
 
-    #: seconds after which a watch that no commit can wake looks again, at first
+    #: the first pause, in seconds, of a watch that waits by a timer
     watch_seconds: float = Field(default=0.25, gt=0, le=0.5)
 
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
-        """The options in the URL's host and path; a store that has a location overrides it."""
+        """The options in the URL's host and path; stores with a location override this."""
         if url.netloc or url.path.strip("/"):
             raise StoreConfigError(f"{url.scheme}:// takes no host or path; end it after the slashes.")
         return {}
@@ -194,7 +194,7 @@ class StoreOptions(BaseModel):
 
 
 def check_key(name: str) -> None:
-    """ValueError unless `name` can be a partition's or a key's."""
+    """`ValueError` unless `name` can be a partition or a key."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"partitions and keys have {_NAME_RULE}")
 
@@ -216,7 +216,7 @@ def check_scan(partition: str, prefix: str, after: str | None, limit: int) -> No
 
 
 def check_commit(partition: str, commit: Commit) -> None:
-    """ValueError where `commit` is not what the port allows: a mistake of the caller, not of the store."""
+    """`ValueError` if the port does not allow `commit`: the caller's mistake, not the store's."""
     check_key(partition)
     if not _OPERATION.fullmatch(commit.operation):
         raise ValueError("an operation id is 24 hexadecimal digits in lower case")
@@ -240,9 +240,9 @@ def check_commit(partition: str, commit: Commit) -> None:
 
 
 def scan_bounds(prefix: str, after: str | None, reverse: bool) -> tuple[str, str]:
-    """The keys that a scan looks for: from the first text (inclusive) to before the second.
+    """The range of keys that a scan covers: from the first text (inclusive) to the second (exclusive).
 
-    Bounds, not keys: a space comes before whatever may continue a key, DEL behind it.
+    These are bounds, not keys: a space sorts before, and DEL after, every character that a key may have.
     """
     low, high = prefix, prefix + "\x7f"
     if after is not None and reverse:
@@ -253,7 +253,7 @@ def scan_bounds(prefix: str, after: str | None, reverse: bool) -> tuple[str, str
 
 
 def in_a_line(error: BaseException, text: object = None) -> str:
-    """The class of a driver's error, and the first line of its text; `text` where it says it elsewhere."""
+    """The class of a driver's error, and the first line of its text, or of `text` if that is given."""
     lines = str(error if text is None else text).splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
@@ -276,20 +276,20 @@ class BaseStore(ABC):
         self.options = options if options is not None else self.options_type()
         #: seconds since the epoch, for a store that has no clock of its own
         self.clock = clock
-        #: it could not be reached, or refused something, and has not been written to by `ping` since
+        #: the store was unavailable, and `ping` has not written to it since
         self._has_failed = False
         self._under_way: set[asyncio.Future[Any]] = set()
-        #: a store that pushes has watches of its own kind, or notifies these
+        #: a store that pushes replaces these, or calls `notify` on them
         self._watches = Watches(self.options.watch_seconds, live=self.pushes)
 
     @classmethod
     def from_url(cls, url: StoreUrl, **options: object) -> Self:
-        """The store that a URL describes, not yet opened. StoreConfigError where it cannot be meant."""
+        """The store that a URL describes, not yet opened. `StoreConfigError` if the URL is wrong."""
         return cls(cls.options_type.from_url(url, **options))
 
     @property
     def where(self) -> str:
-        """Where the state is, without credentials: for errors."""
+        """The location of the state, without credentials, for error messages."""
         return ""
 
     # the primitives
@@ -311,14 +311,14 @@ class BaseStore(ABC):
     @abstractmethod
     async def commit(self, partition: str, commit: Commit) -> None: ...
 
-    # what a store may leave as it is
+    # may be overridden
 
     async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
-        """None: right for a store that erases a record as soon as it has expired. See `Store.expired`."""
+        """Empty, which is right for stores that erase records as soon as they expire. See `Store.expired`."""
         return []
 
     async def now(self) -> float:
-        """This machine's clock: right for a store of one machine, or of machines with synchronized clocks."""
+        """This machine's clock: right for stores on one machine, or if all clocks are synchronized."""
         return self.clock()
 
     def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
@@ -328,7 +328,7 @@ class BaseStore(ABC):
         return self._watches.watch(partition, topic)
 
     async def ping(self) -> None:
-        """Asks for an answer; after a failure also writes: a full disk still answers. See `Store.ping`."""
+        """Asks for an answer; after a failure also writes, as a full disk still answers. See `Store.ping`."""
         await self.answer()
         if self._has_failed:
             probe = Commit(operation=operation_id(), put={"ping": Put(PROBE, PROBE_SECONDS)})
@@ -339,22 +339,23 @@ class BaseStore(ABC):
             self._has_failed = False
 
     async def answer(self) -> None:
-        """Reads a record that is never there; a store with a cheaper question asks that."""
+        """Reads a record that never exists; stores with a cheaper check override this."""
         await self.read("ping", ["answer"])
 
     async def exists(self) -> bool:
-        """Whether what `open` would make is there. Needs no `open`."""
+        """Whether what `open` would create exists already. May be called before `open`."""
         return True
 
     async def obstacle(self) -> str | None:
-        """Why `open` could not make what is not there, where that can be known. Needs no `open`."""
+        """Why `open` could not create what is missing; None if it could, or that is unknown. May be called
+        before `open`."""
         return None
 
     async def open(self) -> None:  # noqa: B027 — some stores have nothing to open
-        """Connects, and makes the schema, table or folder where there is none."""
+        """Connects, and creates the schema, table or folder if there is none."""
 
     async def close(self) -> None:  # noqa: B027
-        """Lets go of what `open` took. Called once, after every commit under way has ended."""
+        """Closes what `open` opened. Called once, after every commit under way has ended."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -364,10 +365,10 @@ class BaseStore(ABC):
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await self.close()
 
-    # for the stores' own use
+    # for subclasses
 
     async def shielded(self, work: Awaitable[T]) -> T:
-        """Awaits `work` so that a canceled caller does not stop it halfway; closing waits for it."""
+        """Awaits `work`, which continues if the caller is canceled; closing the store waits for it."""
         future = asyncio.ensure_future(work)
         self._under_way.add(future)
         future.add_done_callback(self._ended)
@@ -377,7 +378,7 @@ class BaseStore(ABC):
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._under_way.discard(work)
         if not work.cancelled():
-            work.exception()  # asyncio logs an error that was never looked at
+            work.exception()  # otherwise asyncio logs it as never retrieved
 
     def unavailable(self, reason: object) -> PersistenceUnavailable:
         """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""

@@ -55,11 +55,11 @@ from tealagents.stores.dynamodb_service import (
 
 __all__ = ["DynamoOptions", "DynamoStore"]
 
-#: bytes of a value that one item holds; the service allows 400 KB with names and keys
+#: bytes of a value in one item; the service allows 400 KB, including names and keys
 CHUNK: Final = 350_000
-#: items that one call reads
+#: items that one call can read
 BATCH: Final = 100
-#: seconds after which the service's clock is looked at again
+#: seconds after which the service is asked for its time again
 GLANCE: Final = 10.0
 
 Item = Mapping[str, Any]
@@ -67,7 +67,7 @@ Item = Mapping[str, Any]
 _WHOLE: Final[Mapping[str, str]] = {}
 _WITHOUT_VALUE: Final[Mapping[str, str]] = {"ProjectionExpression": "k, v, e, n"}
 
-#: of a write: the keys whose conditions failed; `busy` where nothing was written and it may be tried again
+#: the outcome of a write: the keys whose conditions failed; `busy`: nothing was written, it can be retried
 _Outcome = list[str] | Literal["done", "busy"]
 
 
@@ -87,10 +87,10 @@ def _endpoint(url: str) -> str:
 
 class DynamoOptions(StoreOptions):
     table: Annotated[str, AfterValidator(_table)]
-    #: where AWS's own configuration does not name it
+    #: needed if AWS's own configuration does not name it
     region: str | None = None
     endpoint: Annotated[str, AfterValidator(_endpoint)] | None = None
-    #: connections of this process at most
+    #: the most connections of this process
     pool: int = Field(default=50, ge=1, le=1000)
     connect_timeout: float = Field(default=5, gt=0)
     #: seconds for one call; a commit that takes longer ends with its outcome unknown
@@ -104,7 +104,7 @@ class DynamoOptions(StoreOptions):
 
 
 class _Chunked(NamedTuple):
-    """The record that is there now is in chunks: what is to be deleted with it."""
+    """The version and the number of chunks of a stored record, which are deleted with it."""
 
     version: str
     number: int
@@ -220,12 +220,12 @@ class DynamoStore(BaseStore):
                 yield item
             if "LastEvaluatedKey" not in page:
                 return
-            # where many have expired and are not deleted yet, the next page is to get past more of them
+            # if many items have expired and are not deleted yet, the next page has to skip more of them
             request["Limit"] += sum(map(self._expired, page["Items"]))
             request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def _record(self, partition: str, key: str, item: Item | None) -> Record | None:
-        """The record of an item, its chunks put together; read again where it was replaced meanwhile."""
+        """The record of an item, with its chunks joined; read again if it was replaced meanwhile."""
         for _ in range(ATTEMPTS):
             if item is None or self._expired(item):
                 return None
@@ -243,7 +243,7 @@ class DynamoStore(BaseStore):
         raise CorruptState(key, "lacks some of its chunks")
 
     async def _listed(self, partition: str, key: str, item: Item) -> Record | None:
-        """A record as a scan returns it: one that `read` refuses as it is stored."""
+        """A record for `scan`: a damaged one is returned as it is stored."""
         try:
             return await self._record(partition, key, item)
         except CorruptState:
@@ -252,7 +252,7 @@ class DynamoStore(BaseStore):
     async def _items(
         self, partition: str, keys: Iterable[str], attributes: Mapping[str, str] = _WHOLE
     ) -> dict[str, Item]:
-        """The items that are there, by key; read consistently."""
+        """The existing items, by key, read consistently."""
         wanted = [{"p": {"S": partition}, "k": {"S": key}} for key in dict.fromkeys(keys)]
         found: dict[str, Item] = {}
         idle = 0
@@ -289,7 +289,7 @@ class DynamoStore(BaseStore):
         raise self.unavailable(f"other transactions conflicted with a commit {ATTEMPTS} times")
 
     def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunked]) -> "list[_Action]":
-        """What a commit does, each with its condition. A record not known to be in chunks must not be."""
+        """The actions of a commit, with their conditions; records not in `in_chunks` must have no chunks."""
         actions = []
         now = int(self._service.clock.now() * 1000)
         for key in {**commit.expect, **commit.put, **dict.fromkeys(commit.delete)}:
@@ -334,10 +334,10 @@ class DynamoStore(BaseStore):
     async def _what_is_there(
         self, partition: str, commit: Commit, failed: Sequence[str]
     ) -> dict[str, _Chunked]:
-        """Those of a commit's records that are in chunks; Conflict where an expectation does not hold.
+        """The commit's stored records that are in chunks; `Conflict` if an expectation does not hold.
 
-        Where all expectations hold and nothing is in chunks, things have changed since the conditions
-        failed: the commit is worth another try.
+        If all expectations hold and nothing is in chunks, the records have changed since the conditions
+        failed, and the commit can be retried.
         """
         found = await self._items(partition, {*failed, *commit.put, *commit.delete}, _WITHOUT_VALUE)
         items = {key: item for key, item in found.items() if "v" in item}  # what has none is no record
@@ -350,7 +350,7 @@ class DynamoStore(BaseStore):
         }
 
 
-# --- what a commit is made of -----------------------------------------------------------------------
+# --- parts of a commit ------------------------------------------------------------------------------
 
 
 class _Action(NamedTuple):
@@ -366,7 +366,7 @@ class _Action(NamedTuple):
 
 
 class _Condition:
-    """What must hold of a record for a commit to touch it."""
+    """The condition on a record under which a commit may touch it."""
 
     def __init__(self, now: int) -> None:
         self._now = now
@@ -382,7 +382,7 @@ class _Condition:
             self._values[":v"] = {"S": version}
 
     def chunks(self, known: _Chunked | None) -> None:
-        """That the record is in no chunks, or in those that are known and go with it."""
+        """Requires that the record has no chunks, or exactly the known ones, which are deleted with it."""
         if known is None:
             self._parts.append("attribute_not_exists(n)")
         else:
@@ -396,7 +396,7 @@ class _Condition:
 
 
 def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: int) -> list[Item]:
-    """The item of a record, and its chunks where its value is too large for one."""
+    """The item of a record, and its chunks if the value is too large for one item."""
     expiry = {} if ttl is None else {"e": {"N": str(now + math.ceil(ttl * 1000))}}
     # whole seconds, and later than any clock of ours: what DynamoDB deletes is then long forgotten
     later = {} if ttl is None else {"t": {"N": str(now // 1000 + math.ceil(ttl) + 60)}}

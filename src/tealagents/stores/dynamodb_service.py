@@ -1,7 +1,7 @@
 """Calls DynamoDB and reports the outcome of each call: done, refused, never sent, or unknown.
 
-The library under it, aiobotocore, would repeat calls whose replies were lost, writes too, and calls a failure
-to connect and a connection that broke in the middle by the same name. Here a write is sent once.
+By default, aiobotocore repeats calls whose replies were lost, even writes, and raises the same error for a
+failure to connect and a connection that broke during a call. Here a write is sent once.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ __all__ = ["ATTEMPTS", "BUSY", "DynamoService", "ServiceClock", "codes", "may_ha
 
 log = logging.getLogger(__name__)
 
-#: how often something is tried that the service was too busy to do
+#: how often a call is tried while the service is busy
 ATTEMPTS: Final = 8
-#: seconds that the first pause between two attempts lasts at most; each next one twice that
+#: the longest first pause between two attempts, in seconds; it doubles with each attempt
 PAUSE: Final = 0.05
 
-#: the service did nothing, and may do it if asked again
+#: errors after which the service has done nothing, and a retry may succeed
 BUSY: Final = frozenset(
     {
         "LimitExceededException",
@@ -51,7 +51,7 @@ BUSY: Final = frozenset(
     }
 )
 
-#: causes of a "connection error" before anything was sent
+#: causes of a connection error that mean that nothing was sent
 _UNSENT: Final = (
     aiohttp.ClientConnectorError,
     aiohttp.ClientHttpProxyError,
@@ -108,9 +108,9 @@ class DynamoService:
     # --- calls ------------------------------------------------------------------------------------
 
     async def ask(self, operation: str, request: Mapping[str, Any], *, none_for: str = "") -> Any:
-        """A call that may be repeated: it is, while the service is busy or the reply was lost.
+        """A call that may be repeated; it is, while the service is busy or replies are lost.
 
-        None where it is refused with the code `none_for`.
+        None if it is refused with the error code `none_for`.
         """
         problem: object = ""
         for attempt in range(1, ATTEMPTS + 1):
@@ -130,8 +130,8 @@ class DynamoService:
         raise self._unavailable(problem)
 
     async def call(self, operation: str, request: Mapping[str, Any]) -> Any:
-        """One call, sent once. ClientError where the service refuses, Unknown where its reply was lost,
-        PersistenceUnavailable where the request was never sent.
+        """One call, sent once. `ClientError` if the service refuses, `Unknown` if the reply was lost,
+        `PersistenceUnavailable` if the request was never sent.
         """
         before = time.monotonic()
         try:
@@ -153,7 +153,7 @@ class DynamoService:
     # --- the table --------------------------------------------------------------------------------
 
     async def make_table(self) -> None:
-        """Makes the table where it is missing, and waits until it can be used."""
+        """Creates the table if it is missing, and waits until it can be used."""
         made = waited = False
         deadline = time.monotonic() + 120
         while (table := await self.description()) is None or table["TableStatus"] != "ACTIVE":
@@ -171,7 +171,7 @@ class DynamoService:
         if made:
             expiry = {"Enabled": True, "AttributeName": "t"}
             request = {"TableName": self._table, "TimeToLiveSpecification": expiry}
-            # refused so where it is enabled already
+            # `ValidationException`: it is enabled already
             await self.ask("update_time_to_live", request, none_for="ValidationException")
         elif not waited:
             await self._check_expiry()
@@ -192,14 +192,14 @@ class DynamoService:
             )
 
     async def description(self) -> Mapping[str, Any] | None:
-        """What the service says of the table; None where there is none."""
+        """The service's description of the table; None if there is no table."""
         request = {"TableName": self._table}
         reply = await self.ask("describe_table", request, none_for="ResourceNotFoundException")
         description: Mapping[str, Any] | None = reply and reply["Table"]
         return description
 
     async def _create_table(self) -> bool:
-        """Whether it may have been this process that made it."""
+        """Creates the table; returns whether this process may have been the one that did."""
         attributes = [{"AttributeName": name, "AttributeType": "S"} for name in ("p", "k")]
         schema = [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "k", "KeyType": "RANGE"}]
         request = {
@@ -215,36 +215,36 @@ class DynamoService:
                 return False
             raise self._unavailable(reason(error)) from None
         except Unknown:
-            pass  # it is seen whether it is there, and if not it is made again
+            pass  # the caller looks whether the table exists, and tries again if not
         return True
 
 
 def _send_in_parts(request: Any, **_: object) -> None:
-    """aiohttp warns of a large body given as bytes: writing it in one go would hold the event loop."""
+    """Lets aiohttp write a large body in parts: in one piece, it would block the event loop."""
     if isinstance(request.body, bytes) and len(request.body) > aiohttp.payload.TOO_LARGE_BYTES_BODY:
         request.body = io.BytesIO(request.body)
 
 
 async def pause(attempt: int) -> None:
-    """Before another attempt, for a random time, so that those in each other's way do not meet again."""
+    """Pauses before another attempt, for a random time, so that conflicting commits do not collide again."""
     await asyncio.sleep(random.uniform(0, PAUSE * 2 ** (attempt - 1)))
 
 
 class _Late(Unknown):
-    """No reply in time: asking again would take as long."""
+    """No reply in time; a retry would probably take as long."""
 
 
 @cache
 def _loader() -> Any:
-    """What the library knows of AWS, read and parsed once for all clients of this process."""
+    """The library's data about AWS, loaded once for all clients of this process."""
     return get_session().get_component("data_loader")
 
 
 class ServiceClock:
-    """The service's clock, by the `Date` of its replies and our monotonic one.
+    """The service's clock, derived from the `Date` header of its replies and the monotonic clock.
 
-    The header has seconds. Each reply bounds how far the two clocks are apart, and the bounds of many
-    replies narrow to what a round trip takes. Within them this machine's own clock is believed.
+    The header has whole seconds. Each reply bounds the difference of the two clocks, and over many replies
+    the bounds narrow to the time of a round trip. Within the bounds, this machine's own clock is used.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class ServiceClock:
         return time.monotonic() - self._seen
 
     def observe(self, before: float, date: str | None) -> None:
-        """A reply, to a request made at `before`, says that its second was `date`."""
+        """Notes a reply whose `Date` header is `date`, to a request sent at `before` (monotonic)."""
         after = time.monotonic()
         try:
             second = parsedate_to_datetime(date or "").timestamp()
@@ -275,7 +275,7 @@ class ServiceClock:
 
 
 def codes(error: ClientError) -> list[str]:
-    """Why a call was refused: a reason for each action of a canceled transaction, else one."""
+    """The error codes of a refused call: one per action of a canceled transaction, otherwise one."""
     code = str(error.response["Error"]["Code"])
     if code == "TransactionCanceledException":
         return [str(reason.get("Code")) for reason in error.response.get("CancellationReasons", [])]

@@ -1,12 +1,12 @@
-"""Encryption at rest: a wrapper that seals every value before any store sees it.
+"""Encryption at rest: a wrapper that seals every value before the store sees it.
 
-AES-256-GCM with a random nonce for each value. A value opens only under the partition and the key it was
-sealed for, so that a changed, swapped or copied one is `CorruptState`. What is sealed begins with the id of
-its key: after a rotation old keys still open what they sealed, and the new one seals what is written.
+AES-256-GCM with a random nonce for each value. A value opens only under the partition and the key that it was
+sealed for, so a changed, swapped or copied one raises `CorruptState`. A sealed value names the encryption key
+by its id: after a rotation, old keys still open what they sealed, and the new one seals what is written.
 
-Not hidden: the names of partitions and keys (ids, times, and what the layer above calls an owner), versions,
-ttls, the sizes of values, and when which record is written. An old value put back into its own place is
-not noticed here; that of a task's head or log is noticed by the audit's hash chain.
+Not hidden: the names of partitions and keys (ids, times, owners), versions, ttls, the sizes of values, and
+when each record is written. An old value put back into its own place is not noticed here; for a task's head
+or log, the audit's hash chain notices it.
 """
 
 import hmac
@@ -28,18 +28,18 @@ from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["Cipher", "EncryptedStore"]
 
-#: a sealed value is the mark, the key's id, the nonce and what AES-GCM makes
+#: a sealed value: `SEALED`, the key's id, the nonce, and the output of AES-GCM
 _ID_BYTES: Final = 4
 _NONCE_BYTES: Final = 12
 _HEAD_BYTES: Final = len(SEALED) + _ID_BYTES + _NONCE_BYTES
 
-#: texts this long are taken for random (32 bytes are 43 characters of base64); shorter ones for passphrases
+#: texts this long count as random (32 bytes are 43 characters of base64); shorter ones as passphrases
 _RANDOM_CHARACTERS: Final = 43
 _LEAST_CHARACTERS: Final = 8
 
 
 class Cipher:
-    """Seals values for a place, a partition and a key in it, and opens what was sealed for the same."""
+    """Seals values for a partition and a key, and opens values that were sealed for the same two."""
 
     def __init__(self, key: str, old_keys: Sequence[str] = ()) -> None:
         self._key = _Key(key)
@@ -49,7 +49,7 @@ class Cipher:
         return self._key.seal(partition, key, value)
 
     def open(self, partition: str, key: str, value: bytes) -> bytes:
-        """`CorruptState` where it does not open."""
+        """The value inside a sealed one; `CorruptState` if it does not open."""
         if not value.startswith(SEALED):
             raise CorruptState(
                 key,
@@ -87,8 +87,8 @@ class EncryptedStore(WrappedStore):
         ]
 
     async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
-        """See `Store.scan`. A value that does not open comes as it is stored, and `read` refuses it. One that
-        was never sealed comes behind the mark of those that were: else it would pass for one that opened.
+        """See `Store.scan`. A value that does not open, for which `read` raises, is returned as stored. One
+        that was never sealed gets the prefix `SEALED`, so as not to look like an opened one.
         """
         found = await self.store.scan(partition, prefix, **page)
         return [(key, self._listed(partition, key, record)) for key, record in found]
@@ -113,9 +113,8 @@ class EncryptedStore(WrappedStore):
 
 
 class _Key:
-    """A key that seals, derived from a text. Each partition has its own, so that nonces do not run out.
-
-    (Random nonces are good for 2³² values under one key: NIST SP 800-38D, section 8.3.)
+    """An encryption key derived from a text. Each partition has a key of its own, derived from it: random
+    nonces are safe for 2³² values under one key (NIST SP 800-38D, section 8.3).
     """
 
     def __init__(self, text: str) -> None:
@@ -138,9 +137,9 @@ class _Key:
 
 
 def _derive(text: str) -> bytes:
-    """32 bytes from the text: by HKDF where it is long enough to be random, else slowly, by scrypt.
+    """32 bytes from the text: by HKDF if it is long enough to be random, else slowly, by scrypt.
 
-    The salt is fixed, because every process must come to the same key from the text alone.
+    The salt is fixed, because every process must derive the same key from the text alone.
     """
     secret, salt = text.strip().encode(), b"tealagents encryption at rest"
     if len(secret) < _LEAST_CHARACTERS:

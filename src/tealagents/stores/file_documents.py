@@ -12,16 +12,17 @@ import orjson
 
 from tealagents.domain.ports import Put
 
-#: what a file's or folder's name cannot hold as it is: capitals, because some file systems take them for
-#: small letters; a dot in front, and the dot of an ending that means something here
+#: what has to be escaped in the name of a file or folder: capitals, because some file systems ignore case; a
+#: leading dot, and the dot of an extension that has a meaning here
 _UNSAFE = re.compile(r"[A-Z]|[^A-Za-z0-9._-]|^\.|\.(?=(?:json|tmp|records)$)", re.ASCII)
 _ESCAPED = re.compile(r"\+([a-z])|%([0-9a-f]{2})", re.ASCII)
-#: a longer name is continued in a folder; file systems allow 255 bytes
+#: the longest name, in characters; the rest of a longer one is continued in a folder. File systems allow 255
+#: bytes
 _PART = 200
 
 
 class DamagedFile(Exception):
-    """A file that is no document of its key."""
+    """A file that is not the document of its key."""
 
     def __init__(self, content: bytes, reason: str) -> None:
         super().__init__(reason)
@@ -104,7 +105,7 @@ def key_path(key: str) -> str:
 
 
 def walk(folder: str, above: str, begun: str) -> Iterator[str]:
-    """The keys below `folder`, which is that of the keys in `above`; `begun` is the name it continues."""
+    """The keys of the files below `folder`. They begin with `above`, then the unfinished name `begun`."""
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:

@@ -1,7 +1,4 @@
-"""A partition of the file store: its folder, and commits that become whole.
-
-How, is said in `files`.
-"""
+"""A partition of the file store: its folder, and its atomic commits (explained in `files`)."""
 
 import errno
 import hashlib
@@ -30,14 +27,14 @@ from tealagents.stores.file_lock import PartitionLock
 
 #: what the file `.format` holds
 FORMAT = b"tealagents files 1\n"
-#: a line of `.expiring`; a full disk may have cut one off, and the next one was then written behind it
+#: a line of `.expiring`; on a full disk, one may be cut off, with the next one appended to it
 _NOTE = re.compile(rb"^([0-9]+\.[0-9]+) ([!-~]+)$", re.MULTILINE)
-#: what the name of a file that is to take another's place ends in
+#: the extension of a new file before it replaces the old one
 _BESIDE = ".tmp"
 
 
 class Redo(msgspec.Struct):
-    """What `.redo` holds: documents by key, and keys."""
+    """The content of `.redo`: new documents by key, and deleted keys."""
 
     put: dict[str, str]
     delete: list[str]
@@ -46,12 +43,13 @@ class Redo(msgspec.Struct):
 class PartitionFolder:
     """A partition's folder. Its methods block, and hold the partition's lock while they run.
 
-    Each raises `Locked` where another operation holds it, and may be called again; `lock.leave` comes last.
+    Each raises `Locked` if another operation holds the lock, and may be called again; finally, call
+    `lock.leave`.
     """
 
     def __init__(self, root: Path, partition: str, syncing: ThreadPoolExecutor) -> None:
         self._root, self._syncing = root, syncing
-        #: of the folder
+        #: the folder's path
         self.path = f"{root}/{partition_path(partition)}"
         self.redo_file = f"{self.path}/.redo"
         self._expiring_file = f"{self.path}/.expiring"
@@ -92,7 +90,7 @@ class PartitionFolder:
 
     @contextmanager
     def _reading(self) -> Iterator[bool]:
-        """Holds the lock while every commit is whole; False where there is no such partition."""
+        """Holds the shared lock, with every commit finished; yields False if there is no such partition."""
         try:
             redo = os.open(self.redo_file, os.O_RDWR)
         except FileNotFoundError:
@@ -107,14 +105,14 @@ class PartitionFolder:
             os.close(redo)
 
     def _record(self, key: str, now: float) -> Record | None:
-        """The record as `read` shows it."""
+        """The record for `read`: a damaged one raises `CorruptState`."""
         try:
             return self._load(key, now)
         except DamagedFile as damage:
             raise CorruptState(key, damage.reason, place=f"in the file {self._file(key)}") from damage
 
     def _listed(self, key: str, now: float) -> Record | None:
-        """The record as `scan` shows it."""
+        """The record for `scan`: a damaged one has the file's bytes and no version."""
         try:
             return self._load(key, now)
         except DamagedFile as damage:
@@ -132,7 +130,7 @@ class PartitionFolder:
         return Record(document.value, document.version)
 
     def _keys(self, prefix: str) -> Iterator[str]:
-        """The keys of the files that are there, in no order, expired ones too."""
+        """The keys of all files under a prefix, in no order, including expired ones."""
         above, _, _ = prefix.rpartition("/")
         start = f"{self.path}/{folders_of(above)}" if "/" in prefix else self.path
         keys = walk(start, above + "/" if "/" in prefix else "", "")
@@ -179,7 +177,7 @@ class PartitionFolder:
             raise Unknown(f"committed; it will be applied once the disk allows it: {error}") from error
 
     def _promise(self, redo: int, changes: Redo) -> None:
-        """Writes the redo. When it is on the disk the commit has happened; before that it has not."""
+        """Writes and syncs `.redo`. Once that is on the disk, the commit has happened."""
         body = msgspec.json.encode(changes)
         content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         with open(redo, "wb", closefd=False) as file:
@@ -187,18 +185,18 @@ class PartitionFolder:
         os.fsync(redo)
 
     def _withdraw(self, redo: int, changes: Redo) -> None:
-        """Takes back what could not be written: under the lock no one has seen the promise."""
+        """Empties `.redo` again if the documents could not be written: under the lock, no one has seen it."""
         try:
             os.ftruncate(redo, 0)
             os.fsync(redo)
         except OSError as error:
             raise Unknown(f"it may be applied once the disk allows it: {error}") from error
         for key in changes.put:
-            with suppress(OSError):  # was not made
+            with suppress(OSError):  # it was not written
                 os.unlink(self._file(key) + _BESIDE)
 
     def _finish(self, redo: int, size: int) -> None:
-        """Makes what the last holder of the lock committed and did not live to make."""
+        """Makes the changes of a commit whose process died before it could."""
         if not size:
             return
         digest, _, body = os.pread(redo, size, 0).partition(b"\n")
@@ -209,33 +207,33 @@ class PartitionFolder:
         os.ftruncate(redo, 0)
 
     def _prepare(self, changes: Redo) -> None:
-        """Writes and syncs the new documents, each beside its place: all that needs room on the disk."""
+        """Writes and syncs the new documents beside the old ones; later steps need no room on the disk."""
         for key, text in changes.put.items():
             _write_beside(self._file(key), text.encode())
         self._sync([self._file(key) + _BESIDE for key in changes.put])
 
     def _make(self, changes: Redo) -> None:
-        """Makes the changes and syncs them. Preparing and doing it again does the same."""
+        """Makes the changes and syncs them. `_prepare` and `_make` may be repeated."""
         folders = {self._remove(self._file(key)) for key in changes.delete}
         files = [self._file(key) for key in changes.put]
         for file in files:
             os.rename(file + _BESIDE, file)
         folders.update(map(os.path.dirname, files))
         if changes.delete and {*os.listdir(self.path)} == {".redo", ".expiring"}:
-            os.unlink(self._expiring_file)  # of an erased user no names of records stay either
+            os.unlink(self._expiring_file)  # erasing a user must not leave the names of records
         self._sync([folder for folder in folders if os.path.isdir(folder)])  # a deletion may have removed it
 
     def _sync(self, paths: Sequence[str]) -> None:
-        """Syncs all at once: a disk takes little longer for ten than for one."""
+        """Syncs all paths in parallel: a disk takes little longer for ten than for one."""
         for _ in self._syncing.map(sync, paths):
             pass
 
     def _remove(self, file: str) -> str:
-        """Removes a file and the folders it leaves empty; the folder that remains."""
+        """Removes a file and the folders that it leaves empty; returns the first folder that remains."""
         with suppress(FileNotFoundError):
             os.unlink(file)
         folder = os.path.dirname(file)
-        with suppress(OSError):  # it holds something, or was not there
+        with suppress(OSError):  # it is not empty, or does not exist
             while folder != self.path:
                 os.rmdir(folder)
                 folder = os.path.dirname(folder)
@@ -250,7 +248,7 @@ class PartitionFolder:
                 file.writelines(lines)
 
     def _sweep(self, now: float) -> None:
-        """Removes what has expired. An interrupted sweep, or a lost note, leaves files that no one sees."""
+        """Removes expired records. An interrupted sweep, or a lost note, leaves files that no one sees."""
         try:
             notes = Path(self._expiring_file).read_bytes()
         except FileNotFoundError:
@@ -265,7 +263,7 @@ class PartitionFolder:
 
 
 def check_store(root: Path) -> None:
-    """OSError unless the folder is there and ours: a disk that is gone must not look like an empty store."""
+    """`OSError` unless the folder is a store of this version: an unmounted disk must not look empty."""
     if (root / ".format").read_bytes() != FORMAT:
         raise OSError(errno.EINVAL, "the folder was made by another version", str(root))
 
@@ -277,7 +275,7 @@ def _write_beside(file: str, content: bytes) -> None:
 
 
 def replace_file(file: str, content: bytes, *, written_as: str | None = None) -> None:
-    """Puts a file in its place, whole. Those who may do so at once each need a name to write it under."""
+    """Replaces a file atomically. Concurrent writers each need their own `written_as`."""
     written_as = written_as or file
     _write_beside(written_as, content)
     sync(written_as + _BESIDE)

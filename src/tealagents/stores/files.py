@@ -1,4 +1,4 @@
-"""State in folders that a person can read: one JSON document a record. `file:///dir`
+"""State in folders that a human can read, one JSON document per record. `file:///dir`
 
 ::
 
@@ -10,15 +10,15 @@
         .redo                                        the partition's lock, and its commit under way
         .expiring                                    which records may be forgotten, and when
 
-A document names its key, its version, when it expires, and holds its value byte for byte: as JSON behind the
-first line where it is JSON, in base64 where it is not. Names are escaped so that every key has a name of
-its own on every file system (`+a` is `A`, `%40` is `@`, `…%+/` continues a name that is too long for one).
+The first line of a document has its key, its version and its expiry; then follows the value, byte for byte if
+it is JSON, otherwise in base64. Names are escaped so that every key has a name of its own on every file
+system (`+a` is `A`, `%40` is `@`, `…%+/` continues a name that is too long).
 
-How a commit becomes whole, though there are several processes and any of them may be killed at any moment:
-under the partition's lock its changes are written into `.redo` and synced, which is when it is committed;
-then they are made, synced, and `.redo` is emptied. The next holder of the lock that finds something
-in `.redo` makes those changes first. A `.redo` that was not written to its end was not committed, and is
-emptied; so is one whose new documents its writer has no room for, before anyone else has seen it.
+Commits are atomic, although several processes share the folder and any of them may be killed at any moment.
+Under the partition's lock, a commit's changes are written to `.redo` and synced: now it is committed. Then
+the changes are made and synced, and `.redo` is emptied. If the next holder of the lock finds changes in
+`.redo`, it makes them first. An incomplete `.redo` was not committed, and is emptied; so is one whose
+documents do not fit on the disk, before another process has seen it.
 
 Locks are `flock`: the folder must lie on a local disk.
 """
@@ -55,12 +55,12 @@ __all__ = ["FileOptions", "FileStore"]
 
 T = TypeVar("T")
 
-#: partitions whose last sweep is known; beyond it all are swept again
+#: how many partitions' last sweeps are remembered; beyond that, all are swept again
 SWEPT_KNOWN = 10_000
 
 #: the longest pause between two tries to get a lock, in seconds
 LONGEST_PAUSE = 0.005
-#: that of the operation that gets it next: all others wait for it
+#: the same for the operation that gets the lock next, for which all others wait
 NEXT_PAUSE = 0.001
 
 
@@ -68,7 +68,7 @@ class FileOptions(StoreOptions):
     path: Path
     #: seconds to wait for another process's lock before the store counts as unavailable
     busy_seconds: float = Field(default=10, gt=0)
-    #: seconds between two looks, in each partition that is written to, for records that have expired
+    #: seconds between two sweeps for expired records, in each partition that is written to
     sweep_seconds: float = Field(default=3600, gt=0)
 
     @classmethod
@@ -97,8 +97,8 @@ class FileStore(BaseStore):
     def __init__(self, options: FileOptions, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(options, clock=clock)
         self._root = options.path.absolute()
-        #: commits to one partition wait here for each other, and so do reads that found its lock taken: of a
-        #: process no more than one at a time tries to get it
+        #: per partition, for commits, and for reads that found the partition's lock taken: only one operation
+        #: of this process at a time tries to get that lock
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._swept: dict[str, float] = {}
         self._watches = LocalWatches(options.watch_seconds, self._root / ".notify")
@@ -108,7 +108,7 @@ class FileStore(BaseStore):
         return str(self._root)
 
     async def exists(self) -> bool:
-        """Whether there is a store, or something that `open` refuses to make one of."""
+        """Whether the folder exists and is not empty, or the path is not a folder."""
         return any(self._root.iterdir()) if self._root.is_dir() else self._root.exists()
 
     async def open(self) -> None:
@@ -134,10 +134,7 @@ class FileStore(BaseStore):
         limit: int = 100,
         reverse: bool = False,
     ) -> list[tuple[str, Record]]:
-        """See `Store.scan`. A damaged document comes as it is: the file's bytes as the value, no version.
-
-        So one damaged record does not fail a list, and a check of the values finds it; `read` refuses it.
-        """
+        """See `Store.scan`. A damaged document is returned with the file's bytes and no version."""
         check_scan(partition, prefix, after, limit)
         return await self._read(
             partition, lambda folder: folder.scan(prefix, after, limit, reverse, self.clock())
@@ -155,7 +152,7 @@ class FileStore(BaseStore):
         await self._in_thread(lambda: check_store(self._root))
 
     async def _read(self, partition: str, work: Callable[[PartitionFolder], T]) -> T:
-        """Reads at once, or in turn where the lock is taken."""
+        """Reads at once or, if the lock is taken, in turn."""
         folder, deadline = self._folder(partition), self._deadline()
         try:
             return await self._in_thread(lambda: work(folder), folder.path)
@@ -185,9 +182,9 @@ class FileStore(BaseStore):
         return time.monotonic() + self.options.busy_seconds
 
     async def _locked(self, folder: PartitionFolder, work: Callable[[], T], deadline: float) -> T:
-        """Tries until the lock is there. Between the tries no thread waits, which others could use.
+        """Retries until `work` gets the lock. No thread is occupied between the tries.
 
-        Not to be canceled: a thread may be at the gate.
+        Must not be canceled, since a thread may be at the gate.
         """
         pause = 0.0005
         try:
@@ -204,7 +201,7 @@ class FileStore(BaseStore):
             folder.lock.leave()
 
     async def _in_thread(self, work: Callable[[], T], place: str = "") -> T:
-        """Runs `work`, which blocks; `place` is where it fails if its error names no file."""
+        """Runs `work`, which blocks, in a thread. Errors name `place` if they name no file."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
@@ -215,7 +212,7 @@ class FileStore(BaseStore):
 
 def _make_store(root: Path) -> None:
     make_folders(str(root))
-    # looked for before the marker: another process that makes the store now writes the marker first
+    # checked before the marker, which another process that creates the store right now writes first
     holds_others = any(not entry.name.startswith(".format") for entry in root.iterdir())
     marker = root / ".format"
     if not marker.exists():

@@ -1,7 +1,7 @@
-"""Watches whose wake-ups come through a server: one connection per process, watched over and made again.
+"""Watches whose wake-ups come through a server: one connection per process, monitored and re-established.
 
-The connection is made by the first watch. While it is lost, watches wait by a timer; they are all woken when
-the loss is noticed and once more when the link is back, because what was notified in between went unheard.
+The first watch opens the connection. While it is lost, watches wait by a timer. All are woken when the loss
+is noticed, and again when the link is back, because notifications in between were lost.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ __all__ = ["ANSWER_SECONDS", "LinkLost", "LinkSession", "LinkedWatches"]
 
 log = logging.getLogger(__name__)
 
-#: seconds between two pings of the server: what else it sends does not show that the link will bring what
-#: comes next
+#: seconds between two pings of the server; other traffic does not prove that the link still works
 HEARTBEAT_SECONDS: Final = 1.2
-#: seconds for an answer on the link; with the heartbeat's at most two, since so long a notification is missed
+#: seconds for an answer on the link; with the heartbeat at most two, the longest that a lost link may go
+#: unnoticed
 ANSWER_SECONDS: Final = 0.75
-#: seconds before the connection is made again: at first, and at most
+#: the first and the longest pause, in seconds, before reconnecting
 RECONNECT_SECONDS: Final = 0.1
 LONGEST_RECONNECT_SECONDS: Final = 5.0
 
 
 class LinkLost(Exception):
-    """The link cannot be made, has broken, or does not answer. The text holds no credentials."""
+    """The link cannot be opened, has broken, or does not answer. The text holds no credentials."""
 
 
 class LinkSession(Protocol):
     """A connection that notifications come through. Its methods raise `LinkLost`."""
 
     async def subscribe(self, channels: Collection[str]) -> None:
-        """Returns once what is sent to the channels arrives here."""
+        """Returns once messages to the channels arrive here."""
         ...
 
     async def unsubscribe(self, channels: Collection[str]) -> None: ...
@@ -46,10 +46,10 @@ class LinkSession(Protocol):
 
 
 class Listener(Protocol):
-    """What a session reports to."""
+    """Receives the reports of a session."""
 
     def hear(self, name: str) -> None:
-        """The topic of this name was notified."""
+        """The topic with this name was notified."""
         ...
 
     def broken(self) -> None:
@@ -62,13 +62,13 @@ Connect = Callable[[Listener], AbstractAsyncContextManager[LinkSession]]
 
 
 class _Wanted:
-    """The topics that are watched, and the channels that must be heard for them."""
+    """The topics that are watched, and the channels that they need."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
-        #: how many watched topics each channel has
+        #: the number of watched topics per channel
         self.channels: Counter[str] = Counter()
-        #: channels whose subscription may have to be made or ended
+        #: channels that may have to be subscribed to or unsubscribed from
         self.altered: set[str] = set()
 
     def add(self, name: str, topic: Topic, channel: str) -> None:
@@ -89,7 +89,7 @@ class _Wanted:
 class LinkedWatches(Watches):
     """The watches of a store that is notified of commits by a server.
 
-    `name` makes a topic's name on the wire, `channel` the channel that this name is sent to.
+    `name` gives a topic's name on the wire, `channel` the channel to which that name is sent.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LinkedWatches(Watches):
         self._in_effect: set[str] = set()
         #: settled when `_in_effect` has changed
         self._change: asyncio.Future[None] | None = None
-        #: something was altered, or the connection has broken
+        #: set when subscriptions were altered, or the connection has broken
         self._due = asyncio.Event()
         self._broken = self._down = False
         self._task: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class LinkedWatches(Watches):
             self._change = None
 
     async def _serve(self, session: LinkSession) -> None:
-        """Keeps the subscriptions as they are wanted until the session is lost."""
+        """Keeps the subscriptions up to date until the session is lost."""
         now = asyncio.get_running_loop().time
         self._broken = False
         wanted = self._wanted

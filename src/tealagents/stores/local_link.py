@@ -1,11 +1,11 @@
 """Notifications among the processes of one machine, through a small file beside the state.
 
-A topic has one of 4,095 slots. Who notifies it writes 8 bytes never written before into that slot, and then
-into the first one; who watches looks at the first slot every 20 ms, and at the others when it has changed. So
-a look costs a microsecond, and nothing has to be locked, cleaned up or taken away from processes that died. A
-slot that several topics share wakes the watches of all of them.
+Each topic has one of 4,095 slots. To notify it, a process writes 8 random bytes to that slot, and then to the
+first slot. A process with watches reads the first slot every 20 ms, and all slots when the first one has
+changed. So a look costs a microsecond, and nothing has to be locked, or cleaned up after processes that died.
+If topics share a slot, the watches of all of them are woken.
 
-The file holds no state: where it is deleted it is made again. It must lie on a local disk, as the state must.
+The file holds no state: if it is deleted, it is created again. Like the state, it must be on a local disk.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks at the file
 LOOK_SECONDS: Final = 0.02
-#: seconds between two looks whether the file is still the one of that name
+#: seconds between two checks whether the file was replaced
 RENEW_SECONDS: Final = 1.0
-#: seconds after which a watch looks though it was not woken: the process that committed may have died since
+#: seconds after which a watch looks without being woken: a process may die before it notifies of its commit
 RECHECK_SECONDS: Final = 5.0
 
 _SLOT: Final = 8
@@ -38,15 +38,15 @@ _SLOTS: Final = 4096
 
 
 class LocalWatches(Watches):
-    """The watches of one opened store, and what its commits have to notify."""
+    """The watches of one opened store, and the notifications of its commits."""
 
     def __init__(self, seconds: float, path: Path) -> None:
         super().__init__(seconds, live=False, recheck=RECHECK_SECONDS)
         self._path = path
         self._file: int | None = None
-        #: what the slots held when they were last looked at
+        #: the content of all slots at the last look
         self._seen = bytes(_SLOT * _SLOTS)
-        #: what this process has written since it last looked
+        #: by slot, what this process has written since the last look
         self._written: dict[int, bytes] = {}
         self._topics_of: defaultdict[int, set[Topic]] = defaultdict(set)
         self._renewed_at = 0.0
@@ -67,11 +67,11 @@ class LocalWatches(Watches):
             del self._topics_of[slot]
 
     def announce(self, partition: str, topics: Collection[str]) -> None:
-        """Wakes this process's watches now, and those of others at their next look."""
+        """Wakes this process's watches now, and those of other processes at their next look."""
         for topic in topics:
             slot = _slot((partition, topic))
             self._write(slot)
-            # those that share the slot, too: another process may have notified them, unseen since overwritten
+            # all topics of the slot: another process may have notified one, and this write has hidden that
             for watched in self._topics_of.get(slot, ()):
                 self.notify(watched)
 
@@ -84,7 +84,7 @@ class LocalWatches(Watches):
     # --- the file ---------------------------------------------------------------------------------
 
     def _open(self, flags: int = 0) -> None:
-        """FileNotFoundError without O_CREAT where no process watches, or ever has."""
+        """Opens the file. Without `O_CREAT`, `FileNotFoundError` if no process has ever watched."""
         self._file = private(str(self._path), os.O_RDWR | os.O_CLOEXEC | flags)
         self.live = True
 
@@ -106,7 +106,7 @@ class LocalWatches(Watches):
 
     def _write(self, slot: int) -> None:
         token = os.urandom(_SLOT)
-        with suppress(OSError):  # no one watches; or the disk is full, and others look by their recheck
+        with suppress(OSError):  # no one watches; or the disk is full, and others notice at their recheck
             if self._is_stale():
                 self._close()
             if self._file is None:
@@ -121,7 +121,7 @@ class LocalWatches(Watches):
         return os.pread(self._file, _SLOT * _SLOTS, 0).ljust(_SLOT * _SLOTS, b"\0")
 
     def _look(self) -> None:
-        """Looks for what other processes have notified, again and again while there are watches."""
+        """Looks for notifications by other processes, and schedules the next look while there are watches."""
         self._timer = None
         if not self._topics_of:
             return
@@ -133,7 +133,7 @@ class LocalWatches(Watches):
             self._compare(self._slots())
 
     def _is_stale(self) -> bool:
-        """Whether the file has to be opened again: looked at once a second."""
+        """Whether the file has to be opened again; checked every `RENEW_SECONDS`."""
         if time.monotonic() - self._renewed_at < RENEW_SECONDS:
             return False
         self._renewed_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""The store of one process: sorted keys and bytes. What it holds is lost at exit.
+"""The store of one process: sorted keys and bytes, lost at exit.
 
-It keeps copies of the bytes it is given, as any store does: no live object is shared, and what is kept has
-no slack (a serialiser may hand over a small text in a large buffer, which would live as long as the record).
+It copies the bytes that it is given: no live object is shared, and no memory is wasted (a serializer may pass
+a small text in a large buffer, which would live as long as the record).
 """
 
 import time
@@ -24,7 +24,7 @@ from tealagents.stores.base import (
 
 __all__ = ["MemoryStore"]
 
-#: entries of what expires that may be out of date, besides as many as are not
+#: outdated entries of the expiry heap that are tolerated, in addition to as many as there are current ones
 SPARE: Final = 1000
 
 
@@ -41,9 +41,9 @@ class MemoryStore(BaseStore):
     ) -> None:
         super().__init__(options, clock=clock)
         self._partitions: dict[str, _Partition] = {}
-        #: (when, partition, key, version) of what expires, soonest first
+        #: a heap of (when, partition, key, version) of records that expire
         self._expiring: list[tuple[float, str, str, str]] = []
-        #: how many there may be before those go whose records were overwritten since
+        #: the size of the heap at which the entries of overwritten records are dropped
         self._room = SPARE
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
@@ -89,17 +89,17 @@ class MemoryStore(BaseStore):
             self._watches.notify((partition, topic))
 
     async def answer(self) -> None:
-        """It is here."""
+        """Memory always answers."""
 
     def _forget_expired(self) -> None:
-        """Removes what has expired anywhere, unless it was written again since."""
+        """Removes all expired records, unless they were overwritten since."""
         while self._expiring and self._expiring[0][0] <= self.clock():
             _, partition, key, version = heappop(self._expiring)
             if self._partitions[partition].version(key) == version:
                 self._partitions[partition].delete(key)
 
     def _forget_overwritten(self) -> None:
-        """Drops what expires of records that are others by now: a lease is written every few seconds."""
+        """Drops the entries of overwritten records: a lease, for one, is overwritten every few seconds."""
         self._expiring = [due for due in self._expiring if self._partitions[due[1]].version(due[2]) == due[3]]
         heapify(self._expiring)
         self._room = 2 * len(self._expiring) + SPARE
@@ -109,7 +109,7 @@ class _Partition:
     __slots__ = ("keys", "records")
 
     def __init__(self) -> None:
-        #: value and version; plain tuples, which the garbage collector need not visit again and again
+        #: key → value and version; plain tuples, which the garbage collector does not keep tracking
         self.records: dict[str, tuple[bytes, str]] = {}
         self.keys = _SortedKeys()
 
@@ -139,12 +139,12 @@ class _SortedKeys:
     BLOCK: ClassVar[int] = 1000
 
     def __init__(self) -> None:
-        #: each block is sorted, none is empty, and each begins behind the last key of the one before
+        #: blocks are sorted and never empty, and each begins after the last key of the one before
         self._blocks: list[list[str]] = []
         self._lasts: list[str] = []
 
     def add(self, key: str) -> None:
-        """Adds a key that is not there yet."""
+        """Adds a key, which must be new."""
         if not self._blocks:
             self._blocks.append([key])
             self._lasts.append(key)
@@ -153,7 +153,7 @@ class _SortedKeys:
         block = self._blocks[place]
         insort(block, key)
         if len(block) > self.BLOCK:
-            # behind the last key there is nothing left to come between: an appended log keeps full blocks
+            # keys are often appended at the end, as in logs: the last block is left full, not halved
             half = len(block) - 1 if place == len(self._blocks) - 1 else len(block) // 2
             self._blocks.insert(place + 1, block[half:])
             self._lasts.insert(place, block[half - 1])
@@ -162,7 +162,7 @@ class _SortedKeys:
         self._lasts[-1] = self._blocks[-1][-1]
 
     def remove(self, key: str) -> None:
-        """Removes a key that is there."""
+        """Removes a key, which must exist."""
         place = bisect_left(self._lasts, key)
         block = self._blocks[place]
         del block[bisect_left(block, key)]
@@ -172,7 +172,7 @@ class _SortedKeys:
             del self._blocks[place], self._lasts[place]
 
     def between(self, low: str, high: str, reverse: bool) -> Iterator[str]:
-        """The keys from `low` to before `high`, in order or in its reverse."""
+        """The keys from `low` (inclusive) to `high` (exclusive), in order or in reverse."""
         first = bisect_left(self._lasts, low)
         last = min(bisect_left(self._lasts, high) + 1, len(self._blocks))
         places = range(first, last)

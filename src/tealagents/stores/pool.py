@@ -1,8 +1,8 @@
 """Connections of a store that speaks to a server, lent one at a time.
 
-The drivers' own pools cost more than the queries they lend connections for (a reset query on return, locks,
-metrics), and say the same "connection lost" before a command was sent as after: here borrowing fails before
-anything was sent, and what fails afterwards is the borrower's to judge.
+The drivers' own pools cost more than the queries themselves (a reset query on return, locks, metrics), and
+raise the same "connection lost" before a command was sent as after it. Here, a failure to borrow means that
+nothing was sent; later failures are for the borrower to judge.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ __all__ = ["Pool"]
 
 C = TypeVar("C")
 
-#: seconds after which an idle connection is not lent any more: firewalls forget those that are idle for some
+#: seconds after which an idle connection is no longer lent: firewalls drop connections that are idle for some
 #: minutes, and tell neither end
 IDLE_SECONDS = 60.0
-#: for so long no other connection is tried where the server had none left
+#: seconds for which the pool has one place less after the server refused another connection
 SECONDS_WITHOUT = 30.0
-#: the same while there is none at all: those who were refused together may soon be let in together
+#: the same while the pool has no connection at all: processes that start together may soon all be admitted
 SECONDS_AT_FIRST = 1.0
-#: seconds of use after which a connection whose borrower has left is thought to have gone mute
+#: seconds of use after which a dropped connection is assumed to have stopped answering
 MUTE_SECONDS = 1.0
 
 
@@ -43,19 +43,19 @@ class Pool(Generic[C]):
         self._discard = discard
         self._full = full
         self._timeout = timeout
-        #: each since when, by the event loop's clock
+        #: idle connections, each with the time since when, by the event loop's clock; the oldest first
         self._idle: list[tuple[C, float]] = []
-        #: each since when
+        #: lent connections, each with the time since when
         self._lent: dict[C, float] = {}
-        #: of those that have a place, how many have no connection yet
+        #: how many borrowers have a place, but no connection yet
         self._seeking = 0
         self._places = asyncio.Semaphore(size)
 
     async def borrow(self) -> C:
-        """An idle connection or a new one; the borrower gives it back or drops it.
+        """An idle connection or a new one; the borrower must call `give_back` or `drop`.
 
-        A server that takes no more gets along with those that there are, or that others are about to get.
-        TimeoutError when none comes free in time, or whatever connecting raises.
+        If the server takes no more connections, waits for one of the existing ones. Raises `TimeoutError` if
+        none becomes free in time, or what connecting raises.
         """
         until = _now() + self._timeout
         while (connection := await self._borrowed(until)) is None:
@@ -64,7 +64,7 @@ class Pool(Generic[C]):
         return connection
 
     async def _borrowed(self, until: float) -> C | None:
-        """None, before `until`: the server has no more, and for a while there is one less to borrow."""
+        """A connection; None if the server takes no more, so that the pool has one place less for a while."""
         if self._places.locked():
             async with asyncio.timeout_at(until):
                 await self._places.acquire()
@@ -93,16 +93,16 @@ class Pool(Generic[C]):
             self._seeking -= 1
 
     def give_back(self, connection: C) -> None:
-        """For a connection that has nothing under way."""
+        """Returns a connection that has nothing under way."""
         del self._lent[connection]
         self._idle.append((connection, _now()))
         self._places.release()
 
     async def drop(self, connection: C, *, mute: bool = False) -> None:
-        """For a connection whose state is uncertain.
+        """Discards a connection whose state is uncertain.
 
-        One that is `mute`, or was given up after a while, takes with it those that were idle before it was
-        lent: what keeps one from answering keeps them all, and each would cost another timeout.
+        If it is `mute` (does not answer), or was in use for a while, the connections that were idle before it
+        was lent are discarded, too: they probably do not answer either, and each would cost a timeout.
         """
         lent = self._lent.pop(connection)
         try:
@@ -116,7 +116,7 @@ class Pool(Generic[C]):
             self._places.release()
 
     async def clear(self) -> None:
-        """Drops what is idle: the server has gone, or another one has taken its place."""
+        """Discards all idle connections: the server is gone, or was replaced by another."""
         while self._idle:
             await self._discard(self._idle.pop()[0])
 

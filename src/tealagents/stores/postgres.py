@@ -54,9 +54,9 @@ __all__ = ["PostgresOptions", "PostgresStore"]
 
 log = logging.getLogger(__name__)
 
-#: raised by `commit_records` where an expectation does not hold
+#: raised by `commit_records` if an expectation does not hold
 CONFLICT: Final = "TA001"
-#: seconds between two erasures of what has expired, by each process that commits
+#: seconds between two sweeps for expired records, in each process that commits
 SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
 #: seconds for the server to end a statement that no one waits for
@@ -69,13 +69,13 @@ _HOST = re.compile(r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASC
 
 
 class PostgresOptions(StoreOptions):
-    """What `postgresql://` takes besides the place: its own options, and libpq's names for TLS."""
+    """The options of `postgresql://`: its own, and libpq's for TLS."""
 
     #: `postgresql://user:password@host:port/database`
     dsn: SecretStr
-    #: where the tables are; made where it is missing
+    #: the schema of the tables; created if it is missing
     schema_name: str = Field(default="tealagents", alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
-    #: connections of this process at most
+    #: the most connections of this process
     pool: int = Field(default=10, ge=1, le=1000)
     connect_timeout: float = Field(default=10, gt=0)
     #: seconds for one statement; a commit that takes longer ends with its outcome unknown
@@ -113,7 +113,7 @@ class PostgresOptions(StoreOptions):
         return {"dsn": SecretStr(f"postgresql://{url.netloc}{quote(url.path)}")}
 
     def connect_arguments(self) -> dict[str, Any]:
-        """What `asyncpg.connect` is called with."""
+        """The keyword arguments for `asyncpg.connect`."""
         passed_on = ("sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs", "host")
         query = {name: value for name in passed_on if (value := getattr(self, name)) is not None}
         tls = {}
@@ -122,7 +122,7 @@ class PostgresOptions(StoreOptions):
             if self.sslcert is not None:
                 try:
                     context.load_cert_chain(self.sslcert, self.sslkey, password="")
-                except OSError as error:  # else a key with a password asks the terminal for it
+                except OSError as error:  # without `password`, an encrypted key would prompt on the terminal
                     raise StoreConfigError(f"sslcert and sslkey cannot be used: {in_a_line(error)}") from None
         return {
             **tls,
@@ -219,7 +219,7 @@ class PostgresStore(BaseStore):
             await self._commit(arguments)
         except (Conflict, PersistenceUnavailable):
             raise
-        except BaseException:  # its outcome is unknown: a wake-up too many does no harm
+        except BaseException:  # the outcome is unknown, and an extra wake-up does no harm
             self._watches.announce(partition, commit.notify)
             raise
         self._watches.announce(partition, commit.notify)
@@ -336,7 +336,7 @@ class PostgresStore(BaseStore):
         self._pool.give_back(connection)
 
     async def _ask(self, name: str, *arguments: object, again: bool = True) -> list[Any]:
-        """The rows of a statement that changes nothing; on a new connection where an idle one had died."""
+        """The rows of a read-only statement; retried once on a new connection if an idle one had died."""
         connection = await self._borrow()
         try:
             rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
@@ -354,7 +354,7 @@ class PostgresStore(BaseStore):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator["asyncpg.Connection[Any]"]:
-        """A connection for several statements, whose failure is the store's."""
+        """A connection for several statements; their errors become `PersistenceUnavailable`."""
         connection = await self._borrow()
         try:
             yield connection
@@ -373,10 +373,10 @@ class PostgresStore(BaseStore):
             raise self.unavailable(_reason(error)) from None
 
     async def _give_up(self, connection: "asyncpg.Connection[Any]", error: BaseException) -> None:
-        """Drops a connection, and cancels what it still runs; with one that was lost, those that are idle.
+        """Drops a connection and cancels its statement; if it was lost, drops the idle connections, too.
 
-        A server does not notice that the client has gone while a statement waits for a lock: its processes
-        would be more with each attempt, until it takes no connection of anyone.
+        A server does not notice that its client is gone while a statement waits for a lock: without the
+        cancel, each attempt would leave a server process, until no one could connect any more.
         """
         try:
             if _session_ended(error):  # the others may be dead, too: each would cost another timeout
@@ -396,7 +396,7 @@ class PostgresStore(BaseStore):
     # --- erasing what has expired -----------------------------------------------------------------
 
     def _start_sweep(self) -> None:
-        """Once a minute, beside the commits: a process that commits nothing makes nothing expire either."""
+        """Starts a sweep beside the commits; processes without commits have nothing that expires."""
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(self._sweep(), name="postgres-sweep")

@@ -28,15 +28,15 @@ __all__ = ["LOST", "PostgresWatches"]
 
 log = logging.getLogger(__name__)
 
-#: seconds for which topics are gathered before one statement notifies them, and at least between two of those
+#: seconds for which topics are gathered for one statement, and the least time between two such statements
 GATHER_SECONDS: Final = 0.003
 INTERVAL_SECONDS: Final = 0.015
-#: seconds between attempts to send what could not be sent, and how many of them there are
+#: seconds between attempts to send failed notifications, and the number of attempts
 RETRY_SECONDS: Final = 0.5
 ATTEMPTS: Final = 20
-#: seconds that closing leaves for it
+#: seconds for which closing waits for them
 CLOSE_SECONDS: Final = 1.0
-#: seconds after which a watch looks though it was not woken
+#: seconds after which a watch looks without being woken
 RECHECK_SECONDS: Final = 120.0
 
 #: characters of a topic's name, and of the sender's that follows them in a payload
@@ -54,7 +54,7 @@ Send = Callable[[str, Sequence[str]], Awaitable[object]]
 
 
 class PostgresWatches(LinkedWatches):
-    """The watches of one opened store, and what its commits have to notify."""
+    """The watches of one opened store, and the notifications of its commits."""
 
     def __init__(self, seconds: float, *, schema: str, arguments: Mapping[str, Any], send: Send) -> None:
         self._prefix = f"tealagents_{_digest(schema, 4)}_"
@@ -179,7 +179,8 @@ class _ListeningConnection:
         await self._connection.execute("SELECT 1")
 
     async def _notify_itself(self) -> None:
-        """Returns once it was heard: a pgbouncer in transaction mode takes a LISTEN and delivers nothing."""
+        """Returns once its own notification has arrived: a pgbouncer in transaction mode accepts LISTEN, but
+        delivers nothing."""
         self._answered.clear()
         await self._connection.add_listener(self._own_channel, self._hear_answer)
         await self._connection.execute(f"NOTIFY {self._own_channel}")

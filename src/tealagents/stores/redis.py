@@ -1,9 +1,9 @@
 """State in Redis, alone or in a cluster, for any number of processes on any number of machines.
 
-``redis://user:password@host:6379/0?prefix=tealagents:`` or ``rediss://…`` for TLS; a cluster is recognized by
-itself, and any of its nodes will do as the host.
+``redis://user:password@host:6379/0?prefix=tealagents:`` or ``rediss://…`` for TLS. A cluster is detected
+automatically, and any of its nodes can be the host.
 
-The scripts, and what a partition looks like, are in `redis.lua`; `redis_nodes` sends them.
+`redis.lua` has the scripts and describes the layout of a partition; `redis_nodes` sends the commands.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: characters of a stored record that are its version
+#: the length of the version at the beginning of a stored record, in bytes
 VERSION: Final = 24
-#: records that one trip of a scan fetches at most
+#: the most records that one round trip of a scan fetches
 PAGE: Final = 500
-#: how often a scan in two trips looks again because records came or went while it was looking
+#: how often a scan in two round trips is repeated because records came or went in between
 LOOKS: Final = 20
 
 #: credentials, host, port, and the number of a database
@@ -56,13 +56,13 @@ _PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})
 
 
 class RedisOptions(StoreOptions):
-    """What `redis://` and `rediss://` take besides the place."""
+    """The options of `redis://` and `rediss://`."""
 
     #: `redis://user:password@host:port/db`
     address: SecretStr
-    #: what the name of every key begins with
+    #: the prefix of every key
     prefix: str = Field(default="tealagents:", max_length=100, pattern=r"^[^{}]*$")
-    #: connections of this process at most, to each node
+    #: the most connections of this process to each node
     pool: int = Field(default=32, ge=1, le=10_000)
     connect_timeout: float = Field(default=5, gt=0)
     #: seconds for one command; a commit that takes longer ends with its outcome unknown
@@ -133,7 +133,7 @@ class RedisStore(BaseStore):
         check_scan(partition, prefix, after, limit)
         low, high = scan_bounds(prefix, after, reverse)
         found: list[tuple[str, Record]] = []
-        expired = 0  # in the last page: such a record may still be in the index, often among many others
+        expired = 0  # in the last page: expired records stay in the index for a while, often many together
         while len(found) < limit and low < high:
             page = min(limit - len(found) + 2 * expired, PAGE)
             keys, values = await self._page(self._base(partition), low, high, page, reverse)
@@ -145,7 +145,7 @@ class RedisStore(BaseStore):
         return found[:limit]
 
     async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
-        """What is left is the entry of a record in its partition's sets."""
+        """See `Store.expired`: what is left of an expired record is its entry in the partition's sets."""
         check_key(partition)
         low, high = scan_bounds("", None, reverse=False)
         found: list[str] = []
@@ -160,7 +160,7 @@ class RedisStore(BaseStore):
     async def _page(
         self, base: str, low: str, high: str, limit: int, reverse: bool
     ) -> tuple[list[str], list[bytes | None]]:
-        """The next keys and their records, as of one moment."""
+        """The next keys and their records, as one snapshot."""
         bounds = (f"({high}", f"[{low}") if reverse else (f"[{low}", f"({high}")
         arguments = (*bounds, limit, "1" if reverse else "", f"{base}:")
         index = f"{base}#index"
@@ -173,7 +173,8 @@ class RedisStore(BaseStore):
     async def _page_believed(
         self, index: str, arguments: Sequence[Any]
     ) -> tuple[list[str], list[bytes | None]]:
-        """The same where the records must be named beforehand: the keys, then both if those still hold."""
+        """Like `_page`, for servers where a script must name the records in advance: reads the keys first,
+        then keys and records, until the keys are still the same."""
         keys: list[str] = []
         for _ in range(LOOKS):
             names = (index, *(arguments[-1] + key for key in keys))
@@ -242,7 +243,7 @@ class RedisStore(BaseStore):
         return f"{self.options.prefix}{{{partition}}}"
 
     async def _ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What changes nothing: asked once more where the connection broke, as an idle one may have."""
+        """Runs a read-only command; retries it once if the connection broke, as an idle one may have."""
         try:
             try:
                 return await attempt()
@@ -254,7 +255,7 @@ class RedisStore(BaseStore):
     async def _script(
         self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, settled: bool = False
     ) -> Any:
-        """Runs a script by its digest; a server that does not know it yet is given its text."""
+        """Runs a script by its digest; sends its text if the server does not know it yet."""
         script = _scripts()[name]
         slot = key_slot(keys[0].encode())
         rest = (len(keys), *keys, *arguments)
@@ -276,7 +277,7 @@ def _check_eviction(where: str, policy: str | None) -> None:
 
 
 def _check_durability(where: str, info: Mapping[str, str]) -> None:
-    """Warns where what was acknowledged can be lost."""
+    """Warns if acknowledged commits can be lost."""
     if info.get("aof_enabled") == "0":
         log.warning(
             "redis at %s keeps no append-only file: what was acknowledged since its last snapshot is lost "
@@ -303,7 +304,7 @@ def _record(key: str, stored: bytes) -> Record:
 
 
 def _listed(key: str, stored: bytes) -> Record:
-    """A record as a scan returns it: one that `read` refuses as it is stored."""
+    """A record for `scan`: a damaged one has the stored bytes and no version."""
     try:
         return _record(key, stored)
     except CorruptState:

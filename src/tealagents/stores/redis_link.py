@@ -38,7 +38,7 @@ class RedisWatches(LinkedWatches):
     def __init__(self, seconds: float, *, prefix: str, nodes: Nodes) -> None:
         self._prefix = prefix
         self._nodes = nodes
-        #: whether there was a link before
+        #: whether there has been a link before
         self._again = False
         super().__init__(seconds, connect=self._subscribing, name=self._channel_of, channel=str)
 
@@ -48,7 +48,7 @@ class RedisWatches(LinkedWatches):
 
     @asynccontextmanager
     async def _subscribing(self, listener: Listener) -> AsyncIterator[LinkSession]:
-        if self._again:  # once the last link counts as lost: until then no watch polls
+        if self._again:  # only here, after the last link was declared lost and watches poll
             await self._nodes.look_around()
         self._again = True
         session = _SubscribedNodes(self._nodes, listener)
@@ -61,7 +61,7 @@ class RedisWatches(LinkedWatches):
             await session.close()
 
     async def _check_publishing(self) -> None:
-        """A commit does not say that an access list kept it from publishing."""
+        """Raises if an ACL forbids publishing, which a commit would not report."""
         channel = self._channel_of(("clock", ""))
         command = ("SPUBLISH" if self._nodes.clustered else "PUBLISH", channel, "")
         async with asyncio.timeout(4 * ANSWER_SECONDS):  # it may have to connect
@@ -110,13 +110,13 @@ class _SubscribedNodes:
 
 
 class _Subscriber:
-    """One connection: what arrives on it is a message, or an answer to the one command under way."""
+    """One connection: it receives messages, and answers to the one command under way."""
 
     def __init__(self, connection: Connection, listener: Listener) -> None:
         self._connection = connection
         self._listener = listener
         self._answers: asyncio.Queue[None] = asyncio.Queue()
-        #: how many answers are yet to come
+        #: the number of answers still expected
         self._due = 0
         self._reading = asyncio.create_task(self._read(), name="redis-subscriber")
 
@@ -135,14 +135,14 @@ class _Subscriber:
             await self._connection.disconnect(nowait=True)
 
     async def _read(self) -> None:
-        """Until the connection breaks, or a node ends a subscription because its slot has moved."""
+        """Reads until the connection breaks, or a node ends a subscription because its slot has moved."""
         with suppress(RedisError, OSError):
             while self._take(await self._connection.read_response(disable_decoding=True)):
                 pass
         self._listener.broken()
 
     def _take(self, message: list[Any]) -> bool:
-        """False where no answer was due."""
+        """Handles a message or an answer; False for an answer that was not expected."""
         if message[0] in (b"message", b"smessage"):
             self._listener.hear(message[1].decode())
             return True

@@ -1,8 +1,8 @@
 """Sends commands to Redis, or to the node of a cluster that serves them, and reports their outcome.
 
-Connections are redis-py's, which knows how to log in and to speak TLS. How commands are sent is decided here,
-because its clients repeat a command whose reply was lost: here a command is sent again only where the server
-said that it did not run it.
+Connections are redis-py's, which handle login and TLS. Commands are sent by this module, because redis-py's
+clients repeat a command whose reply was lost: here a command is sent again only if the server has said that
+it did not run it.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ __all__ = ["Address", "ConnectionBroke", "NodeUnreachable", "Nodes", "pack", "re
 
 log = logging.getLogger(__name__)
 
-#: answers of a cluster that send a command elsewhere or ask to try again, until it is given up
+#: how often a cluster may redirect a command, or ask to retry it, before it is given up
 REDIRECTIONS: Final = 40
 
 Address = tuple[str, int]
@@ -72,15 +72,15 @@ class Nodes:
             **(tls if parts.scheme == "rediss" else {}),
         }
         self._pools: dict[Address, Pool[Connection]] = {}
-        #: of a cluster: which node serves a slot
+        #: of a cluster: the node that serves each slot
         self._owners: dict[int, Address] = {}
 
     async def run(self, slot: int, command: tuple[Any, ...], *, settled: bool = False) -> Any:
-        """The reply to a command, wherever its slot is served.
+        """The reply to a command from the node that serves its slot.
 
-        NoScriptError as it comes; with `settled` all that a server answers but that the slot is elsewhere,
-        a slot on the move included. PersistenceUnavailable where the command surely did not run, Unknown
-        where that is not known.
+        Raises `NoScriptError` as it is; with `settled`, every error reply except that the slot has moved
+        (`MovedError`). `PersistenceUnavailable` if the command certainly did not run, `Unknown` if it may
+        have.
         """
         packed = pack(*command)
         address, asking = self.owner(slot), False
@@ -125,11 +125,11 @@ class Nodes:
 
     @property
     def clustered(self) -> bool:
-        """Whether it is a cluster, as far as is known yet."""
+        """Whether it is a cluster; False until its map was read."""
         return bool(self._owners)
 
     def owner(self, slot: int) -> Address:
-        """The node that serves a slot, as far as is known."""
+        """The node that serves a slot, by the last map; the server itself if there is no map."""
         return self._owners.get(slot, self._seed)
 
     async def look_around(self) -> None:
@@ -146,7 +146,7 @@ class Nodes:
     # --- one node ---------------------------------------------------------------------------------
 
     async def _send(self, address: Address, packed: bytes, asking: bool = False) -> Any:
-        """The reply of one node; ResponseError where it refuses a command, which it then has not run."""
+        """The reply of one node; `ResponseError` if it refuses the command, which then has not run."""
         pool = self._pool(address)
         connection = await self._borrow(pool)
         try:
@@ -169,7 +169,7 @@ class Nodes:
             await pool.drop(connection)
             await pool.clear()
             raise ConnectionBroke(reason(error)) from None
-        except BaseException:  # a canceled caller: the server has run it or not
+        except BaseException:  # the caller was canceled: the server may have run the command
             await pool.drop(connection)
             raise
         pool.give_back(connection)
@@ -195,7 +195,7 @@ class Nodes:
         return pool
 
     async def connect(self, address: Address) -> Connection:
-        """A connection to a server that takes writes: after a failover its name may lead to the old one."""
+        """A connection to a server that accepts writes: after a failover, a name may lead to the old one."""
         connection = self._class(host=address[0], port=address[1], **self._arguments)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
@@ -226,7 +226,7 @@ class Nodes:
     # --- a cluster --------------------------------------------------------------------------------
 
     async def _moved(self, moved: MovedError, asked: Address) -> Address:
-        """Where a slot has gone. Others have probably gone with it, so the whole map is read again."""
+        """The new node of a slot. Other slots have probably moved, too, so the whole map is read again."""
         address = _named(moved, asked)
         try:
             await self._learn(address)
@@ -236,9 +236,9 @@ class Nodes:
         return address
 
     async def _successor(self, slot: int, gone: Address) -> Address | None:
-        """Who serves a slot instead of a node that cannot be reached, as far as any other knows.
+        """The node that serves a slot instead of an unreachable one; None if no other node knows one.
 
-        Not all of them may have heard of it yet.
+        All nodes are asked in turn, since some may not know of the failover yet.
         """
         for address in sorted(set(self._owners.values()) - {gone}):
             try:
@@ -260,7 +260,7 @@ class Nodes:
 
 
 class ConnectionBroke(Unknown):
-    """Before the reply to a command, which may have run or not."""
+    """The connection broke before the reply to a command, which may have run."""
 
 
 class NodeUnreachable(Exception):
@@ -286,16 +286,16 @@ def _named(redirection: AskError, asked: Address) -> Address:
 
 
 def _is_no_master(error: RedisError) -> bool:
-    """Whether it is not, or not yet, the server to talk to, so that the next command needs a new connection.
+    """Whether the server is not, or not yet, the primary, so that the next command needs a new connection.
 
-    Redis 6.2 quotes what a command of a script was refused with in an error of the script.
+    Redis 6.2 wraps the refusal of a command within a script in an error of the script.
     """
     refusals = (ReadOnlyError, MasterDownError, BusyLoadingError, AuthenticationError)
     return isinstance(error, refusals) or " -READONLY " in str(error)
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether a server has refused a connection because it takes no more; over TLS it drops it silently."""
+    """Whether a server refused a connection because it takes no more. (Over TLS it drops it silently.)"""
     return "max number of clients" in str(error)
 
 

@@ -3,12 +3,12 @@
 The SQL is in `sqlite.sql`, the table in `migrations/sqlite`. The file is in WAL mode with `synchronous=FULL`:
 what was acknowledged survives a power cut, and readers never wait for writers.
 
-One thread owns the connection that writes and one the connection that scans. Commits that wait while another
-is being synced share the next transaction, and so one sync; each still conflicts, or not, on its own. A read
-of a few keys is made on the event loop itself, and so is a commit that need not be synced while nothing else
-writes: both touch a few pages, do not wait, and would cost several times as much handed to a thread. The
-next commit that is synced makes those before it survive a power cut, too: the log is one. (The
-first write after the log was begun anew syncs its head: once in 16 MB.)
+One thread owns the connection that writes, another one the connection that scans. Commits that wait while
+another is being synced share the next transaction, and so one sync; each still conflicts on its own. Reads of
+a few keys, and unsynced commits while nothing else writes, are made on the event loop itself: they touch a
+few pages, do not wait, and would cost several times as much in a thread. The next synced commit makes earlier
+unsynced ones survive a power cut, too, since all share one write-ahead log. (The first write after the log
+was restarted syncs its header: once in 16 MB.)
 """
 
 import asyncio
@@ -48,19 +48,19 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: keys that are read on the event loop, at once
+#: up to this many keys are read on the event loop
 FEW: Final = 8
-#: pages of the log after which it is copied into the database: 16 MB, most of them the same few again
+#: pages in the log after which it is copied into the database: 16 MB, mostly versions of the same few pages
 LOG_PAGES: Final = 4000
 #: seconds between two erasures of what has expired, and how many records each erases at most
 SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
-#: seconds after which the log no longer holds what was deleted, where no reader keeps it
+#: seconds after a deletion until the log is emptied, unless readers prevent it
 ERASE_SECONDS: Final = 1.0
-#: seconds for which emptying the log waits for its readers, while no one else can write
+#: seconds for which emptying the log waits for its readers; no one else can write meanwhile
 BUSY_LOG_SECONDS: Final = 0.1
 
-#: errors of COMMIT that leave nothing in the log; after any other, a failed sync above all, something may be
+#: errors of COMMIT that leave nothing in the log; others, such as a failed sync, may leave the commit in it
 _NOT_COMMITTED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
 _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -84,7 +84,7 @@ class SqliteOptions(StoreOptions):
 
 
 class SqliteStore(BaseStore):
-    """One file and three connections: a thread's that writes, a thread's that scans, and the event loop's."""
+    """One file and three connections: a writing thread's, a scanning thread's and the event loop's."""
 
     name = "sqlite"
     shared = True
@@ -99,12 +99,12 @@ class SqliteStore(BaseStore):
         self._sql = statements("sqlite.sql")
         self._path = options.path.absolute()
         self._watches = LocalWatches(options.watch_seconds, self._path.with_name(self._path.name + "-notify"))
-        #: there while the log may hold what was deleted
+        #: empties the log; None if it holds no deleted records
         self._erasing: asyncio.Task[None] | None = None
-        #: something was deleted since the log was last about to be emptied
+        #: records were deleted since the last attempt to empty the log
         self._deleted = False
         self._next_sweep = 0.0
-        #: a sync has failed: what the log holds may not be on the disk, though the next sync succeeds
+        #: a sync has failed: the log's content may not be on the disk, even if the next sync succeeds
         self._doubtful = False
 
     @property
@@ -124,16 +124,16 @@ class SqliteStore(BaseStore):
         self._scanner = Owner(scanning, one_by_one)
 
     async def close(self) -> None:
-        await self._writer.close()  # first: what canceled callers have deleted is to be erased, too
+        await self._writer.close()  # first: deletions by canceled callers have to be erased from the log, too
         self._watches.close()
         await self._erase_before_closing()
         self._at_hand.close()
         await self._scanner.close()
 
     async def migrate(self) -> list[str]:
-        """Brings the schema up to this version; the names of what was applied. Needs no `open`.
+        """Brings the schema up to this version; returns the names of the migrations that were applied.
 
-        `StoreConfigError` where a later version has migrated it.
+        May be called before `open`. `StoreConfigError` if a later version has migrated the file.
         """
         return await self._in_thread(self._migrate)
 
@@ -169,7 +169,7 @@ class SqliteStore(BaseStore):
         return [key for (key,) in rows]
 
     async def commit(self, partition: str, commit: Commit) -> None:
-        """Once it is queued it is done, whether its caller waits or not."""
+        """See `Store.commit`. Once it is queued, it is carried out even if the caller is canceled."""
         check_commit(partition, commit)
         self._check_file()
 
@@ -195,7 +195,7 @@ class SqliteStore(BaseStore):
         await self._rows(self._sql["schema_number"], ())
 
     def _check_file(self) -> None:
-        """PersistenceUnavailable where the name leads to another file now: what is written would be lost."""
+        """`PersistenceUnavailable` if the file was deleted or replaced: writes would be lost."""
         try:
             found = os.stat(self._path)
         except OSError as error:
@@ -206,13 +206,13 @@ class SqliteStore(BaseStore):
     # --- erasing what was deleted -----------------------------------------------------------------
 
     def _erase_soon(self) -> None:
-        """The log still holds what was deleted, until it is copied into the database and begun anew."""
+        """Schedules emptying the log, which still holds deleted records until then."""
         self._deleted = True
         if self._erasing is None:
             self._erasing = asyncio.create_task(self._erase(), name="sqlite-erase")
 
     async def _erase(self) -> None:
-        """Again after a while where a reader has kept the log from being emptied."""
+        """Empties the log, retrying while readers prevent it."""
         while self._deleted:
             await asyncio.sleep(ERASE_SECONDS)
             self._deleted = False
@@ -224,7 +224,8 @@ class SqliteStore(BaseStore):
         self._erasing = None
 
     async def _erase_before_closing(self) -> None:
-        """So that what `state delete-user` deletes is gone when it returns, also beside a running service."""
+        """Empties the log, so that `state delete-user` has erased everything when it returns, even while a
+        service is running."""
         erasing, self._erasing = self._erasing, None
         if erasing is None:
             return
@@ -243,14 +244,14 @@ class SqliteStore(BaseStore):
                 await asyncio.sleep(BUSY_LOG_SECONDS)
 
     def _rows_at_once(self, statement: str, arguments: Sequence[object]) -> list[Any] | None:
-        """None where it cannot be had without waiting, or at all: the thread will wait, or report why not."""
+        """The rows; None on any error, such as a locked file: the thread then waits, or reports the error."""
         try:
             return self._at_hand.execute(statement, arguments).fetchall()
         except sqlite3.Error:
             return None
 
     def _done_at_once(self, work: Callable[[sqlite3.Connection], None]) -> bool:
-        """Commits without a sync; False where another connection writes: the thread will wait."""
+        """Commits without a sync; False if another connection is writing: the thread then waits for it."""
         if self._doubtful:
             return False
         try:
@@ -290,7 +291,7 @@ class SqliteStore(BaseStore):
         return statement, (partition, self.clock(), *keys)
 
     def _write(self, connection: sqlite3.Connection, partition: str, commit: Commit) -> None:
-        """Raises `Conflict` before it has written anything: others share the transaction."""
+        """Writes a commit within a transaction that others may share: raises `Conflict` before it writes."""
         if commit.expect:
             found = dict(connection.execute(*self._about(list(commit.expect), "versions", partition)))
             if differing := [key for key, version in commit.expect.items() if found.get(key) != version]:
@@ -320,8 +321,8 @@ class SqliteStore(BaseStore):
             self._finish(connection, jobs)
 
     def _finish(self, connection: sqlite3.Connection, jobs: Sequence["Job"]) -> None:
-        """Does all jobs in the transaction that is open, and commits it. A job conflicts alone; any other
-        failure fails them all."""
+        """Does all jobs in the open transaction, and commits it. A `Conflict` fails its own job only; any
+        other error fails them all."""
         try:
             for job in jobs:
                 job.do(connection)
@@ -337,11 +338,11 @@ class SqliteStore(BaseStore):
             fail(jobs, error if surely_not else Unknown(f"the sync failed: {error}"))
 
     def _empty_log(self, connection: sqlite3.Connection, trouble: str = "the log is in use") -> None:
-        """Copies the log into the database and begins it anew.
+        """Copies the log into the database and truncates it.
 
-        After a deletion, because the log holds what was deleted. After a failed sync, so that nothing rests
-        on what it may have lost: the system counts those pages as written, and a log ends with the first
-        that is not.
+        This is done after a deletion, because the log still holds deleted records; and after a failed sync,
+        because the system counts pages as written that may be lost, and SQLite reads a log only up to the
+        first invalid page.
         """
         connection.execute(f"PRAGMA busy_timeout = {BUSY_LOG_SECONDS * 1000:.0f}")
         try:
@@ -352,7 +353,7 @@ class SqliteStore(BaseStore):
             raise sqlite3.OperationalError(trouble)
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
-        """Erases what has expired, now and then."""
+        """Erases expired records every `SWEEP_SECONDS`, at most `SWEEP_RECORDS` at a time."""
         if time.monotonic() < self._next_sweep:
             return
         erased = connection.execute(self._sql["sweep"], (self.clock(), SWEEP_RECORDS)).rowcount
@@ -371,7 +372,7 @@ class SqliteStore(BaseStore):
             writing.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             scanning.execute("PRAGMA query_only = ON")
             at_hand.execute("PRAGMA busy_timeout = 0")
-            # the writer syncs what this connection writes, and copies the log into the database
+            # the writing connection syncs what this one writes, and copies the log into the database
             at_hand.execute("PRAGMA synchronous = NORMAL")
             at_hand.execute("PRAGMA wal_autocheckpoint = 0")
             opened.pop_all()
@@ -393,7 +394,7 @@ class SqliteStore(BaseStore):
         return connection
 
     def _journal_mode(self, connection: sqlite3.Connection) -> str:
-        """Switches to WAL. SQLite's busy timeout does not cover this while another connection switches."""
+        """Switches to WAL; retries, as SQLite's busy timeout does not apply while another connection does."""
         deadline = time.monotonic() + self.options.busy_seconds
         while True:
             try:
@@ -404,7 +405,7 @@ class SqliteStore(BaseStore):
             time.sleep(0.005)
 
     def _at_rest(self, question: str) -> bool:
-        """The answer to a question about the file, which is left as it is; False where there is none."""
+        """The answer to a question about the file, without changing it; False if there is no file."""
         if not self._path.exists():
             return False
         place = f"{self._path.as_uri()}?mode=rw"  # opens what is there only; `ro` would leave a log beside it
@@ -412,13 +413,14 @@ class SqliteStore(BaseStore):
             return bool(connection.execute(self._sql[question]).fetchone()[0])
 
     def _foreign(self) -> str | None:
-        """What is said of a database that holds tables, but no store."""
+        """The error message for a database with tables, but no store; None for any other file."""
         if not self._at_rest("is_foreign"):
             return None
         return f"{self._path} is the database of another application: no store is in it."
 
     def _refuse_foreign(self) -> None:
-        """Before the first connection of ours, which changes its journal's mode."""
+        """`StoreConfigError` for another application's database. Called before `_connect`, which changes its
+        journal mode."""
         if foreign := self._foreign():
             raise StoreConfigError(foreign)
 
@@ -447,7 +449,7 @@ class SqliteStore(BaseStore):
         return int(connection.execute(self._sql["schema_number"]).fetchone()[0])
 
 
-# --- small words ------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -462,10 +464,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _make_private(path: Path) -> None:
-    """Makes the file, where there is none, so that its owner alone can read it.
+    """Creates the file, if there is none, readable by its owner alone.
 
-    One that is there is not even opened: closing it would drop every lock that this process has on it
-    (POSIX says so), and a process that then closes the database would take the log for its own to delete.
+    An existing file is not even opened: by POSIX, closing it would drop every lock that this process has on
+    it, and another process that closes the database would then delete the log.
     """
     make_folders(str(path.parent))
     if path.exists():
@@ -487,7 +489,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _code(error: BaseException) -> int:
-    """SQLite's extended code; 0 where the error is not its own."""
+    """SQLite's extended error code; 0 if the error is not SQLite's."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code
 

@@ -1,4 +1,4 @@
-"""Threads that own a SQLite connection: they take what is queued in groups, and answer on the event loop."""
+"""Threads that own a SQLite connection: they serve queued jobs in groups, and answer on the event loop."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ GROUP: Final = 64
 
 
 class Job:
-    """Something to do with a connection, and who waits for it."""
+    """Work to do with a connection, and the future that waits for it."""
 
     __slots__ = ("error", "future", "result", "then", "work")
 
@@ -50,7 +50,7 @@ class Job:
 
 
 class Owner(Thread):
-    """The thread that owns a connection: takes what is queued, a group at a time, and answers on the loop."""
+    """A thread that owns a connection: serves queued jobs, a group at a time, and answers on the loop."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Owner(Thread):
     ) -> None:
         super().__init__(name="sqlite-store", daemon=True)
         self._connection, self._serve = connection, serve
-        #: a plain queue, and one call to the loop for each group, cost less than a `ThreadPoolExecutor`
+        #: a plain queue, with one call to the loop per group, costs less than a `ThreadPoolExecutor`
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.start()
 
     async def do(self, work: Callable[[sqlite3.Connection], T], then: Callable[[], None] | None = None) -> T:
-        """What `work` returns or raises, done after all that was queued before.
+        """Queues `work` and returns its result, or raises its error.
 
-        `then` is called on the event loop once it is done, whether or not its caller still waits.
+        If it succeeds, `then` is called on the event loop, whether or not the caller still waits.
         """
         if self._closed:
             raise sqlite3.ProgrammingError("the store is closed")
@@ -78,7 +78,7 @@ class Owner(Thread):
         return result
 
     async def close(self) -> None:
-        """Returns when everything queued is done and the connection is closed."""
+        """Returns when all queued jobs are done and the connection is closed."""
         self._closed = True
         self._queue.put(None)
         await asyncio.to_thread(self.join)
@@ -93,7 +93,7 @@ class Owner(Thread):
                 self._loop.call_soon_threadsafe(_settle, jobs)
 
     def _next(self) -> list[Job]:
-        """What is queued, once there is something; nothing when all is done."""
+        """Waits for queued jobs and returns a group of them; empty once the thread is closed."""
         jobs = [self._queue.get()]
         while len(jobs) < GROUP and jobs[-1] and not self._queue.empty():
             jobs.append(self._queue.get())
@@ -116,6 +116,6 @@ def _settle(jobs: Sequence[Job]) -> None:
 
 
 def fail(jobs: Sequence[Job], error: BaseException) -> None:
-    """All jobs failed, but for those that had conflicted anyway."""
+    """Fails all jobs with `error`, except those that have an error of their own already."""
     for job in jobs:
         job.error = job.error or error

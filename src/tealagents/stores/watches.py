@@ -1,4 +1,4 @@
-"""The watches of one opened store: which wait for which topic, by a timer where no commit can wake them."""
+"""The watches of one opened store, by topic; they wait by a timer while no commit can wake them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -7,9 +7,9 @@ from typing import Final
 
 __all__ = ["LONGEST_PAUSE", "Topic", "Watches"]
 
-#: seconds between two looks, at most, of a watch that waits by a timer
+#: the longest pause, in seconds, of a watch that waits by a timer
 LONGEST_PAUSE: Final = 0.9
-#: how much longer each pause is than the one before while looks find nothing
+#: the factor by which each pause grows while looks find nothing
 GROWTH: Final = 1.5
 
 #: a partition, and a topic of it
@@ -19,9 +19,9 @@ Topic = tuple[str, str]
 class Watches:
     """All watches of one opened store.
 
-    `live` says whether the store's notifications arrive here: while they do, a watch waits for nothing else.
-    A store whose notifications can be lost with the process that should have sent them gives `recheck`, the
-    seconds after which a watch looks anyway.
+    `live` says whether the store's notifications arrive; while they do, watches need no timer. `recheck` is
+    for stores whose notifications are lost if the committing process dies: the seconds after which a watch
+    looks anyway.
     """
 
     def __init__(self, seconds: float, *, live: bool, recheck: float | None = None) -> None:
@@ -32,7 +32,7 @@ class Watches:
 
     @property
     def topics(self) -> Collection[Topic]:
-        """Those that are watched now."""
+        """The topics that are watched now."""
         return self._watches.keys()
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class Watches:
                 self.unsubscribe(watched)
 
     async def subscribe(self, topic: Topic) -> None:
-        """Awaited for each watch: the topic's notifications arrive from now on, or `live` is False."""
+        """Called for each new watch. After it, the topic's notifications arrive, or `live` is False."""
 
     def unsubscribe(self, topic: Topic) -> None:
         """Called when the last watch of a topic has ended."""
@@ -95,7 +95,7 @@ class _OpenWatch:
         return woken
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Returns when it is woken, or after some seconds."""
+        """Returns when the watch is woken, or after `seconds`."""
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _settle, waiter)
