@@ -7,13 +7,13 @@
             print(delta.text, end="")
 
 ============  ====================================================================================
-`answers`     what an agent answers: whole, or as it is made
+`answers`     an agent's answer: whole, or as a stream
 `answering`   one message and its answer: the turn on a thread, driving `engine.loop`
-`opening`     what an agent works with while it is open
+`opening`     the connections and tools of an open agent
 ============  ====================================================================================
 
-The same loop, views, context providers and tools as in the service. The thread keeps the conversation;
-what only a service does (authentication, leases, audit) is not done here.
+The library uses the same loop, views, context providers and tools as the service. The thread keeps the
+conversation; there is no authentication, no lease and no audit.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Agent:
     """One agent, for one user.
 
     Within `async with`, its connections and tool servers stay open until the block ends (the last one, if
-    several overlap); otherwise each call opens and closes what it needs.
+    several overlap); otherwise each call opens and closes them.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Agent:
         clock: Clock | None = None,
     ) -> None:
         """`approve` decides on tool calls that need approval; without it they are rejected. `message_stores`
-        makes the message store of each new local thread. `reducers` and `context_providers` take the place
-        of the config's."""
+        makes the message store of each new local thread. `reducers` and `context_providers` replace those of
+        the config."""
         from tealagents.bootstrap import message_stores_of, providers_of, store_of, view_of
 
         self.config = config
-        #: of its configuration: its threads are not continued with another one
+        #: of the configuration: threads used with another one are not continued
         self.fingerprint = fingerprint_of(config)
-        #: makes the message store of each local thread, sealed where a key is set; None: they have none
+        #: makes the message store of each local thread, encrypted if a key is set; None: threads have none
         self.message_stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else prepared_view(reducers, config.agent.model)
@@ -87,11 +87,11 @@ class Agent:
         if context_providers is not None and not isinstance(context_providers, Sequence):
             context_providers = [context_providers]
         own = None if context_providers is None else Providers(context_providers)
-        there = providers_of(config) if own is None else own  # what is wrong with them is said now
-        #: None: it has none, and may be used in several event loops at once
+        there = providers_of(config) if own is None else own  # made once here, to report mistakes now
+        #: None: there are none, and the agent may be used in several event loops at once
         self._providers = Shared(lambda: providers_of(self.config) if own is None else own) if there else None
         self._store = store_of(config)
-        #: what providers remember of the user; in memory it would be forgotten where it is closed
+        #: holds providers' memories of the user; a memory store would lose them if it were closed
         self._opened_store = Shared(lambda: self._store, stays=not self._store.durable)
         self._store_checked = False
         self._shared = Shared(self._working)
@@ -148,7 +148,7 @@ class Agent:
         finally:
             try:
                 await stack.aclose()
-            except Exception:  # what came of the request stands: a second try would run its tools again
+            except Exception:  # the request has succeeded or failed already; a retry would repeat its tools
                 log.exception("what the agent works with could not be closed")
 
     @asynccontextmanager
@@ -164,8 +164,8 @@ class Agent:
             )
 
     async def _check_store(self) -> None:
-        """Refuses a store with another key. Whose memories are kept in it is written down, as by the service:
-        there the key is seen, and an export finds them."""
+        """Refuses a store with another encryption key. Like the service, lists the user in the owner index,
+        so that later checks of the key, and exports, find the memories."""
         from tealagents.bootstrap import check_key, record_store_of
 
         if not self._store_checked:
@@ -181,15 +181,15 @@ class Agent:
         return self.get_remote_thread() if self.config.thread.kind == "remote" else self.get_local_thread()
 
     def get_local_thread(self, messages: Sequence[Message] | None = None) -> LocalThread:
-        """A local thread, with what was said before. Every model client supports it."""
+        """A local thread, with these earlier messages, if any. Every model client supports it."""
         thread = LocalThread(messages or (), stores=self.message_stores)
         thread.fingerprint = self.fingerprint
         return thread
 
     def get_remote_thread(self, thread_id: str | None = None) -> RemoteThread:
-        """A conversation at the model service: a new one, or the one of this id (`resp_…`, `conv_…`).
+        """A conversation at the model service: a new one, or the one with this id (`resp_…`, `conv_…`).
 
-        `RemoteUnsupported` where the model's client keeps no conversations.
+        `RemoteUnsupported` if the model's client does not support remote conversations.
         """
         self._check_remote()
         thread = RemoteThread(thread_id, service=Conversations(self))
@@ -197,8 +197,8 @@ class Agent:
         return thread
 
     def open_thread(self, text: str | bytes, *, adopt: bool = False) -> AgentThread:
-        """The thread that `to_json` wrote. `ThreadMismatch` where this agent has used it with another
-        configuration, or another agent has; `adopt=True` opens it all the same."""
+        """The thread that `to_json` wrote. `ThreadMismatch` if it was used by another agent, or by this one
+        with another configuration; `adopt=True` opens it all the same."""
         thread = thread_of(decoded(text), stores=self.message_stores)
         if adopt:
             self.adopt(thread)
@@ -207,13 +207,13 @@ class Agent:
         return thread
 
     def adopt(self, thread: AgentThread) -> None:
-        """Makes the thread this agent's, as it is. Of a workflow: the main sub-thread and those that this
-        agent has used, with whatever configuration; adopt one of another agent by itself."""
+        """Makes an unchanged thread this agent's. Of a workflow, adopts the main sub-thread and those that
+        this agent has used, with any configuration; adopt another agent's sub-thread by itself."""
         for each in self._own(thread):
             each.fingerprint = self.fingerprint
 
     def _own(self, thread: AgentThread) -> list[AgentThread]:
-        """The thread; of a workflow its main sub-thread, and those that this agent has used."""
+        """The thread itself; of a workflow, its main sub-thread and those that this agent has used."""
         if not isinstance(thread, WorkflowThread):
             return [thread]
         return [
@@ -254,11 +254,11 @@ class Agent:
         return await Conversations(self).list_remote(thread.remote_id)
 
     def _main(self, workflow: WorkflowThread) -> AgentThread:
-        """The main sub-thread; where there is none yet, one of this agent's kind."""
+        """The main sub-thread; created, with the configured kind, if there is none yet."""
         return workflow.sub_threads.get(MAIN) or workflow.create_sub_thread(thread=self.new_thread())
 
     def _take_on(self, thread: AgentThread) -> None:
-        """Makes the thread this agent's. `ThreadMismatch` where it is another's."""
+        """Makes a new thread this agent's. `ThreadMismatch` if another configuration has used it."""
         if thread.fingerprint not in (None, self.fingerprint):
             raise ThreadMismatch(
                 f"The thread {thread.thread_id} was used by an agent with a different configuration from the "
@@ -287,12 +287,12 @@ class Agent:
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
     ) -> AgentAnswer:
-        """The agent's answer; on a thread it continues from there, without one it is forgotten.
+        """The agent's answer. It continues the thread; without a thread, nothing is kept.
 
-        `store` need not be given: the thread's kind decides where the conversation is kept, and what
-        contradicts it is refused, as is True without a thread. A request that fails leaves the thread as it
-        was: `RequestTimeout` is one that takes longer than `limits.request_timeout_seconds`. One that is
-        canceled while the tools are being closed has already answered: the answer is in the thread.
+        `store` can be left out: the thread's kind decides where the conversation is kept, and a contradicting
+        `store` is refused (`InvalidRequest`), as is True without a thread. A request that fails leaves the
+        thread unchanged, for example with `RequestTimeout` after `limits.request_timeout_seconds`. If it is
+        canceled while the tools are being closed, the answer is already in the thread.
         """
         answering = self._answering(message, thread, store, user_context, streamed=False)
         stream = AnswerStream(answering)
@@ -309,7 +309,7 @@ class Agent:
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
     ) -> AnswerStream:
-        """As `run`, while the answer is made. If the caller leaves early, the thread stays unchanged."""
+        """Like `run`, as a stream. If the caller stops reading early, the thread stays unchanged."""
         return AnswerStream(self._answering(message, thread, store, user_context, streamed=True))
 
     async def _answering(
@@ -348,7 +348,7 @@ class Agent:
 
 
 class Conversations:
-    """`RemoteConversations` by whatever client an agent has at the time."""
+    """`RemoteConversations` through the model client that the agent has when it is called."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -371,7 +371,7 @@ class Conversations:
 
 
 def _check(thread: object, user_context: object) -> None:
-    """`InvalidRequest` for what is no thread, and for what a message cannot be sent with."""
+    """`InvalidRequest` for a wrong `thread` or `user_context`."""
     if not isinstance(thread, AgentThread | None):
         what = type(thread).__name__
         raise InvalidRequest("thread", f"must be a thread, as agent.new_thread() makes one, not {what}")
@@ -382,7 +382,7 @@ def _check(thread: object, user_context: object) -> None:
 
 
 def _kind(thread: AgentThread, store: bool | None) -> Kind:
-    """The thread's kind decides where the conversation is kept; `store` may only say the same."""
+    """The thread's kind, deciding where the conversation is kept (`InvalidRequest` if `store` differs)."""
     kind: Kind = "remote" if isinstance(thread, RemoteThread) else "local"
     if store is not None and store != (kind == "remote"):
         raise InvalidRequest(
@@ -394,7 +394,7 @@ def _kind(thread: AgentThread, store: bool | None) -> Kind:
 
 
 def _check_taken(config: ServiceConfig) -> None:
-    """`ConfigError` for tasks and typed answers of the earlier platform, which only its service knows."""
+    """`ConfigError` for tasks and output types of the earlier platform, which only the service supports."""
     if not config.stateless:
         return
     from tealagents.config.skagents import EarlierConfig
@@ -405,7 +405,7 @@ def _check_taken(config: ServiceConfig) -> None:
         raise ConfigError([config.document.problem(key, why)])
 
 
-#: what of an agent's own section its answers depend on
+#: the keys of an agent's own section that affect its answers
 _FINGERPRINTED = {
     *("role", "model", "client", "system_prompt", "temperature", "max_tokens", "reasoning_effort"),
     *("plugins", "remote_plugins"),
@@ -413,9 +413,10 @@ _FINGERPRINTED = {
 
 
 def fingerprint_of(config: ServiceConfig) -> str:
-    """The agent's name, and a digest of what its answers depend on: model, instructions, tools, what it sees.
+    """The agent's name, and a digest of what affects its answers: model, instructions, tools, reducers and
+    the names of context providers.
 
-    Not where its servers are, or the options of context providers: these may hold keys, which change.
+    Addresses of servers and options of context providers are left out: they may hold keys, which change.
     """
     agent = config.agent
     parts: Json = {

@@ -1,4 +1,4 @@
-"""One message and its answer, on a thread of the library."""
+"""Answers one message on a thread of the library."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ from tealagents.threads.local import LocalThread
 from tealagents.threads.remote import RemoteThread
 from tealagents.threads.views import Part, newest_first, parts_of
 
-#: asked before a tool call that needs approval is made
+#: called before a tool call that needs approval; only True approves
 Approve = Callable[[ToolCall], bool | Awaitable[bool]]
 
 T = TypeVar("T")
@@ -76,12 +76,12 @@ class ThreadConversation:
 
     @cached_property
     def _parts(self) -> list[Part]:
-        """The same for all calls of the model: a part keeps its counts and its encoding."""
+        """The thread's parts, cached because each keeps its token counts and its encoding."""
         assert isinstance(self._thread, LocalThread)
         return self._thread.parts()
 
     def looked(self) -> None:
-        """All parts of a thread are at hand."""
+        """Nothing to do: all parts are in memory."""
 
     def memory(self, provider: str) -> Memory:
         thread_id = self._thread.thread_id
@@ -93,7 +93,7 @@ class ThreadRecorder(Recorder):
     """Keeps the steps for the answer."""
 
     def __init__(self, message: str | Sequence[Item], clock: Clock) -> None:
-        """`InvalidRequest` for what is no message."""
+        """`InvalidRequest` if `message` is not a valid message."""
         request_id = ids.random_id()
         said = message_of(request_id, "user", _items(message), clock.now())
         super().__init__(request_id, clock, said, TokenUsage())
@@ -105,7 +105,7 @@ class ThreadRecorder(Recorder):
 
 
 class TimeLeft:
-    """What is left of the time that a request may take. Who approves, or reads a stream, takes none of it."""
+    """The rest of a request's time limit. Waiting for an approval or for a reader does not count."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._limit = self._left = seconds
@@ -113,7 +113,7 @@ class TimeLeft:
 
     @asynccontextmanager
     async def spent(self) -> AsyncIterator[None]:
-        """`RequestTimeout` where the block takes longer than what is left."""
+        """Counts the time of the block; `RequestTimeout` if it takes longer than the rest."""
         started = self._clock.monotonic()
         try:
             async with asyncio.timeout(self._left) as deadline:
@@ -134,7 +134,7 @@ class TimeLeft:
 
 
 class Answering(Struct, frozen=True, kw_only=True):
-    """One message and its answer."""
+    """Answers one message."""
 
     agent: AgentSpec
     records: RecordStore
@@ -168,7 +168,7 @@ class Answering(Struct, frozen=True, kw_only=True):
                                 for update in _updates(event, calls):
                                     yield update
         except BaseException as error:
-            # also of a cancel, a stream that is not read to its end, and an `approve` that raised
+            # including a cancel, a stream that is not read to its end, and an error from `approve`
             if isinstance(self.thread, RemoteThread):
                 self.thread.left(loop.remote_id, *loop.left)
             await turn.failed(recorder.response, error)
@@ -209,13 +209,13 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
     async def _keep(self, last: turns.TurnDone, left: Sequence[str]) -> None:
-        """The thread takes in what is new, all of it at once, and marks the place."""
+        """Adds the new messages to the thread, all at once, and sets a checkpoint."""
         thread = self.thread
         await thread.on_new_messages(in_call_order(self.recorder.messages))
         if isinstance(thread, RemoteThread):
             thread.continued(last.remote_id)
             thread.left(*left)
-        counted = thread.context.get("turn", 0)  # with the rounds that others have added meanwhile
+        counted = thread.context.get("turn", 0)  # may include rounds that others have added meanwhile
         thread.context = last.context or {}
         if "turn" in thread.context:
             thread.context["turn"] = max(counted, thread.context["turn"])
@@ -224,8 +224,8 @@ class Answering(Struct, frozen=True, kw_only=True):
     # --- approvals -------------------------------------------------------------------------------
 
     async def _decided(self, needed: HumanNeeded) -> Resumption:
-        """The decisions on the calls that wait: `approve` is asked for each, in their order, but those to
-        which the user has to consent elsewhere."""
+        """Asks `approve` for each waiting call, in order. Calls that need the user's consent elsewhere are
+        rejected without asking."""
         approval = self._approval(needed)
         self.recorder.asked(approval)
         urls = {call_id: str(each["url"]) for call_id, each in needed.consents.items()}
@@ -247,8 +247,8 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
     async def _approves(self, call: ToolCall) -> bool:
-        """Whether a call that needs approval may be made. Without an `approve` to ask it may not, nor with an
-        answer other than True: "reject" is truthy as well."""
+        """Whether a call is approved: only if `approve` is given and returns exactly True, since a text such
+        as "reject" is truthy as well."""
         if self.approve is None:
             return False
         decided = self.approve(call)
@@ -270,7 +270,7 @@ class Answering(Struct, frozen=True, kw_only=True):
 
 
 def _why_not(call: ToolCall, consent_url: str | None) -> str:
-    """The result of a call that is not made, or not to its end."""
+    """The result, for the model, of a call that is not approved or not authorized."""
     if consent_url is None:
         return f"The call was not approved; {not_to_its_end(call)}"
     begun = f" The call {not_to_its_end(call).removeprefix('it ')}" if call.begun else ""
@@ -301,7 +301,7 @@ def _item(given: Item, where: str) -> Item:
 
 
 def _updates(event: Event, calls: dict[str, ToolCall]) -> list[Update]:
-    """What a stream of the library shows of an event; `calls` are those made so far."""
+    """The updates for an event; `calls` holds the calls so far, by id."""
     match event:
         case TextDelta():
             return [Update(text=event.text)]

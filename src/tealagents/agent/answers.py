@@ -1,4 +1,4 @@
-"""What an agent answers: whole, or as it is made."""
+"""An agent's answer: whole, or as a stream."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Self
@@ -9,21 +9,21 @@ from tealagents.domain.models import Json, Message, Step, TokenUsage, ToolCall
 
 
 class AgentAnswer(Struct, frozen=True, kw_only=True):
-    """What an agent has answered."""
+    """An agent's answer to one message."""
 
     text: str
-    #: what was said in answer, tool calls and results included; the user's message is not among them
+    #: all messages after the user's, including tool calls and their results
     messages: tuple[Message, ...]
-    #: of all calls of the model that it took
+    #: the tokens of all model calls
     usage: TokenUsage
     request_id: str
-    #: what the model was asked and what was done, in order
+    #: the trace: model calls, tool calls and approvals, in order
     steps: tuple[Step, ...]
     extra_data: Json
 
 
 class Update(Struct, frozen=True, kw_only=True):
-    """Something of an answer, as it is made: some text, or a tool call and its outcome."""
+    """A part of a streamed answer: some text, a tool call, or a tool call with its result."""
 
     text: str = ""
     tool_call: ToolCall | None = None
@@ -55,7 +55,7 @@ class AnswerStream:
         return update
 
     async def aclose(self) -> None:
-        """Gives the answer up; the thread stays as it was."""
+        """Abandons the answer; the thread stays unchanged."""
         await self._updates.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What an agent works with while it is open: clients of the model, tools, providers."""
+"""The resources of an open agent: model clients, tools, providers."""
 
 import asyncio
 import dataclasses
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
-    """The config, as it would be for the other kind of threads. Local ones of an agent that is configured for
-    remote ones are answered by the same API."""
+    """The config for threads of this kind. An agent that is configured for remote threads uses the same API
+    for local ones."""
     agent = config.agent
     if agent.client is None and config.thread.kind == "remote":
         agent = agent.model_copy(update={"client": "openai-responses"})
@@ -31,7 +31,7 @@ def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
 
 
 class LoopLock:
-    """A lock in each event loop: an agent may be used in one loop after another, as by `asyncio.run`."""
+    """A lock per event loop, since an agent may be used in one loop after another, as with `asyncio.run`."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,19 +45,19 @@ class LoopLock:
 
 
 class Shared(Generic[T]):
-    """What several users at once work with: opened by the first of them, closed by the last.
+    """A resource with several concurrent users: the first one opens it, the last one closes it.
 
-    All are in one event loop, which what is open belongs to; when it is closed, another may open it.
+    All users are in the event loop that the resource belongs to; once it is closed, another loop may open it.
     """
 
     def __init__(self, opening: Callable[[], AbstractAsyncContextManager[T]], *, stays: bool = False) -> None:
-        """`stays`: once it is open it is not closed."""
-        #: what it is while it is open
+        """`stays`: once opened, it is never closed."""
+        #: the resource; None while it is closed
         self.value: T | None = None
         self._opening = opening
         self._stays = stays
         self._users = 0
-        #: those that enter, use and leave it, and where
+        #: how many are entering, using or leaving it, and in which event loop
         self._busy = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._guard = threading.Lock()
@@ -65,7 +65,7 @@ class Shared(Generic[T]):
         self._stack = AsyncExitStack()
 
     def check_loop(self) -> None:
-        """`RuntimeError` where it is in use in another event loop."""
+        """`RuntimeError` if it is in use in another event loop."""
         if self._busy and self._loop is not asyncio.get_running_loop() and self._loop_runs():
             raise RuntimeError(
                 "An agent that is entered with `async with`, or has context providers, can be used in one "
@@ -91,7 +91,7 @@ class Shared(Generic[T]):
             raise
 
     async def leave(self) -> None:
-        self._users -= 1  # before anything is waited for: who is canceled there has left, too
+        self._users -= 1  # before any `await`, so that a canceled user has left, too
         try:
             async with self._changing():
                 if not self._users and not self._stays:
@@ -110,7 +110,7 @@ class Shared(Generic[T]):
 
 
 class Opened:
-    """What an agent works with while it is open."""
+    """The resources of an open agent."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Opened:
         self._agents: dict[Kind, AgentSpec] = {}
 
     async def agent(self, kind: Kind) -> AgentSpec:
-        """The agent as it serves a kind of thread; its model's client is opened when it is first needed."""
+        """The agent for one kind of thread; its model client is opened on first use."""
         if kind not in self._agents:
             from tealagents.bootstrap import agent_of, model_of
 
@@ -159,7 +159,7 @@ class Opened:
 async def opened(
     config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
-    """Everything open; `store` and `providers` are open already, where they are needed."""
+    """Opens the resources of an agent; `store` and `providers`, if needed, must be open already."""
     from tealagents.bootstrap import credential_of, record_store_of
     from tealagents.tooling import Tooling
 
