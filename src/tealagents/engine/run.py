@@ -73,15 +73,15 @@ class Run:
         self._recorder = TaskRecorder(writer, conversations.tasks.records.clock)
         self._turn: Turn | None = None
         self._stop: Stop | None = None
-        #: in which the turn is taken: stopping is letting it expire
+        #: the time limit of the turn; `stop` lets it expire at once
         self._scope: asyncio.Timeout | None = None
-        #: the turn is over, and its end is being written: it ends as it is
+        #: the turn is over and its end is settled, so a stop comes too late
         self._over = False
-        #: not another process, nor a call of `Tasks.end`
+        #: False if the end was written outside this run: by another process, or by `Tasks.end`
         self._ends_here = True
-        #: what the followers see
+        #: the events for followers
         self.stream = Publisher(conversations.tasks, writer)
-        #: the record as it was left: ended, paused, or ended by another process; or why that is not stored
+        #: the request's record once it has ended or paused; or the error that kept its end from being stored
         self.outcome: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
 
     # --- what others see -------------------------------------------------------------------------
@@ -143,25 +143,32 @@ class Run:
             await self._fail_last(error)
 
     async def _take_turn(self, resumption: Resumption | None) -> None:
-        """Takes the turn and stores its end. If the run was stopped before, there is no turn."""
+        """Takes the turn and stores its end."""
         try:
-            async with asyncio.timeout(self._time_left() if self._stop is None else 0) as scope:
-                self._scope = scope
-                if resumption is not None:
-                    await self.stream.take([*map(ToolCalled, resumption.approved)])
-                if self._stop is not None:
-                    await asyncio.sleep(3600)
-                last = await self._converse(resumption)
+            last = await self._turn_in_time(resumption)
         except TimeoutError:
-            self._over = True
-            if not scope.expired():
+            if self._scope is None or not self._scope.expired():
                 raise
             await self._stopped()
         except TealError as failure:
             await self._fail(failure)
         else:
-            self._over = True
             await (self._pause(last) if isinstance(last, Waits) else self._complete(last))
+
+    async def _turn_in_time(self, resumption: Resumption | None) -> TurnDone | Waits:
+        """Takes the turn under its time limit. `TimeoutError` if that expires, or the run is stopped.
+
+        If the run was stopped before, there is no turn.
+        """
+        try:
+            async with asyncio.timeout(self._time_left() if self._stop is None else 0) as self._scope:
+                if resumption is not None:
+                    await self.stream.take([*map(ToolCalled, resumption.approved)])
+                if self._stop is not None:
+                    await asyncio.sleep(3600)  # until the limit, which has expired, takes effect
+                return await self._converse(resumption)
+        finally:
+            self._over = True
 
     def _time_left(self) -> float:
         """Seconds left for this run. Time in the queue counts against the limit, time in a pause does not."""
@@ -297,7 +304,6 @@ class Run:
 
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
         """Stores that the request ended without an answer; context providers are given `error`."""
-        self._over = True
         since = self._recorder.since
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))
