@@ -1,18 +1,18 @@
-"""The lock on a partition of the file store: one commit has it, or any number of reads.
+"""The lock on a partition of the file store, held by one commit or by any number of reads.
 
-It is tried and never waited for: `files` waits between tries. So a process that is stopped while it holds one
-costs the others no thread.
+Attempts to get it never block: `files` pauses between tries. So a process that is stopped while it holds the
+lock occupies no threads of other processes.
 
-Reads that overlap would keep a commit out for ever, and commits in a row a read. So there is a gate before
-the lock. An operation that finds the lock taken takes the gate (a commit alone, a read with other reads),
-keeps it until it has the lock, and marks the lock: an operation that finds the mark goes through the gate as
-well, behind those that wait. Where none waits the gate costs nothing: the mark is a bit in the mode of the
-lock's file, whose size is asked for in any case.
+Overlapping reads could keep a commit waiting for ever, and successive commits a read. So there is a gate in
+front of the lock. An operation that finds the lock taken takes the gate (a commit alone, a read with other
+reads), keeps it until it has the lock, and marks the lock. An operation that finds the mark goes through the
+gate as well, after those that wait there. While none waits, the gate costs nothing: the mark is a bit in the
+mode of the lock's file, which has to be read for the file's size in any case.
 
-The gate is a lock on the partition's folder. A process that dies leaves no lock, but perhaps the mark: the
-next operation that goes through the gate removes it.
+The gate is a lock on the partition's folder. A process that dies releases its locks, but may leave the mark:
+the next operation that goes through the gate removes it.
 
-Only the owner of the lock's file may mark it. A process of another user, as after a change of the service's
+Only the owner of the lock's file can mark it. A process of another user, as after a change of the service's
 user, waits at the gate without a mark: the lock works as before, but later operations may overtake it.
 """
 
@@ -21,7 +21,7 @@ import os
 import stat
 from contextlib import suppress
 
-#: in the mode of the lock's file: an operation waits at the gate
+#: the bit in the mode of the lock's file that means that an operation waits at the gate
 _MARK = stat.S_IXUSR
 
 
@@ -30,30 +30,30 @@ class Locked(Exception):
 
 
 class PartitionLock:
-    """One operation's attempt to get a partition's lock, in as many tries as it takes."""
+    """One operation's attempt to get a partition's lock. Failed tries raise `Locked` and may be repeated."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._tried = False
         self._gate: int | None = None
-        #: it holds the gate, and gets the lock before those that wait for the gate
+        #: whether it holds the gate, so that it gets the lock before operations that wait for the gate
         self.is_next = False
 
     def shared(self, file: int) -> int:
-        """Takes it for a read, until `file` is closed; the file's size. `Locked`, at once, if it is taken."""
+        """Takes the lock for a read, until the lock's `file` is closed. Returns the file's size."""
         return self._take(file, fcntl.LOCK_SH)
 
     def exclusive(self, file: int) -> int:
-        """Takes it for a commit, as `shared` does for a read."""
+        """Takes the lock for a commit, until the lock's `file` is closed. Returns the file's size."""
         return self._take(file, fcntl.LOCK_EX)
 
     def upgraded(self, file: int) -> int:
-        """Makes the shared lock exclusive; the file's size by then. With `Locked` it is lost."""
+        """Makes the shared lock exclusive. Returns the file's size by then. If it raises, no lock is held."""
         _lock(file, fcntl.LOCK_EX)
         return os.fstat(file).st_size
 
     def leave(self) -> None:
-        """Leaves the gate: to be called after the last try, unless the first one got the lock."""
+        """Leaves the gate. Must be called after the last try, unless the first one got the lock."""
         if self._gate is not None:
             os.close(self._gate)
             self._gate, self.is_next = None, False
@@ -80,7 +80,7 @@ class PartitionLock:
 
 
 def _set_mode(file: int, mode: int) -> None:
-    with suppress(PermissionError):  # it is another user's
+    with suppress(PermissionError):  # the file belongs to another user
         os.fchmod(file, stat.S_IMODE(mode))
 
 
