@@ -88,7 +88,7 @@ class Approvals:
             record = (await self._tasks.request(partition, request_id)).value
             if not record.approvals and partition != self._records.partition(caller.user):
                 raise anothers(keys.request, request_id)
-            stored = await self._meant(partition, record, command)
+            stored = await self._pause_meant(partition, record, command)
             if stored.value.is_closed_to(caller.user):
                 raise anothers(keys.request, request_id)
             wanted = self._wanted(stored.value, caller.user, command)
@@ -132,7 +132,7 @@ class Approvals:
 
     # --- which pause -----------------------------------------------------------------------------
 
-    async def _meant(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
+    async def _pause_meant(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
         """The pause that a decision is about.
 
         It is found by its id, or else by the calls that the decision names; a bare action means the

@@ -321,27 +321,27 @@ class _Reply(Struct):
                 if self.half is None and storable(event.text) is event.text:
                     deltas.append(event)
                 else:
-                    deltas += self._put_together(event)
+                    deltas += self._joined(event)
             else:
-                deltas += self._left_alone()
+                deltas += self._lone_half()
                 self.done = event
         for delta in deltas:
             self.text.append(delta.text)
             self.refusal = self.refusal or delta.refusal
         return deltas
 
-    def _put_together(self, event: TextDelta) -> Iterator[TextDelta]:
+    def _joined(self, event: TextDelta) -> Iterator[TextDelta]:
         """The delta, joined with the half before it, and without a half at its own end."""
         text = event.text
         if self.half is not None and self.half.refusal == event.refusal:
             text, self.half = self.half.text + text, None
-        yield from self._left_alone()
+        yield from self._lone_half()
         if "\ud800" <= text[-1:] <= "\udbff":
             text, self.half = text[:-1], TextDelta(text[-1], event.refusal)
         if text:
             yield TextDelta(storable(text), event.refusal)
 
-    def _left_alone(self) -> Iterator[TextDelta]:
+    def _lone_half(self) -> Iterator[TextDelta]:
         """The kept half, made storable by itself: its other half does not follow."""
         if self.half is not None:
             yield TextDelta(storable(self.half.text), self.half.refusal)
@@ -367,7 +367,7 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
         role="assistant",
         created_at=state.clock.now(),
         items=(Item("text", said),) if said or not done.tool_calls else (),
-        tool_calls=_told_apart(done.tool_calls, state),
+        tool_calls=_with_unique_ids(done.tool_calls, state),
         native=storable(done.native) if done.tool_calls and len(done.native) <= LONGEST_NATIVE else "",
     )
     return Answered(
@@ -381,7 +381,7 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
     )
 
 
-def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
+def _with_unique_ids(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
     """The calls with their plugins, and with ids that are short and unique within the request."""
     if not calls:
         return ()
@@ -389,7 +389,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
     unique = []
     for call in calls:
         native = storable(call.id)
-        given = _short(native)
+        given = _shown_id(native)
         name = given
         while name in known:
             known[given] += 1
@@ -413,7 +413,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
     return tuple(unique)
 
 
-def _short(native_id: str) -> str:
+def _shown_id(native_id: str) -> str:
     """The id of a call for clients and decisions: the model service's own, unless that is too long."""
     if len(native_id) > LONGEST_NAME:
         return "call_" + hashlib.sha256(native_id.encode()).hexdigest()[:24]

@@ -197,24 +197,24 @@ class Run:
         If the answer is not streamed, it is only in the end: text is held back, and published only if another
         event follows it, such as a tool call, or the turn fails.
         """
-        unsaid: list[str] = []
+        held: list[str] = []
         try:
             async for happened in events:
                 if isinstance(happened, TurnDone):
-                    unsaid.clear()
+                    held.clear()
                 if not isinstance(happened, tuple):
                     return happened
                 if not self._streamed and isinstance(happened[0], TextDelta):
-                    unsaid += [each.text for each in happened if isinstance(each, TextDelta)]
+                    held += [each.text for each in happened if isinstance(each, TextDelta)]
                     continue
-                self._say(unsaid)
+                self._publish_held(held)
                 await self.stream.take(happened)
         finally:
-            self._say(unsaid)
+            self._publish_held(held)
         raise RuntimeError("a turn ends with an answer or a pause")
 
-    def _say(self, texts: list[str]) -> None:
-        """Publishes text that was held back, if any."""
+    def _publish_held(self, texts: list[str]) -> None:
+        """Publishes text that was held back, if any, and empties the list."""
         if texts:
             self.stream.publish(TextDelta("".join(texts)))
             texts.clear()

@@ -331,7 +331,7 @@ class Toolbox:
         started = time.perf_counter()
         is_error = unknown = False
         try:
-            tool = await self._meant(call, context)
+            tool = await self._tool_of(call, context)
             if tool is not None and call.pinned not in ("", digest_of_tool(tool.spec)):
                 return Deferred(call, None, changed=True)
             output = await self._attempt(tool, call, context)
@@ -345,7 +345,7 @@ class Toolbox:
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return ToolOutput(call, storable(output), is_error, duration_ms, unknown)
 
-    async def _meant(self, call: ToolCall, context: CallContext) -> Tool | None:
+    async def _tool_of(self, call: ToolCall, context: CallContext) -> Tool | None:
         """The tool of a call. For an approved call, an `Unlisted` tool is listed first, so that it can be
         compared with the one that was shown."""
         tool = self.find(call.tool)

@@ -176,9 +176,9 @@ class Lease:
         """
         began = self._records.clock.monotonic()
         longer = 2 ** min(failures, 3)
-        patience = max(LEAST_BEAT_SECONDS, self.seconds / 5) * longer if self.held else self.seconds
+        limit = max(LEAST_BEAT_SECONDS, self.seconds / 5) * longer if self.held else self.seconds
         try:
-            async with asyncio.timeout(min(patience, self.seconds)):
+            async with asyncio.timeout(min(limit, self.seconds)):
                 if self.held:
                     await self._keep()
                 else:
