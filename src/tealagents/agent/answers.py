@@ -17,7 +17,7 @@ class AgentAnswer(Struct, frozen=True, kw_only=True):
     #: the tokens of all model calls
     usage: TokenUsage
     request_id: str
-    #: the trace: model calls, tool calls and approvals, in order
+    #: the execution trace, in order
     steps: tuple[Step, ...]
     extra_data: Json
 

@@ -39,7 +39,7 @@ def check_encodable(text: str, field: str) -> None:
 
 
 def check_user_id(value: object, field: str, *, empty: bool = False) -> None:
-    """`InvalidRequest` for a part of a user's id (tenant or object id) that cannot be part of a key."""
+    """`InvalidRequest` unless a tenant or object id can be stored as it is. With `empty`, it may be empty."""
     if not isinstance(value, str) or storable(value) != value:
         raise InvalidRequest(field, "must be text without NUL and lone surrogates")
     if not (value or empty):
