@@ -53,6 +53,30 @@ def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, ser
     expect(ada.text("Files-delete said: first.txt is deleted")).to_be_visible()
 
 
+def test_what_cannot_be_sent_yet_is_still_there_after_a_look_elsewhere(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """One field is invalid: the others keep what was written, and the unedited call cannot be approved."""
+    talk(service, 'call Files-rotate {"path": "first log", "keep": 3}', user="kay")
+    kay = tabs.signed_in(f"{service.url}/console/", "kay").open("approvals")
+    card = kay.page.locator(".card")
+    card.get_by_role("button", name="Edit the arguments").click()
+    card.get_by_label("path required").fill("second log")
+    card.get_by_role("textbox", name="keep").fill("")
+    for reload in (False, True):
+        kay.open("new")
+        expect(card).to_have_count(0)
+        if reload:
+            kay.page.reload()
+        kay.open("approvals")
+        expect(card.get_by_label("path required")).to_have_value("second log")
+        expect(card.get_by_text("This is not a number.")).to_be_visible()
+        expect(card.get_by_role("button", name="Approve")).to_be_disabled()
+    card.get_by_role("textbox", name="keep").fill("4")
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("second log 4 move False")
+
+
 def test_an_approver_whose_connection_broke_sees_the_outcome(tabs: Tabs, service: ServiceThread) -> None:
     """They may not follow another user's request, and what they decided stays decided."""
     talk(service, 'call Files-delete {"path": "broke.txt"}')

@@ -4,7 +4,7 @@ import {serviceTime, useApp} from "./context.js";
 import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
 import {Growing} from "./composer.js";
 import {asObject, duration, longTime} from "./format.js";
-import {Fields} from "./fields.js";
+import {collected, Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, readable} from "./text.js";
@@ -15,8 +15,8 @@ import {Back, Empty, Guard, Icon, inView, Loading, Problem, Status, Time, Words}
 const sending = new Shared();
 
 /**
- * A pause to decide, or what was decided of it. `onTaken` is given where the outcome is shown by another, and called
- * with the pause's id once the service has the decision; `onDecided` is called once the outcome is known.
+ * A pause to decide, or its decisions. `onTaken` is given where another part shows the outcome, and called with the
+ * pause's id once the service has the decision; `onDecided` is called once the outcome is known.
  */
 export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
   /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
@@ -59,7 +59,7 @@ function Countdown({until}) {
   </time>`;
 }
 
-/** Where the user first has to allow something; only addresses of the web are links. */
+/** Only addresses of the web are links. */
 function Authorizations({of}) {
   if (!of?.length) return null;
   return html`
@@ -96,7 +96,7 @@ function ShownCall({call, decision, sent}) {
 
 const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 
-/** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
+/** `{action, drafts}` of each call, by its id; what was not touched follows the button that is pressed. */
 function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const {client, patient, drafts, ended, notify} = useApp();
   const {reload: readInbox} = useInbox();
@@ -107,18 +107,15 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   useEffect(() => () => left.current.abort(), []);
   const several = pause.tool_calls.length > 1;
   /** Arguments that cannot be sent are of calls that would run; nothing is decided of what no longer waits. */
-  const unfit = (action) => isOver(error) || Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
+  const unfit = (action) => isOver(error) || Object.values(choices).some((choice) => editedIn(choice) instanceof Error && (choice.action ?? action) === "approve");
   const write = (change) => {
     const written = {choices, reason, ...change};
-    drafts.set(draft, JSON.stringify(written, (_, value) => (value instanceof Error ? undefined : value)));
+    drafts.set(draft, JSON.stringify(written));
     setWritten(written);
   };
   const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
-  const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.edited));
-  /**
-   * The calls with the schemas of their arguments, read once they are needed. Without them the form follows the values;
-   * what is wrong with the pause is said when it is decided.
-   */
+  const [editing, setEditing] = useState(() => Object.values(choices).some((choice) => choice.drafts));
+  /** Schemas are read once they are needed; without them the form follows the values. */
   const look = async (signal) => editing && client.approval(pause, {signal}).catch(() => ({}));
   const {data: shown} = useRead(look, [client, editing]);
   const schemas = shown && new Map(shown.tool_calls?.map(({id, parameters}) => [id, parameters]));
@@ -202,19 +199,20 @@ function decisions(choices, action) {
   return decided.length ? decided : undefined;
 }
 
-const decisionOf = ({action: own, edited} = {}, action) => ({
-  action: own ?? action,
-  arguments: (own ?? action) === "approve" ? edited : undefined,
-});
+const editedIn = ({drafts}) => drafts && collected(drafts);
+
+const decisionOf = (choice = {}, given) => {
+  const {action = given} = choice;
+  return {action, arguments: action === "approve" ? editedIn(choice) : undefined};
+};
 
 /** outcomes that are followed at once: each holds a connection, as in live.js */
 const MOST_FOLLOWED = 3;
 let followed = 0;
 
 /**
- * Sends a decision, also after its view is `left`, until the session has `ended`. Then, if it `follows` the request,
- * it waits for the outcome while the view is there. `onTaken` is called once the service has the decision, `onDelay`
- * whenever it is sent again.
+ * Sends a decision, also after its view is `left`, until the session has `ended`; if it `follows` the request, it waits
+ * for the outcome while the view is there. `onDelay` is called whenever the decision is sent again.
  */
 async function outcomeOf(client, pause, decision, {left, ended, follows, onTaken, onDelay}) {
   const reading = new AbortController();
@@ -260,7 +258,7 @@ function Outcome({outcome}) {
 
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   // it may have been edited before a decision that failed, or before the page was left
-  const [editing, setEditing] = useState(choice.edited !== undefined);
+  const [editing, setEditing] = useState(choice.drafts !== undefined);
   const place = useRef(null);
   const opened = useRef(null);
   const isForm = editing && Boolean(schemas);
@@ -270,6 +268,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
     opened.current = null;
   }, [isForm]);
   const name = nameOf(call);
+  const edited = editedIn(choice);
   // what is no object is decided as it is
   const given = useMemo(() => (call.plugin_name ? asObject(call.arguments || "{}") : null), [call.arguments]);
   const edit = () => {
@@ -279,14 +278,14 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   };
   const stop = () => {
     setEditing(false);
-    onChange({edited: undefined});
+    onChange({drafts: undefined});
   };
   return html`
     <fieldset class="shown-call" ref=${place}>
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
       ${isForm
-        ? html`<${Fields} value=${choice.edited ?? given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
-        : html`<${Json} value=${choice.edited ?? call.arguments} />`}
+        ? html`<${Fields} value=${given} drafts=${choice.drafts} schema=${schemas.get(call.id)} onChange=${(drafts) => onChange({drafts})} />`
+        : !(edited instanceof Error) && html`<${Json} value=${edited ?? call.arguments} />`}
       <div class="row">
         ${given !== null &&
         html`<button class="quiet" onClick=${editing ? stop : edit}>

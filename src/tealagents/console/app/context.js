@@ -27,8 +27,8 @@ export function setTime(headers) {
 export const serviceTime = () => Date.now() + ahead;
 
 /**
- * Wraps what a button does: a second click while it is done does nothing. Why it failed is shown as a notice, or given
- * to `onFailure`, which gets null when it is tried again: a dialog lies over the notices.
+ * Wraps what a button does: a second click meanwhile does nothing. A failure is shown as a notice, or, as a dialog lies
+ * over those, given to `onFailure`, and null when it is tried again.
  */
 export function useAttempt(onFailure) {
   const {notify} = useApp();

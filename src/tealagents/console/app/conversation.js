@@ -103,7 +103,7 @@ export function Conversation({task, foreign, reload, left}) {
 
 const requestOf = (turn) => turn.requestId;
 
-/** A message that waits for its turn; its text is known where it was sent. */
+/** The text is known where it was sent. */
 function Waiting({message, onCancel}) {
   return html`<section class="turn">
     ${message && html`<${UserMessage} message=${message} />`}

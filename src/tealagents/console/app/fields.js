@@ -1,16 +1,16 @@
 /**
- * A form for the arguments of a call, made from the schema of its tool, or else from the values. It gives an object, or
- * an Error while a value is wrong.
+ * A form for the arguments of a call, made from the schema of its tool, or else from the values. It gives the drafts of
+ * its fields: texts, which stay what they are while a value is wrong.
  */
 import {html, useId, useLayoutEffect, useRef, useState} from "./html.js";
 import {Growing} from "./composer.js";
 import {exactJson} from "./format.js";
 import {escapedJson, exact, readable, Unseen} from "./text.js";
 
-export function Fields({value, schema, onChange}) {
+export function Fields({value, drafts: written, schema, onChange}) {
   const known = propertiesOf(schema);
   const required = new Set(schema?.required ?? []);
-  const [drafts, setDrafts] = useState(() => begun(value, known, required));
+  const drafts = written ?? begun(value, known, required);
   const box = useRef(null);
   /** what was added or left out, or its button, gets the focus */
   const moved = useRef();
@@ -23,10 +23,9 @@ export function Fields({value, schema, onChange}) {
   useLayoutEffect(() => box.current.querySelectorAll("textarea").forEach((field) => field.setSelectionRange(0, 0)), []);
   const put = (changed, name) => {
     moved.current = name;
-    setDrafts(changed);
-    onChange(collected(changed));
+    onChange(changed);
   };
-  const set = (name, text) => put(drafts.map((draft) => (draft.name === name ? {...draft, text} : draft)));
+  const set = (name, text) => put(drafts.map((draft) => (draft.name === name ? {...draft, text, touched: true} : draft)));
   const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, draftOf(name, undefined, known[name])], name);
   const absent = Object.keys(known).filter((name) => !drafts.some((draft) => draft.name === name));
   return html`
@@ -58,12 +57,11 @@ function Field({draft, required, onInput, onRemove}) {
   const id = useId();
   const {name, kind, about} = draft;
   /** what is empty is not wrong before one has left it */
-  const [touched, setTouched] = useState(draft.text !== "");
+  const [left, setLeft] = useState(draft.touched);
   const error = read(draft);
-  const wrong = touched && error instanceof Error;
-  const touch = () => setTouched(true);
+  const wrong = (left || draft.text !== "") && error instanceof Error;
   return html`
-    <div class="field" onInput=${touch} onFocusOut=${touch}>
+    <div class="field" onFocusOut=${() => setLeft(true)}>
       <label for=${id}>${exact(name)} <span class="muted">${kind === "json" && "JSON "}${required && "required"}</span></label>
       <${Input} id=${id} draft=${draft} wrong=${wrong} about=${`${id}-unseen ${id}-about ${id}-wrong`} onInput=${onInput} />
       ${!required && html`<button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>`}
@@ -163,7 +161,8 @@ function numberIn(text, kind) {
   }
 }
 
-function collected(drafts) {
+/** The arguments that drafts say, or an Error while one of them is wrong. */
+export function collected(drafts) {
   const entries = drafts.map((draft) => [draft.name, read(draft)]);
   return entries.find(([, value]) => value instanceof Error)?.[1] ?? Object.fromEntries(entries);
 }

@@ -1,10 +1,8 @@
-/**
- * Where the keyboard goes when what had it is taken away, such as a form that was sent: browsers begin at the top again.
- */
+/** Where the focus goes when what had it is taken away, such as a form that was sent. */
 export function keepFocus() {
   /** what has the focus, and what it is within, from the inside out */
   let trail = [];
-  /** what had it when its part of the page was hidden, which may come back: on a phone the list, and a conversation */
+  /** what had it when its part of the page was hidden: on a phone the list, or a conversation */
   let hidden = null;
   document.addEventListener("focusin", (event) => (trail = event.composedPath().slice(0, -2))); // up to the root
   // who points elsewhere has left it

@@ -1,7 +1,4 @@
-/**
- * A request while it runs: its events from the first one on, through pauses and lost connections, so that every page
- * shows the same.
- */
+/** A request while it runs: its events from the first one on, through pauses and lost connections. */
 import {useEffect, useRef, useState} from "./html.js";
 import {sleep} from "../vendor/client.js";
 
@@ -12,8 +9,7 @@ export const ran = new Map();
 const MOST_RAN = 999;
 
 /**
- * What a request has said so far, as parts: `{type: "text", text}` and
- * `{type: "call", id, tool, arguments, result}`.
+ * What a request has said so far, as parts.
  *
  * A browser has six connections to a service of HTTP/1.1, for all its tabs, and a stream holds one of them. So there is
  * none while the page is hidden, or while the request is known to wait at the pause `waitsAt` that is shown.
@@ -92,7 +88,7 @@ async function follow(client, requestId, view, signal) {
 class Gathered {
   #state;
   #frame = 0;
-  /** the last event of the request's log that was taken */
+  /** the last event that was taken */
   after = 0;
 
   constructor(requestId, signal, show) {

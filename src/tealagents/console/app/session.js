@@ -1,8 +1,7 @@
 /**
- * Who is signed in. The proof stays in this tab, in memory and session storage, never in an address; so does what was
- * not sent.
+ * Who is signed in. The proof stays in this tab, never in an address; so does what was not sent.
  *
- * A session is `{me, label, token}`; `token` is the client's: a text, or a function that gives one, or null for now.
+ * A session is `{me, label, token}`; `token` is a text, or a function that gives one, or null for now.
  */
 const KEPT = "tealagents.console.session";
 
@@ -13,7 +12,7 @@ const DRAFT = "tealagents.console.draft ";
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;
 
-/** By a name, for the provider `mock`, or a token from elsewhere, for those that this page cannot sign in with. */
+/** By a name, for the provider `mock`, or by a token from elsewhere. */
 export function signIn(session) {
   sessionStorage.setItem(KEPT, JSON.stringify(session));
   return made(session);

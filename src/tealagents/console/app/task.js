@@ -172,7 +172,7 @@ function Details({task, foreign, reload}) {
   `;
 }
 
-/** The whole of it as JSON; what is left out of it is removed. Only what was changed is sent. */
+/** As JSON; what is left out is removed. Only changes are sent. */
 function Metadata({task, reload}) {
   const {client, notify, drafts} = useApp();
   const draft = `metadata:${task.task_id}`;
@@ -207,7 +207,7 @@ function Metadata({task, reload}) {
 
 const lines = (metadata) => escapedJson(JSON.stringify(metadata, null, 2) ?? "");
 
-/** New values, and null for what is gone; of an object that stays one, in the same way, what is in it. */
+/** New values, and null for what is gone; likewise within objects. */
 const changes = (before, wanted) =>
   Object.fromEntries(
     Object.keys({...before, ...wanted})

@@ -1,4 +1,4 @@
-/** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
+/** Time travel: the tree of requests, and the comparison of two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, turnsOf, useMessages, usePages, useRead} from "./data.js";
@@ -184,7 +184,7 @@ function wordsOf(turn) {
   return {text: first ? textIn(first.items) : "", answer: textOf(turn.parts)};
 }
 
-/** The nodes in the order in which they were completed. An imported document may name any parent, even itself. */
+/** In the order of their completion. An imported document may name any parent, even itself. */
 function finished(checkpoints, said) {
   const current = checkpoints.find((checkpoint) => checkpoint.current)?.checkpoint_id;
   const parents = new Map(checkpoints.map(({checkpoint_id, parent_id}) => [checkpoint_id, parent_id]));

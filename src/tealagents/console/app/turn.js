@@ -1,4 +1,4 @@
-/** One request in a conversation: its message, its steps, its answer, and how it ended. */
+/** One request in a conversation. */
 import {html, useRef} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {useDecisions, useRead} from "./data.js";
@@ -112,9 +112,7 @@ function AnswerFooter({turn, task}) {
 
 const OVER = ["Completed", "Failed", "Canceled"];
 
-/**
- * How a request ended, and what there was of an answer, if its messages lack it: looked up once it can be seen.
- */
+/** How a request ended, and its answer, if its messages lack it: looked up once it can be seen. */
 function Ending({requestId, answered, task, place}) {
   const {client, requests} = useApp();
   const look = async (signal) => {
@@ -140,7 +138,6 @@ const CUT = new Map([
   ["content_filter", "The answer was stopped by the model service's content filter."],
 ]);
 
-/** An answer that ended before its end looks as any other does: it is said. */
 export function Cut({content}) {
   const why = CUT.get(content?.extra_data?.finish_reason);
   return why && html`<div class="ended" role="status"><${Icon} name="warn" /><p>${why}</p></div>`;
