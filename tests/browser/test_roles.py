@@ -102,6 +102,30 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
         expect(card.get_by_role("button", name=name)).to_be_disabled()
 
 
+def test_a_decision_that_came_too_late_is_known_after_its_card_has_changed(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """The card shows the other decision at once; a notice says that this one changed nothing."""
+    of_carol = _paused(service, "carol", "slower.txt")
+    carol = tabs.signed_in(_console(service), "carol")
+    carol.expected = {409}
+
+    def second(route: Route) -> None:
+        with service.client("carol") as client:
+            rejected = client.post(f"/requests/{of_carol['request_id']}/resume", json={"action": "reject"})
+            rejected.raise_for_status()
+        route.continue_()
+
+    carol.page.route("**/resume**", second)
+    carol.open("approvals")
+    card = carol.page.locator(".card", has_text="slower.txt")
+    card.get_by_role("button", name="Approve").click()
+    expect(card).to_contain_text("Decided by carol")
+    expect(card.locator(".status")).to_have_text("Rejected")
+    notice = carol.page.locator(".notice", has_text="This has already been decided")
+    expect(notice).to_contain_text("Another decision came first")
+
+
 def test_in_a_conversation_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
     """The outcome of the other one takes the place of the pause, and with it of what is wrong."""
     pause = _paused(service, "ada", "too late.txt")

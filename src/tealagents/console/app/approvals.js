@@ -143,8 +143,8 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
       if (onTaken) return;
     } catch (failure) {
       if (!taken) share();
-      // a conversation shows the outcome in the place of what is wrong
-      if (failure.name !== "AbortError" && (signal.aborted || (onTaken && isOver(failure)))) notify(html`<${Words} error=${failure} />`);
+      // the outcome takes the place of what is wrong
+      if (failure.name !== "AbortError" && (signal.aborted || isOver(failure))) notify(html`<${Words} error=${failure} />`);
       if (signal.aborted) return;
       setOutcome(null);
       setError(failure);
