@@ -172,7 +172,7 @@ class Tasks:
     def present(
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
-        """A request, its task settled first (`settle`). `NotFound` if the request or its task is gone."""
+        """The head; `NotFound` if it or its session is deleted, or the task is past its `expires_at`."""
         gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
