@@ -8,7 +8,7 @@ from tealagents.state.records import RecordStore
 
 
 class SecretStore:
-    """One text for each user and server, in the user's partition. Implements `tools.oauth.Secrets`."""
+    """One text per user and server, in the user's partition. Implements `tools.oauth_pending.Secrets`."""
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records

@@ -1,11 +1,11 @@
-"""A user's own authorization at another service: OAuth 2.1 with PKCE, by way of the user's browser.
+"""A user's own authorization at another service: OAuth 2.1 with PKCE, through the user's browser.
 
 A tool that lacks the user's token raises the `NeedsAuthorization` that `Consents.ask` makes. The user visits
 its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
 code to `Consents.complete`. The next call of the tool finds the token in `Consents.tokens`.
 
-What is kept: access tokens in memory; refresh tokens, and what is needed to complete a pending
-authorization on another replica or after a restart, only in a `Secrets`, if there is one.
+Access tokens are kept in memory. Refresh tokens, and pending authorizations that another replica may complete
+or that must survive a restart, are kept only in a `Secrets`, if there is one.
 
 Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
 exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9700
@@ -47,16 +47,16 @@ from tealagents.tools.oauth_tokens import Tokens, owner_key
 
 logger = logging.getLogger(__name__)
 
-#: characters that are shown of why an authorization server refused
+#: characters of an authorization server's error that are shown to the user
 MAX_REASON = 500
 
 
 class Consents:
-    """Asks users to consent, and takes what their browsers bring back; `tokens` keeps what they granted.
+    """Asks users to consent and handles the callbacks; `tokens` keeps the tokens that users granted.
 
-    `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it. Where it is None, a
-    call that has to ask fails, and says `without_url`: what the operator can do about it. With
-    `own_callbacks`, authorization servers that only a tool server names send browsers to a URL of their own.
+    `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it. If it is None, a call
+    that has to ask the user fails, and its error ends with `without_url`: what the operator can do about it.
+    With `own_callbacks`, authorization servers that the config does not name get callback URLs of their own.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Consents:
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._without_url = without_url
-        #: whether a user's request may still need what it asked for; None: all do
+        #: given a user's key and a request id: whether the request still waits for consent; None: all do
         self.still_asks: Callable[[str, str], Awaitable[bool]] | None = None
         self._secrets = secrets
         self._pending = PendingConsents(secrets, now, pending_seconds)
         self._registrations = Registrations(callback_url, now, own_callbacks=own_callbacks)
         self.tokens = Tokens(secrets, self._registrations, now)
-        #: one link at a time for a user, a server and a request
+        #: so that one link at a time is made for a user, a server and a request
         self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(
@@ -84,9 +84,9 @@ class Consents:
     ) -> NeedsAuthorization:
         """The exception that asks the owner to consent, with a URL made for this owner and request.
 
-        The same URL again while it can be used: a round of several calls asks once. Raises
-        `ToolFailed` where no one can be asked, `NeedsOwner` where another user runs the call: a
-        visit of the link by that user would authorize this service as the owner.
+        While that URL can be used, the next call gets the same one: a round of several calls asks once.
+        Raises `ToolFailed` if the user cannot be asked, and `NeedsOwner` if another user runs the call: if
+        that user opened the link, the owner's token would be for that user's account.
         """
         context.require_owner()
         challenge = challenge or Challenge()
@@ -98,7 +98,8 @@ class Consents:
                 f"the user could be sent back to. {self._without_url}".rstrip()
             )
         if challenge.scopes:
-            # the challenge names what one call needs (RFC 6750, 3.1), and the new token has to do for all
+            # the challenge names the scopes of one call (RFC 6750, section 3.1); the new token must keep
+            # those that are granted already
             scopes = (*self.tokens.granted_scopes(user_key, server.key), *challenge.scopes)
             challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
         async with self._locks.setdefault(link, asyncio.Lock()):
@@ -149,14 +150,14 @@ class Consents:
         return state, pending, url
 
     async def complete(self, state: str, code: str, *, iss: str | None = None, server: str = "") -> str:
-        """Turns the code that the browser brought back into the owner's token.
+        """Exchanges the code of a callback for the owner's token; returns the name of the authorized server.
 
-        Returns the name of the server it is for. A state can be used once. `iss` and `server` are the
-        callback's parameters of these names, if it has them. Raises `InvalidRequest` or, where the store
-        stays away, `PersistenceUnavailable`; both say what to do.
+        A state can be used once. `iss` and `server` are the callback's parameters of these names, if it has
+        them. Raises `InvalidRequest` or, if the store stays unavailable, `PersistenceUnavailable`; both say
+        what to do.
         """
         asked = await self._pending.known(state, iss, server)
-        try:  # before it is used up: the store may be away
+        try:  # check before using up the state, so that the link still works if the store is unavailable
             if asked is not None:
                 await self._check_wanted(asked)
         except InvalidRequest:
@@ -187,7 +188,8 @@ class Consents:
         return pending.server_name
 
     async def _check_wanted(self, pending: PendingConsent) -> None:
-        """Refuses what would grant something that no request waits for, or replace what the user granted."""
+        """Raises `InvalidRequest` if no request waits for this consent, or if it would replace a newer
+        one."""
         name, asked = pending.server_name, (pending.user_key, pending.request_id)
         if self.still_asks is not None and not await self.still_asks(*asked):
             raise InvalidRequest(
@@ -205,9 +207,10 @@ class Consents:
     async def refuse(
         self, state: str, error: str, description: str, *, iss: str | None = None, server: str = ""
     ) -> str:
-        """The browser came back with an error in place of a code. The state is used up.
+        """Handles a callback with an error in place of a code; the state is used up.
 
-        Returns what the user is shown: that nothing was granted, or what the server says is wrong.
+        Returns the text for the user: that nothing was granted and, unless the user declined, the server's
+        error. Raises `InvalidRequest` as `complete` does.
         """
         await self._pending.known(state, iss, server)
         pending = await self._pending.take(state)

@@ -1,4 +1,4 @@
-"""Who this service is to authorization servers: as the config says, or by dynamic registration (RFC 7591)."""
+"""This service as a client of authorization servers: configured, or registered dynamically (RFC 7591)."""
 
 import asyncio
 import hashlib
@@ -21,52 +21,55 @@ from tealagents.tools.oauth_servers import (
     token_request,
 )
 
-#: registrations that are remembered; beyond it the oldest is forgotten
+#: most registrations that are remembered; one more replaces the oldest
 MAX_REGISTRATIONS = 1_000
-#: for how long a server that has answered a client is believed to know it
+#: how long after its last answer to a client an authorization server is assumed to know that client
 KNOWN_SECONDS = 10.0
-#: seconds for an authorization server to say whether it knows this service, which a user waits for
+#: seconds for an authorization server to say whether it knows a client; a user is waiting meanwhile
 PROBE_SECONDS = 5.0
 
-#: an authorization server, the id of its callback, and the scopes it is asked for
+#: an authorization server's issuer, its `callback_id`, and the scopes it is asked for
 _Asking = tuple[str, str, frozenset[str]]
 
 
 class Registrations:
-    """The clients that this service is, one for each authorization server and set of scopes."""
+    """This service's client registrations, one per authorization server and set of scopes."""
 
     def __init__(
         self, callback_url: str | None, now: Callable[[], float], *, own_callbacks: bool = False
     ) -> None:
-        #: where browsers come back to
+        #: the absolute URL of the callback; None: users cannot be sent back
         self.callback_url = callback_url
         self._own_callbacks = own_callbacks
         self._now = now
         #: the clients we registered as, oldest first
         self._registered: dict[_Asking, OAuthClient] = {}
-        #: until when each is believed to be known
+        #: until when each registered client is assumed to be known to its server
         self._known_until: dict[OAuthClient, float] = {}
         #: one registration at a time, by issuer
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def callback_id(self, server: ProtectedServer, issuer: str) -> str:
-        """What the callback has in its parameter `server`, so that no authorization server is sent a code of
-        another (RFC 9700, 4.4.2.2). Empty for those that the operator knows: one URL is registered there."""
+        """The `server` parameter of the callback URL, one per authorization server: a code that one of them
+        issued is never sent to another (RFC 9700, section 4.4.2.2).
+
+        Empty where the config names the server or the client: there the operator registered the shared URL.
+        """
         if server.issuer is not None or server.client_id or not self._own_callbacks:
             return ""
         return hashlib.sha256(issuer.encode()).hexdigest()[:32]
 
     def redirect_uri(self, callback_id: str) -> str:
-        """Where browsers come back to from an authorization server."""
+        """The callback URL with this `callback_id`."""
         return (self.callback_url or "") + (f"?server={callback_id}" if callback_id else "")
 
     async def client(
         self, server: ProtectedServer, asked: Issuer, metadata: Json, scopes: Iterable[str]
     ) -> OAuthClient:
-        """The client that the config names, or else the one this service is registered as. `ToolFailed`.
+        """The client that the config names, or else one that this service registers and remembers.
 
-        Some servers let a client ask only for the scopes that it named when it registered: each set of them
-        has a client of its own.
+        Some servers let a client ask only for the scopes that it named when it registered, so each set of
+        scopes has its own client. Raises `ToolFailed` if there is no client for this service.
         """
         if server.client_id:
             if server.client_secret and server.issuer is None:
@@ -93,21 +96,25 @@ class Registrations:
             return self._registered[key]
 
     async def is_client(self, server: ProtectedServer, at: Endpoints) -> bool:
-        """Whether the authorization server knows this service, as far as is known: some forget clients that
-        registered, and show an error to the user who visits the link."""
+        """Whether the authorization server still knows our client; the server is asked if it has not answered
+        the client lately.
+
+        Some servers forget registered clients, and show an error to the user who opens the link. True for a
+        configured client, and if the server does not answer.
+        """
         if server.client_id:
             return True
         if self._known_until.get(at.client, 0) < self._now():
             form = {"grant_type": "authorization_code", "code": "none", "code_verifier": "none" * 11}
             form["redirect_uri"] = self.redirect_uri(self.callback_id(server, at.issuer))
-            self._seen(at.client)  # without an answer, too, it is not asked again at once
-            with suppress(ToolFailed, TimeoutError):  # it may be back when the user visits the link
+            self._seen(at.client)  # even if the probe fails, do not repeat it at once
+            with suppress(ToolFailed, TimeoutError):  # the server may be back when the user opens the link
                 async with asyncio.timeout(PROBE_SECONDS):
                     await self.request_token(at, form)
         return at.client in self._known_until
 
     async def request_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
-        """As `token_request`. A registration that the server no longer knows is made again, next time."""
+        """Calls `token_request`, and forgets our registration if the server rejects it (`invalid_client`)."""
         status, answer = await token_request(at, form)
         if answer.get("error") == "invalid_client":
             self._forget(at.issuer, at.client)
@@ -116,12 +123,12 @@ class Registrations:
         return status, answer
 
     def _seen(self, client: OAuthClient) -> None:
-        """The server knows it."""
+        """Notes that the server has just answered this client."""
         if client in self._known_until:
             self._known_until[client] = self._now() + KNOWN_SECONDS
 
     def _forget(self, issuer: str, client: OAuthClient) -> None:
-        """The server does not know this client; one that we registered is registered anew, next time."""
+        """Forgets a client that its server no longer knows; the next call of `client` registers a new one."""
         for key in [key for key, known in self._registered.items() if (key[0], known) == (issuer, client)]:
             del self._registered[key]
         self._known_until.pop(client, None)
@@ -140,7 +147,7 @@ class Registrations:
         if named := " ".join(sorted(scopes)):
             body["scope"] = named
         status, answer = await issuer.call("POST", endpoint, json=body)
-        if "scope" in body and status in (400, 403):  # some let no client say its scopes, and grant them
+        if "scope" in body and status in (400, 403):  # some servers refuse scopes here, and grant them later
             del body["scope"]
             status, answer = await issuer.call("POST", endpoint, json=body)
         client_id, secret = answer.get("client_id"), answer.get("client_secret") or ""
@@ -156,5 +163,5 @@ class Registrations:
 
 
 def _is_client_id(value: object) -> TypeGuard[str]:
-    """Whether it can be part of a link (RFC 6749, A.1)."""
+    """Whether `value` can be a client id in a link (RFC 6749, appendix A.1)."""
     return is_text(value, LONGEST_LINK) and value != "" and value.isprintable()

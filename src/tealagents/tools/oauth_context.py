@@ -1,4 +1,4 @@
-"""The context of a call whose tool the catalogue protects by the user's own authorization."""
+"""The context of a call to a tool for which the catalogue demands the user's own authorization."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tealagents.tools.oauth_servers import ProtectedServer
 
 
 class AuthorizedContext:
-    """A call's context that also has the token the catalogue's `auth` asked for."""
+    """A call's context with the owner's token for the catalogue's `auth`."""
 
     def __init__(
         self, context: ToolContext, consents: Consents, server: ProtectedServer, granted_token: str
@@ -36,13 +36,13 @@ class AuthorizedContext:
         self._context.require_owner()
 
     async def user_token(self, scopes: Sequence[str] = ()) -> str:
-        """The granted token for scopes it was granted for; others as without the catalogue."""
+        """The granted token if `scopes` are among those of the catalogue's `auth`; else the context's own."""
         if scopes and set(self._server.scopes).issuperset(scopes):
             return self.granted_token
         return await self._context.user_token(scopes)
 
     async def renew(self) -> None:
-        """Replaces the granted token, which a service refused; `NeedsAuthorization` where it cannot be."""
+        """Replaces the granted token, which a service refused. Raises `NeedsAuthorization` if it cannot."""
         await self._consents.tokens.forget(self, self._server, self.granted_token)
         token = await self._consents.tokens.get(self, self._server)
         if token is None or token == self.granted_token:
@@ -53,14 +53,16 @@ class AuthorizedContext:
 async def authorized(
     context: ToolContext, consents: Consents, auth: Json, client_secret: str | None
 ) -> AuthorizedContext:
-    """The context with the owner's token for a catalogue's `auth`; `NeedsAuthorization` without one."""
+    """The context with the owner's token for the catalogue's `auth`. `NeedsAuthorization` if there is
+    none."""
     server = ProtectedServer(
         name=str(auth["auth_server"]),
         issuer=str(auth["auth_server"]),
         scopes=tuple(auth.get("scopes", ())),
         client_id=auth.get("oauth_client_id"),
         client_secret=client_secret,
-        # the demand for a statement is MCP's: the config names this server, and Entra's metadata has none
+        # only MCP demands that metadata declare PKCE: the config names this server, and Entra does not
+        # declare it
         assume_pkce=True,
     )
     token = await consents.tokens.get(context, server)

@@ -1,6 +1,7 @@
-"""Authorizations that wait for a user's browser to come back.
+"""Authorizations that wait for the callback from the user's browser.
 
-Kept in memory, and in a `Secrets` where there is one: then any replica completes them, after a restart too.
+They are kept in memory and, if there is one, in a `Secrets`: then any replica can complete them, even after a
+restart.
 """
 
 import base64
@@ -18,41 +19,44 @@ from tealagents.tools.oauth_servers import Endpoints
 
 #: seconds for which the URL of a `NeedsAuthorization` can be used
 PENDING_SECONDS = 3600
-#: authorizations that may be pending at once; beyond it the oldest is forgotten
+#: most authorizations pending in memory at once; one more replaces the oldest
 MAX_PENDING = 10_000
 
-#: the user, the server and the request that an authorization is asked for
+#: the keys of the user and the server, and the id of the request, that a link is made for
 LinkKey = tuple[str, str, str]
 
 
 class Secrets(Protocol):
-    """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
+    """Secrets that outlive the process: one text per user and server, encrypted at rest, shared by the
+    replicas.
 
-    Shared by the replicas. The service gives one only when its store is encrypted.
+    The service provides one only if its store is encrypted.
     """
 
     async def get(self, user_key: str, server: str) -> str | None: ...
 
     async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
-        """Replaces what is there. May be forgotten after `ttl` seconds."""
+        """Stores `secret` in place of any other. It may be forgotten after `ttl` seconds."""
         ...
 
     async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
-        """Puts it where nothing is, for `ttl` seconds: of those who claim a place at once, one is returned
-        True."""
+        """Stores `secret` for `ttl` seconds unless one is stored already; returns whether it did.
+
+        Of concurrent callers, exactly one gets True.
+        """
         ...
 
     async def take(self, user_key: str, server: str) -> str | None:
-        """What is there, and deletes it: of those who take it at once, only one gets it."""
+        """Returns and deletes the secret. Of concurrent callers, only one gets it."""
         ...
 
     async def delete(self, user_key: str, server: str, secret: str) -> None:
-        """Deletes this secret; one that has replaced it stays."""
+        """Deletes the stored text if it is `secret`; one that has replaced it stays."""
         ...
 
 
 class PendingConsent(Struct, frozen=True, kw_only=True):
-    """An authorization that waits for the user's browser."""
+    """An authorization that waits for the callback from the user's browser."""
 
     user_key: str
     request_id: str
@@ -62,9 +66,9 @@ class PendingConsent(Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...]
     verifier: str
     expires_at: float
-    #: the user's last consent when this was asked for
+    #: id of the user's last consent when this link was made
     consent: str = ""
-    #: of the callback that the authorization server was given; empty: of the one that all share
+    #: value of the callback's `server` parameter for this authorization server; empty for the shared callback
     callback_id: str = ""
     #: the server promised to name itself in the callback (RFC 9207)
     must_name_issuer: bool
@@ -100,17 +104,17 @@ class PendingConsents:
         self._seconds = seconds
         #: oldest first
         self._pending: dict[str, PendingConsent] = {}
-        #: the state and the URL that were made for it
+        #: the state, and the exception with the URL, that were made for each key
         self._links: dict[LinkKey, tuple[str, NeedsAuthorization]] = {}
 
     def until(self) -> float:
-        """When an authorization that begins now can no longer be used."""
+        """When a link made now stops working."""
         return self._now() + self._seconds
 
     async def link(self, key: LinkKey, consent: str) -> tuple[PendingConsent, NeedsAuthorization] | None:
-        """The URL that was made for this before, as long as it can be used.
+        """The link already made for this user, server and request, or None if there is none that still works.
 
-        `consent` is the user's last one: what was asked for before it can be used no more.
+        `consent` is the id of the user's last consent, or "": a link made before that consent does not work.
         """
         state, authorization = self._links.get(key, ("", None))
         pending = self._pending.get(state)
@@ -139,11 +143,12 @@ class PendingConsents:
         self._links[key] = (state, authorization)
 
     async def take(self, state: str) -> PendingConsent:
-        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
+        """Uses up a state and returns its authorization. `InvalidRequest` if it was used already, or is too
+        old."""
         pending = self._pending.pop(state, None)
         if self._secrets:
             stored = await self._secrets.take(PENDING_CONSENTS, _digest(state))
-            # what is stored decides: another replica may have used the state
+            # the store decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is None or pending.expires_at <= self._now():
             raise InvalidRequest(
@@ -152,10 +157,10 @@ class PendingConsents:
         return pending
 
     async def known(self, state: str, iss: str | None, callback_id: str) -> PendingConsent | None:
-        """What the state stands for, which is not used up; None where it is used already.
+        """The authorization of a state, which stays usable; None if it was used already.
 
-        `InvalidRequest` for an answer that names another issuer in `iss` (RFC 9207), or has come to the
-        callback of another: the user's is to come.
+        `InvalidRequest` for a callback that names another issuer in `iss` (RFC 9207), lacks a promised `iss`,
+        or arrived at another server's callback URL. The state stays valid for the genuine callback.
         """
         if self._secrets is None:
             pending = self._pending.get(state)

@@ -1,9 +1,10 @@
-"""What is asked of resource and authorization servers, and what of their answers is believed.
+"""Requests to resource and authorization servers, and the checks of their answers.
 
-What a server says must not make us call others. Metadata of a resource is asked for at its own origin. An
-authorization server that the config does not name may be anyone's: it is called at public addresses only,
-and at the origin of the resource where it is part of that. All is https; plain http is for a server on
-loopback that the config names, and for what an authorization server that the config names has there.
+A server's answer must not make this service call arbitrary addresses. A resource's metadata is fetched from
+its own origin only. An authorization server that the config does not name may be anyone's: it is called only
+at public addresses, or at the resource's own origin if it is part of that. All URLs are https; plain http is
+allowed on loopback only, for servers that the config names and for the endpoints of such an authorization
+server.
 """
 
 import logging
@@ -23,48 +24,48 @@ from tealagents.outbound.reading import BoundedClient, fetch, json_object
 
 logger = logging.getLogger(__name__)
 
-#: bytes of a metadata document or token answer, and seconds until it has come
+#: most bytes of a metadata document or token answer, and seconds until it must be complete
 MAX_ANSWER, ANSWER_SECONDS = 256_000, 20.0
-#: characters of a token, or of another text in a token answer
+#: most characters of a token, or of another text in a token answer
 MAX_TOKEN = 32_768
-#: characters of a challenge that are looked at
+#: characters of a challenge (`WWW-Authenticate`) that are parsed
 MAX_CHALLENGE = 8_192
-#: characters of a URL that a user is sent to, without what is asked for; and of each thing that is asked for
+#: most characters of a server's URL, and of each parameter (scopes, client id) in a link for the user
 LONGEST_LINK = 8_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProtectedServer:
-    """A server that wants a token of the user's, as far as the configuration knows it."""
+    """A server that needs the user's token, as configured."""
 
     #: what the user sees
     name: str
-    #: the URL the token is for (RFC 8707), if it is known
+    #: the URL that the token is for (RFC 8707), if known
     resource: str | None = None
-    #: the authorization server; None: the one the resource names
+    #: the authorization server; None: the one that the resource names
     issuer: str | None = None
-    #: scopes to ask for; empty: those the server asks for
+    #: scopes to ask for, besides those that the server's challenge names
     scopes: tuple[str, ...] = ()
     client_id: str | None = None
     client_secret: str | None = None
     #: without a `client_id`: whether to register as a client
     register: bool = True
-    #: an authorization server whose metadata does not speak of PKCE supports it
+    #: whether to trust that the authorization server supports PKCE if its metadata does not say
     assume_pkce: bool = False
 
     @property
     def key(self) -> str:
-        """What a token is kept under. A server that moves to another URL does not inherit its tokens.
+        """The key that tokens are kept under. A server that moves to another URL does not inherit its tokens.
 
-        The scopes are those of the configuration. Which of them were granted, authorization servers
-        word in their own ways (RFC 6749, 3.3): the resource decides whether they are enough.
+        The key holds the configured scopes, not the granted ones, which authorization servers word in their
+        own ways (RFC 6749, section 3.3): the resource decides whether they suffice.
         """
         return " ".join((self.resource or self.issuer or self.name, *sorted(self.scopes)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Challenge:
-    """What a server said with its 401 or 403 (`WWW-Authenticate: Bearer …`)."""
+    """The `WWW-Authenticate: Bearer …` header of a server's 401 or 403."""
 
     resource_metadata: str | None = None
     scopes: tuple[str, ...] = ()
@@ -80,46 +81,45 @@ class Challenge:
         )
 
 
-# a name is tried from its beginning only: a long text without `=` is looked at once
+# a name is matched from its beginning only, so that a long text without `=` takes linear time
 _CHALLENGE_FIELD = re.compile(r'(?<![A-Za-z_])([A-Za-z_]++)=(?:"([^"]*+)"|([^\s,"]++))')
 
 
 class OAuthClient(Struct, frozen=True):
-    """Who we are to an authorization server."""
+    """This service's client id and secret at an authorization server."""
 
     id: str
     secret: str | None = None
-    #: how the secret is sent: `client_secret_basic` or `client_secret_post`
+    #: how the secret is sent: `client_secret_basic`, `client_secret_post` or, without a secret, `none`
     method: str = "none"
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
-    """Where a user's tokens come from: kept with what was granted, so that it is renewed there and nowhere
-    else."""
+    """The source of a user's tokens. It is kept with the grant, which is renewed there and nowhere else."""
 
     issuer: str
     token_endpoint: str
     client: OAuthClient
     #: what the tokens are for (RFC 8707)
     resource: str | None
-    #: the config names the issuer; else only public addresses are called, and the resource's own origin
+    #: whether the config names the issuer; if not, only public addresses and the resource's origin are called
     named: bool
 
 
 class Issuer(NamedTuple):
-    """An authorization server, and what its metadata may make us call."""
+    """An authorization server, and the addresses that this service may call for it."""
 
     url: str
-    #: the config names it, and so trusts its metadata
+    #: whether the config names it, and so trusts its metadata
     named: bool
-    #: what its tokens are for: the config names that origin, whose own authorization server this may be
+    #: the URL that its tokens are for; its origin, which the config names, may have this authorization server
     resource: str | None = None
 
     async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
-        """Status and JSON object (empty where it is none) of one of its endpoints. `ToolFailed`.
+        """Calls one of its endpoints; returns the status, and the answer's JSON object ({} if it is none).
 
-        A refused address and one that does not answer fail alike: errors that do not differ cannot be used to
-        scan a network.
+        Raises `ToolFailed`, with the same text for a refused address and for one that does not answer, so
+        that the errors cannot be used to scan a network.
         """
         self.check(url)
         target, extensions, options = httpx2.URL(url), dict[str, Any](), dict[str, Any]()
@@ -131,7 +131,7 @@ class Issuer(NamedTuple):
             headers["host"] = target.netloc.decode("ascii")
             extensions["sni_hostname"] = target.host
             target = target.copy_with(host=address)
-            options["proxy"] = proxy_for(url)  # as the address was judged, whatever else reads NO_PROXY
+            options["proxy"] = proxy_for(url)  # the one that `public_address` assumed
         try:
             async with BoundedClient(
                 url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers, **options
@@ -142,9 +142,10 @@ class Issuer(NamedTuple):
         return answer.status, json_object(answer.content) or {}
 
     def check(self, url: str) -> None:
-        """`ToolFailed` for what is no https URL, or plain http beyond a named server on loopback.
+        """`ToolFailed` unless `url` is https, or http on loopback where the config names the server.
 
-        Also for a URL with a fragment (RFC 6749, 3.1), and for one that users could not read.
+        Also refuses a URL that has a fragment (RFC 6749, section 3.1), blanks or invisible characters, or
+        that is too long.
         """
         try:
             parts = urlsplit(url)
@@ -159,39 +160,40 @@ class Issuer(NamedTuple):
             raise unusable(url, "it is not a URL") from error
 
     def _is_expected(self, url: str) -> bool:
-        """Whether the config has us call this URL, wherever it is: a resource's origin, but not what else is
-        named there, which may be anyone's."""
+        """Whether the config implies calls to this URL, even at a private address: any URL of a named issuer;
+        else only the resource's own origin, if the issuer is part of it."""
         if self.named or self.resource is None:
             return self.named
         return same_origin(self.url, self.resource) and same_origin(url, self.resource)
 
 
 def is_one_word(url: str) -> bool:
-    """Whether a URL reads as one where it stands in a sentence: no blanks and nothing unseen."""
+    """Whether a URL can be shown in a sentence: no blanks or invisible characters, and not too long."""
     return len(url) <= LONGEST_LINK and url.isprintable() and " " not in url
 
 
 def is_text(value: object, longest: int) -> TypeGuard[str]:
-    """Whether what a server says is a text of a sane length."""
+    """Whether a value of a server's answer is a text of at most `longest` characters."""
     return isinstance(value, str) and len(value) <= longest
 
 
 def _texts(value: object) -> list[str]:
-    """The texts of what should be a list of texts."""
+    """The texts in `value`; empty if it is not a list."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def unusable(url: str, reason: str) -> ToolFailed:
-    """The reason is for the operator's log."""
+    """The error for a URL that is not called. `reason` is only logged, for the operator."""
     place = shown(url)[:200] or "An empty URL"
     logger.warning("%r is not used for authorization: %s", place, reason)
     return ToolFailed(f"{place} cannot be used for authorization. The service's log says why.")
 
 
 async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Json:
-    """The protected resource's own document (RFC 9728), or nothing where it has none.
+    """The protected resource's metadata (RFC 9728); {} if it publishes none.
 
-    Only asked for at the resource's own origin: what a server answers must not make us call others.
+    It is fetched from the resource's own origin only: a server's answer must not make this service call
+    others. Raises `ToolFailed`.
     """
     if server.resource is None:
         return {}
@@ -213,7 +215,8 @@ async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Js
 
 
 def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
-    """The authorization server: the configured one, else the one that the resource names, else itself."""
+    """The authorization server: the configured one, or else the first that the resource's metadata names, or
+    else the resource's own origin."""
     if server.issuer is not None:
         return Issuer(server.issuer, named=True)
     if server.resource is None:
@@ -224,7 +227,8 @@ def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
 
 
 async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
-    """The authorization server's document (RFC 8414, or OpenID Connect's), its issuer checked."""
+    """The authorization server's metadata (RFC 8414, or OpenID Connect Discovery), with issuer and endpoint
+    URLs checked. Raises `ToolFailed`."""
     issuer.check(issuer.url)
     for place in _metadata_places(issuer.url):
         status, document = await issuer.call("GET", place)
@@ -240,10 +244,10 @@ async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
 
 
 def require_pkce(server: ProtectedServer, metadata: Json) -> None:
-    """`ToolFailed` unless the authorization server says that it checks what protects a code (PKCE, S256).
+    """`ToolFailed` unless the authorization server's metadata says that it supports PKCE with S256.
 
-    MCP 2025-11-25 and 2026-07-28 demand this, in OpenID Connect's document as well ("Authorization Code
-    Protection"): a server that ignores PKCE takes a stolen code.
+    MCP 2025-11-25 and 2026-07-28 demand this of OpenID Connect's metadata as well ("Authorization Code
+    Protection"): a server that ignores PKCE accepts a stolen code.
     """
     methods = metadata.get("code_challenge_methods_supported")
     if methods is None and server.assume_pkce:
@@ -269,9 +273,9 @@ def _metadata_places(issuer: str) -> list[str]:
 def scopes_to_ask(
     server: ProtectedServer, challenge: Challenge, resource: Json, metadata: Json, *, renewable: bool
 ) -> tuple[str, ...]:
-    """Those configured and those the server asked for; without either, all that the resource knows.
+    """The configured scopes and those of the challenge; without any, all that the resource's metadata names.
 
-    `ToolFailed` for more than fit into a link.
+    `renewable` adds `offline_access` where the server supports it. `ToolFailed` if they do not fit a link.
     """
     scopes = [*server.scopes, *challenge.scopes] or _texts(resource.get("scopes_supported"))
     if scopes and renewable and "offline_access" in _texts(metadata.get("scopes_supported")):
@@ -286,13 +290,18 @@ def scopes_to_ask(
 
 
 def secret_method(metadata: Json) -> str:
-    """RFC 8414: without a list, `client_secret_basic`."""
+    """How to send a client secret: `client_secret_basic` where supported, or if the metadata says nothing
+    (RFC 8414); else `client_secret_post`."""
     methods = _texts(metadata.get("token_endpoint_auth_methods_supported")) or ["client_secret_basic"]
     return "client_secret_basic" if "client_secret_basic" in methods else "client_secret_post"
 
 
 async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Json]:
-    """Status and answer of the token endpoint; of a success the token is a text of a sane length."""
+    """Sends `form` to the token endpoint; returns its status and the usable fields of its answer.
+
+    Texts longer than `MAX_TOKEN` and fields of other types are dropped; `expires_in` is a number of seconds.
+    Raises `ToolFailed`.
+    """
     client, body = at.client, {**form, "client_id": at.client.id}
     if at.resource:
         body["resource"] = at.resource
@@ -300,7 +309,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     if client.secret and client.method == "client_secret_post":
         body["client_secret"] = client.secret
     elif client.secret:
-        # RFC 6749, section 2.3.1: form-encoded before they are joined
+        # RFC 6749, section 2.3.1: id and secret are form-encoded before they are joined
         auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
     issuer = Issuer(at.issuer, at.named, at.resource)
     status, answer = await issuer.call("POST", at.token_endpoint, data=body, auth=auth)
@@ -332,5 +341,5 @@ def _is_part_of(resource: str, whole: str) -> bool:
 
 
 def same_issuer(one: str, other: str) -> bool:
-    """Exactly the same, but for the slash that ends a bare origin."""
+    """Whether two issuers are equal, except that a bare origin may end in a slash."""
     return one == other or (one.rstrip("/") == other.rstrip("/") and urlsplit(one).path in ("", "/"))

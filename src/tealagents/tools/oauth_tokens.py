@@ -32,35 +32,35 @@ from tealagents.tools.oauth_servers import (
 
 logger = logging.getLogger(__name__)
 
-#: seconds that getting a token may take besides the call, which ends by itself and says what is known of it
+#: seconds allowed for getting a token, on top of the tool call's own time limit
 TOKEN_SECONDS = 30.0
-#: an access token that expires this soon is renewed before it is used; at most half its life is given up so
+#: an access token is renewed this long before it expires, but not before half its lifetime has passed
 LEEWAY_SECONDS = 30
-#: what is assumed where the authorization server does not say when an access token expires
+#: lifetime of an access token if the authorization server names none
 DEFAULT_LIFETIME_SECONDS = 3600
-#: for how long a grant that was seen in the store is believed to be there: it is deleted with its user
+#: how long before a stored grant is looked up again: deleting its user deletes it from the store
 SEEN_SECONDS = 60.0
-#: for how long a replica that dies while it renews a grant holds up the others: longer than an answer takes;
-#: and how often the others look
+#: lifetime of the claim to renew a grant, so that a replica that dies does not block the others for long: it
+#: is longer than one request takes. Second: how often a waiting replica retries the claim
 RENEWAL_SECONDS, RENEWAL_PAUSE = ANSWER_SECONDS + 5, 0.2
-#: between two tries to store a renewed grant, while the store is away
+#: seconds between two attempts to store a renewed grant while the store is unavailable
 SAVE_SECONDS = 1.0
-#: how long storing a new consent is retried while the user's browser waits, and the pause between two tries
+#: how long storing a new grant is retried while the user's browser waits, and the pause between two attempts
 STORE_SECONDS, STORE_PAUSE = 2.0, 0.1
-#: errors of a token endpoint that pass by themselves (names of RFC 6749, 4.1.2.1)
+#: transient errors of a token endpoint (names of RFC 6749, section 4.1.2.1)
 _TRANSIENT_ERRORS = ("server_error", "temporarily_unavailable")
-#: answers of a place that is no token endpoint (any more)
+#: statuses that suggest that the token endpoint has moved
 _MOVED_STATUSES = (404, 405, 410)
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
-    """What is needed to renew a user's access token."""
+    """A user's grant: everything needed to renew its access token. Stored as JSON in a `Secrets`."""
 
     at: Endpoints
     refresh_token: str
-    #: what the user was asked for
+    #: the scopes that the user was asked for; if none, those that were granted
     scopes: tuple[str, ...] = ()
-    #: the consent that it comes from, whose refresh tokens replace one another
+    #: id of the consent that produced this grant; renewals keep it
     consent: str = ""
 
 
@@ -68,12 +68,12 @@ class _Grant(Struct, frozen=True, kw_only=True):
 class _Access:
     token: str
     expires_at: float
-    #: from when on it is renewed before it is used
+    #: from this time on, the token is renewed before use
     stale_at: float
     scopes: tuple[str, ...]
-    #: that of its grant
+    #: the grant's `consent`
     consent: str
-    #: when its grant was last seen in the store; None: it is not stored
+    #: when the grant was last seen in the store; None: the grant is not stored
     seen_at: float | None
 
 
@@ -89,9 +89,9 @@ class Tokens:
         self._registrations = registrations
         self._now = now
         self._access: dict[tuple[str, str], _Access] = {}
-        #: renewed grants that could not be stored, by what is stored in their place
+        #: renewed grants that are not stored yet, by the outdated JSON that the store still holds
         self._unsaved: dict[str, _Grant] = {}
-        #: try to store them, each until it is stored or another is
+        #: background tasks that retry storing the grants of `_unsaved`
         self._saving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         self._renewals: dict[tuple[str, str], asyncio.Task[str | None]] = {}
@@ -99,15 +99,15 @@ class Tokens:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def accept(self, pending: PendingConsent, answer: Json) -> None:
-        """Keeps what a token endpoint answered to the code of a user's consent.
+        """Keeps the tokens that a token endpoint issued for the code of a user's consent.
 
-        `PersistenceUnavailable` if the store stays away; then nothing is kept. A token that only this process
-        knows would be lost with it, and other replicas would ask the user again.
+        Raises `PersistenceUnavailable` if the store stays unavailable; then nothing is kept. A token known
+        only to this process would be lost when it ends, and other replicas would ask the user again.
         """
         grant = _Grant(
             at=pending.at,
             refresh_token=answer.get("refresh_token") or "",
-            # where none were asked for, the answer names those granted (RFC 6749, 3.3)
+            # if no scopes were asked for, the answer names the granted ones (RFC 6749, section 3.3)
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
             consent=secrets.token_urlsafe(8),
         )
@@ -115,34 +115,33 @@ class Tokens:
         self._remember(pending.user_key, pending.server_key, answer, grant)
 
     def granted_scopes(self, user_key: str, server_key: str) -> tuple[str, ...]:
-        """The scopes of the access token at hand; empty without one."""
+        """The scopes of the access token in memory; empty if there is none."""
         access = self._access.get((user_key, server_key))
         return access.scopes if access else ()
 
     async def get(self, context: ToolContext, server: ProtectedServer) -> str | None:
-        """A valid access token of the owner for `server`, renewed if need be, or None: then the user has to
-        be asked.
+        """The owner's valid access token for `server`, renewed if need be; None if the owner has to consent.
 
-        `NeedsOwner` where another user runs the call.
+        Raises `NeedsOwner` if another user runs the call, `ToolFailed` if a renewal fails for the moment.
         """
         context.require_owner()
         key = (owner_key(context), server.key)
         access = self._access.get(key)
         if access and access.stale_at > self._now() and await self._is_granted(key, access):
             return access.token
-        # one at a time: a refresh token may be good for one use only
+        # one renewal at a time: a refresh token may be single-use
         renewal = self._renewals.get(key)
         if renewal is None:
             renewal = asyncio.create_task(self._renew(key[0], server), name="renew a user's token")
             self._renewals[key] = renewal
             renewal.add_done_callback(lambda done: self._renewal_ended(key, done))
-        # a caller who is canceled must not lose the answer, which may hold the only refresh token still good
+        # canceling the caller must not cancel the renewal: its answer may hold the only valid refresh token
         return await asyncio.shield(renewal)
 
     async def settled(self) -> None:
-        """Waits for the renewals under way: what they bring has to be stored before the store is closed.
+        """Waits for running renewals and stores renewed grants; call it before the store is closed.
 
-        What could not be stored is tried once more.
+        Grants that could not be stored so far are tried once more.
         """
         await asyncio.gather(*self._renewals.values(), return_exceptions=True)
         self._closing.set()
@@ -150,37 +149,44 @@ class Tokens:
         self._closing.clear()
 
     async def forget(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
-        """The server did not take this token: it is forgotten, unless another has replaced it."""
+        """Forgets an access token that the server refused, unless another has replaced it."""
         key = (owner_key(context), server.key)
         access = self._access.get(key)
         if access is not None and access.token == token:
             del self._access[key]
 
     async def wider(self, context: ToolContext, server: ProtectedServer, token: str) -> str | None:
-        """A token in place of one that is not good for enough; None if the user has agreed to no more since,
-        here or at another replica."""
+        """Another token in place of `token`, whose scopes the server found insufficient.
+
+        None if the user has not consented again since, on this replica or another.
+        """
         key = (owner_key(context), server.key)
         access = self._access.get(key)
         if access is not None and access.token == token:
             grant = self._usable(await self._stored(key[0], server), server)
             if grant is None or grant.consent == access.consent:
                 return None
-            # a user may grant less than was asked for, and all of it later: the scopes are the same then.
-            # Fewer are of an older grant: nothing is stored of one without a refresh token
+            # Equal scopes may still be wider: a user can grant some of them first and all of them later. A
+            # strict subset belongs to an older grant: a newer one without a refresh token is not stored.
             if set(grant.scopes) < set(access.scopes):
                 return None
             await self.forget(context, server, token)
         return await self.get(context, server)
 
     async def last_consent(self, user_key: str, server_key: str) -> str:
-        """Empty where there is none. Of one without a refresh token, nothing is stored."""
+        """The id of the user's last consent, or "". A consent without a refresh token is known in memory
+        only."""
         if self._secrets and (stored := await self._secrets.get(user_key, server_key)):
             return msgspec.json.decode(stored, type=_Grant).consent
         access = self._access.get((user_key, server_key))
         return access.consent if access else ""
 
     async def _is_granted(self, key: tuple[str, str], access: _Access) -> bool:
-        """Whether the grant is still stored, as far as is known. Without it the token is forgotten, too."""
+        """Whether the grant of an access token still exists; if not, the token is forgotten.
+
+        The store is asked once in `SEEN_SECONDS`. True for a grant that is not stored, or if the store is
+        unavailable.
+        """
         if access.seen_at is None or access.seen_at + SEEN_SECONDS > self._now():
             return True
         with suppress(PersistenceUnavailable):
@@ -194,7 +200,7 @@ class Tokens:
     def _renewal_ended(self, key: tuple[str, str], renewal: asyncio.Task[str | None]) -> None:
         del self._renewals[key]
         if not renewal.cancelled():
-            # looked at, so that a failure whose callers have all left is not reported as lost
+            # retrieved, so that asyncio does not log a failure whose callers have all left
             renewal.exception()
 
     async def _renew(self, user_key: str, server: ProtectedServer) -> str | None:
@@ -212,11 +218,11 @@ class Tokens:
         if stored is None:
             return None
         grant = self._unsaved.get(stored) or msgspec.json.decode(stored, type=_Grant)
-        # the configuration may have changed since: a token never goes to another authorization server
+        # the configuration may have changed: a token must never be sent to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
         if server.issuer is not None and server.client_id == grant.at.client.id:
-            # the secret as it is now: it is replaced from time to time, and the grant is the client's
+            # use the secret configured now: secrets are rotated, and the grant belongs to the client
             client = replace(grant.at.client, secret=server.client_secret)
             return replace(grant, at=replace(grant.at, client=client))
         return grant
@@ -226,7 +232,7 @@ class Tokens:
         if stored is None or grant is None:
             return None
         try:
-            # beyond that another replica renews it, with the same token
+            # stop before the claim expires: another replica would then send the same refresh token
             async with asyncio.timeout(RENEWAL_SECONDS - 1):
                 grant, status, answer = await self._request_renewal(server, grant)
         except TimeoutError:
@@ -240,12 +246,13 @@ class Tokens:
             newer = self._usable(current, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renew_claimed(user_key, server, current)  # another replica was first
-            # of other refusals the grant may be innocent; a new one replaces it once the user has agreed
+            # only invalid_grant means that the grant is dead; after other errors it stays until a new one
+            # replaces it
             if error == "invalid_grant" and self._secrets and current is not None:
                 await self._secrets.delete(user_key, server.key, current)
             return None
         grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
-        # the refresh token that is stored may have been good for this one use
+        # the stored refresh token may have been single-use, so the new one must not be lost
         self._unsaved[stored] = grant
         try:
             self._remember(user_key, server.key, answer, grant)
@@ -260,13 +267,17 @@ class Tokens:
         return token
 
     async def _request_renewal(self, server: ProtectedServer, grant: _Grant) -> tuple[_Grant, int, Json]:
-        """The answer of the token endpoint, and the grant with that endpoint: it may have moved meanwhile."""
+        """The grant, and the status and answer of its token endpoint.
+
+        If the endpoint has moved, the request is sent to the new one, which the returned grant names.
+        """
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
         failed: ToolFailed | None = None
         try:
             status, answer = await self._registrations.request_token(grant.at, form)
         except ToolFailed as error:
-            if not isinstance(error.__cause__, httpx2.ConnectError | None):  # it is there
+            # neither a failed connection nor a refused address, so the endpoint has not moved
+            if not isinstance(error.__cause__, httpx2.ConnectError | None):
                 raise
             failed, status, answer = error, 404, {}
         if status not in _MOVED_STATUSES:
@@ -282,10 +293,11 @@ class Tokens:
         return grant, status, answer
 
     async def _save(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> None:
-        """Stores a renewed grant in place of `stored` once the store takes it.
+        """Retries replacing the text `stored` by a renewed grant, until the store is available again.
 
-        Until then a restart costs the user's consent, as does another replica that uses what is stored.
-        A new consent that has replaced it by then stays; what was deleted with its user stays deleted.
+        Until then the user has to consent again if this process restarts or another replica uses the stored
+        token. If the stored text has changed (a newer consent) or is gone (the user was deleted), nothing is
+        written.
         """
         while not self._closing.is_set():
             with suppress(TimeoutError):
@@ -310,7 +322,7 @@ class Tokens:
         self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
 
     async def _store(self, user_key: str, server_key: str, grant: _Grant) -> None:
-        """Puts a new grant, and waits a moment for a store that is away."""
+        """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + STORE_SECONDS
         while True:
@@ -327,7 +339,7 @@ class Tokens:
 
 
 async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
-    """Where the issuer of a grant has its token endpoint now; None: the server has another issuer by now."""
+    """The current token endpoint of the grant's issuer, or None if the server now names another issuer."""
     issuer = Issuer(at.issuer, at.named, at.resource)
     if server.issuer is None:
         named = issuer_of(server, await resource_metadata(server, Challenge()))
@@ -343,20 +355,23 @@ def _not_now(grant: _Grant) -> ToolFailed:
 
 @asynccontextmanager
 async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> AsyncIterator[None]:
-    """Only one replica renews a grant at a time: a server may take a refresh token that is used twice for a
-    stolen one, and revoke all that was granted with it (OAuth 2.1, 4.3.1)."""
+    """Holds the claim to renew a grant, so that only one replica renews it at a time.
+
+    An authorization server may take a refresh token that is used twice for stolen, and revoke the whole grant
+    (OAuth 2.1, section 4.3.1).
+    """
     place, mine = f"renewal of {server.key}", secrets.token_urlsafe(8)
-    # a store that takes nothing costs no renewal: the token is needed now
+    # if the store is unavailable, renew without the claim: the caller needs the token now
     with suppress(PersistenceUnavailable):
         while not await kept.claim(user_key, place, mine, ttl=RENEWAL_SECONDS):  # noqa: ASYNC110
             await asyncio.sleep(RENEWAL_PAUSE)
     try:
         yield
     finally:
-        with suppress(PersistenceUnavailable):  # it expires
+        with suppress(PersistenceUnavailable):  # if it cannot be deleted, the claim expires
             await kept.delete(user_key, place, mine)
 
 
 def owner_key(context: ToolContext) -> str:
-    """The one text that names the owner everywhere (`User.key`)."""
+    """The call's owner as a key (`User.key`)."""
     return User(context.tenant_id, context.user_id).key
