@@ -3,24 +3,24 @@
 ====================  ==================================================================================
 `Sources`             where an agent's tools come from
 `open_toolsets`       opens all of them; what bootstrap calls
-`tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
+`tools_at_hand`       the tools available without contacting a server; checks the other entries as well
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier platform (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
                       document; `openapi_request`: calling an operation; `schema_check`: whether edited
                       arguments fit)
-`mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
-                      what is listed, and for whom; `mcp_results`;
+`mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: stdio and HTTP;
+                      `mcp_listing`: a server's listing as tools; `mcp_results`: the texts of results;
                       `process_guard`: ends a child process whose parent has died)
-`oauth`               a user's own authorization at another's server (`oauth_servers`: what such servers are
-                      asked, and believed; `oauth_clients`: who this service is to them; `oauth_pending`: what
-                      waits for a browser; `oauth_tokens`: keeping and renewing what was granted;
-                      `oauth_context`: for tools that the catalogue protects)
-`catalogue`           what the operator says of each tool, and what follows
+`oauth`               a user's own authorization at another service (`oauth_servers`: requests to such
+                      services, and checks of their answers; `oauth_clients`: this service's registrations;
+                      `oauth_pending`: authorizations that wait for the browser; `oauth_tokens`: keeps and
+                      renews the users' tokens; `oauth_context`: for tools that the catalogue protects)
+`catalogue`           the operator's rules for each tool, and applying them
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
 `schema_form`         the schemas of tools as model services take them
-`opening`             what others have written, entered and exited by one task
+`opening`             enters and exits a third-party context manager in a single task
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
@@ -88,18 +88,18 @@ class Sources:
     #: entries of the file `remote_plugin_file` (`spec.agent.remote_plugins`)
     remote: Sequence[str] = ()
     remote_plugin_file: Path | None = None
-    #: what `${NAME}` in that file and in the catalogue is replaced from
+    #: the variables that replace `${NAME}` in that file and in the catalogue
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    #: takes what is not set there; None: that is a `ToolsetError`
+    #: collects the names of unset variables; None: an unset variable raises `ToolsetError`
     unset: list[str] | None = None
     #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
     servers: Sequence[MCPServerOptions] = ()
     #: names and options of third parties' toolsets (`spec.agent.toolsets`)
     toolsets: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    #: what the operator says of each tool; None: there is no catalogue
+    #: the file with the operator's rules for each tool; None: there is no catalogue
     catalogue_file: Path | None = None
 
-    #: whether requests may bring tools of their own: then the catalogue may name what is not there at start
+    #: whether requests may bring tools of their own: then the catalogue may name tools unknown at start
     more_to_come: bool = False
     #: the headers that continue the trace of the current call at an OpenAPI service
     trace_headers: Callable[[], Mapping[str, str]] = dict
@@ -113,7 +113,7 @@ class Sources:
 
     @tools_of("plugins")
     def code(self) -> list[Toolset]:
-        """The plugin file's classes, made."""
+        """A toolset with an instance of each class that `plugins` names; none without plugins."""
         if not self.plugins:
             return []
         if self.plugin_module is None:
@@ -125,7 +125,7 @@ class Sources:
 
     @tools_of("remote_plugins")
     def services(self) -> list[OpenAPIPlugin]:
-        """The OpenAPI services, not opened: their documents are not read."""
+        """The OpenAPI services, not opened yet: their documents are not read."""
         if not self.remote:
             return []
         if self.remote_plugin_file is None:
@@ -144,7 +144,7 @@ class Sources:
         ]
 
     def _are_authorized(self, plugin: str) -> bool:
-        """Whether the catalogue has users authorize any of a plugin's tools."""
+        """Whether the catalogue demands the user's authorization for any of a plugin's tools."""
         entries = self.catalogue.entries() if self.catalogue is not None else ()
         return any(entry.auth and entry.tool_id.startswith(prefix_of(plugin)) for entry in entries)
 
@@ -171,7 +171,7 @@ class Sources:
         return [MCPServer(one, consents, changed) for one in self.servers]
 
     def third_party(self) -> list[Toolset]:
-        """The toolsets of others, made and not opened."""
+        """The third-party toolsets, created but not opened."""
         made = []
         for index, (name, options) in enumerate(self.toolsets):
             with tools_of("toolsets", index):
@@ -179,12 +179,14 @@ class Sources:
         return made
 
     def check(self) -> None:
-        """`ToolsetError` for names that clash, and for an `auth` of the catalogue's that would not hold."""
+        """`ToolsetError` for names that clash, and for an `auth` in the catalogue that would have no
+        effect."""
         self._check_names()
         self._check_authorizations()
 
     def _check_names(self) -> None:
-        """No name may begin another's tools: `git` could offer a tool called like one of `git-hub`."""
+        """No plugin's or server's prefix may begin another's: `git` could offer a tool named like one of
+        `git-hub`."""
         names = [*self.plugins, *self.remote, *(server.name for server in self.servers)]
         for one, other in permutations(names, 2):
             if prefix_of(other).startswith(prefix_of(one)):
@@ -194,7 +196,8 @@ class Sources:
 
     @tools_of("mcp_servers")
     def _check_authorizations(self) -> None:
-        """An MCP server asks for the authorization that its own entry names, and for no other."""
+        """An MCP server uses only the authorization that its own entry names; the catalogue's must match
+        it."""
         for entry in self.catalogue.entries() if self.catalogue is not None else ():
             for server in self.servers:
                 its_own = entry.tool_id.startswith(prefix_of(server.name))
@@ -214,13 +217,13 @@ async def open_toolsets(
     others: Sequence[Toolset] = (),
     changed: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[GovernedToolset]]:
-    """All tools of an agent, opened, governed, and closed on leaving.
+    """Opens all toolsets of an agent, and yields them under the catalogue's rules; closes them on leaving.
 
-    - `consents`: who asks users to authorize servers; None: servers that want it fail, saying so
+    - `consents`: asks users to authorize servers; None: calls to servers that need authorization fail
     - `others`: further toolsets, not opened yet
     - `changed`: called when an MCP server lists other tools than before; `tools()` then gives them
 
-    Raises `ToolsetError` with what to do. What does not fit between catalogue and tools is logged.
+    Raises `ToolsetError`, whose text says what to do. Mismatches between catalogue and tools are logged.
     """
     catalogue = sources.catalogue
     toolsets = [
@@ -241,10 +244,10 @@ async def open_toolsets(
 
 
 async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
-    """The tools of the plugin file and of services whose documents are files, governed; no server is asked.
+    """The governed tools of the plugin file and of services whose documents are files; contacts no server.
 
-    `ToolsetError` for what is wrong with them, with the catalogue, and with the entries of other services,
-    servers and toolsets, which are made and not opened.
+    Raises `ToolsetError` for faults in them, in the catalogue, and in the entries of the other services,
+    servers and toolsets, which are created but not opened.
     """
     catalogue, code = sources.catalogue, sources.code()
     services = [service for service in sources.services() if service.is_at_hand]
@@ -274,7 +277,8 @@ def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
 
 
 async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None:
-    """All at once: servers take their time to start. Whatever one raises, those that opened are closed."""
+    """Enters all toolsets concurrently, since servers are slow to start. If one fails, the others are
+    exited."""
     held = [Held(toolset, f"The toolset {type(toolset).__name__}") for toolset in toolsets]
     tasks = [asyncio.ensure_future(each.__aenter__()) for each in held]
     try:
@@ -289,7 +293,7 @@ async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None
 
 
 async def _exit_all(opened: Sequence[Held], *exc: Any) -> None:
-    """All at once as well: a server may not answer that its session ends."""
+    """Exits all toolsets concurrently: a server may never answer the end of its session."""
     outcomes = await asyncio.gather(*(each.__aexit__(*exc) for each in opened), return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -1,7 +1,7 @@
-"""The catalogue: what the operator says of each tool, and what follows for its calls.
+"""The catalogue: the operator's rules for each tool, and applying them to calls.
 
-It decides. With a catalogue, a tool it does not name needs approval, wherever the tool comes from:
-what no one has reviewed is not trusted. Without one, the toolsets' own rules hold.
+The catalogue overrides the toolsets. A tool that it does not name needs approval, wherever the tool comes
+from, since no one has reviewed it. Without a catalogue, the toolsets' own rules hold.
 """
 
 import json
@@ -48,7 +48,8 @@ from tealagents.tools.schema_check import check_against
 
 
 class GovernanceEntry(BaseModel):
-    """Unknown keys are an error: a misspelt `requires_hitl` must not let a call through."""
+    """A tool's governance. Unknown keys are an error: a misspelt `requires_hitl` must not let a call
+    through."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,9 +77,9 @@ class OAuthEntry(BaseModel):
     auth_type: Literal["oauth2"]
     auth_server: Authority
     scopes: list[str] = []
-    #: this service at `auth_server`; None: it registers itself
+    #: this service's client id at `auth_server`; None: it registers itself
     oauth_client_id: str | None = None
-    #: `${NAME}` in the file, which is no place for secrets; replaced when it is loaded
+    #: in the file only `${NAME}`, since the file must hold no secrets; replaced when it is loaded
     oauth_client_secret: Annotated[str | None, AfterValidator(_variable)] = Field(None, repr=False)
 
 
@@ -91,7 +92,7 @@ class ToolEntry(BaseModel):
     auth: OAuthEntry | None = None
 
     def over(self, spec: ToolSpec) -> ToolSpec:
-        """The tool, as the entry has it governed."""
+        """The spec with this entry's governance and, if the entry has one, its `auth`."""
         auth = self.auth and self.auth.model_dump(exclude={"oauth_client_secret"}, exclude_none=True)
         return replace(spec, governance=self.governance.governance(), auth=auth or spec.auth)
 
@@ -122,9 +123,9 @@ class Catalogue(BaseModel):
 
     @classmethod
     def load(cls, path: Path, environment: Mapping[str, str], unset: list[str] | None = None) -> Self:
-        """Raises `ToolsetError` that names the file, the key and the reason.
+        """Reads the file. Raises `ToolsetError`, which names the file, the key and the reason.
 
-        `unset` takes the variables that are not set, as in `expanded`.
+        `unset` collects the names of unset variables, as in `expanded`.
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
@@ -170,15 +171,15 @@ def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 @runtime_checkable
 class Overridden(Protocol):
-    """A tool whose own configuration says something of its governance (MCP)."""
+    """A tool whose own configuration entry may override its governance (MCP)."""
 
     override: GovernanceOverride | None
 
 
 class GovernedTool:
-    """A tool under the governance that holds for it.
+    """A tool with the governance that applies to it.
 
-    Where the catalogue says that the tool needs the user's authorization, the call has it: as
+    If the catalogue demands the user's authorization for the tool, the call gets the token: as
     `context.user_token(scopes)`, and for an OpenAPI tool in the request. (An MCP server asks by itself.)
     """
 
@@ -191,7 +192,8 @@ class GovernedTool:
         self._client_secret = client_secret
 
     def check(self, arguments: Json) -> None:
-        """By the tool's schema where it has no check of its own, unless that is an MCP server's to do."""
+        """Uses the tool's own check, or else its schema; the arguments of an MCP tool are its server's to
+        check."""
         if isinstance(self.inner, Checking):
             self.inner.check(arguments)
         elif not isinstance(self.inner, Overridden):
@@ -208,7 +210,7 @@ class GovernedTool:
 
 
 class GovernedUnlistedTool(GovernedTool):
-    """The same for what stands for a tool that is not listed yet."""
+    """A governed placeholder for a tool that its server has not listed yet."""
 
     async def list_for(self, context: ToolContext) -> None:
         assert isinstance(self.inner, Unlisted)
@@ -218,12 +220,11 @@ class GovernedUnlistedTool(GovernedTool):
 def govern(
     tools: Sequence[Tool], catalogue: Catalogue | None, consents: Consents | None = None
 ) -> list[Tool]:
-    """The tools under the governance that holds for each, in order.
+    """The tools, in order, each with the first governance that applies:
 
-    1. What the catalogue says of the tool, if it names it.
-    2. With a catalogue that does not name it: approval, unless the override of an MCP server's entry
-       clears it.
-    3. Without a catalogue: what the toolset says (an MCP server's trust level, `@tool(requires_hitl=…)`).
+    1. The catalogue's entry, if it names the tool. 2. With a catalogue that does not name the tool: approval
+    is needed, unless the override in an MCP server's entry sets `requires_hitl` to false. 3. Without a
+    catalogue: the toolset's own rule (an MCP server's trust level, `@tool(requires_hitl=…)`).
     """
     return [_governed(tool, catalogue, consents) for tool in tools]
 
@@ -245,7 +246,7 @@ def _is_cleared(tool: Tool) -> bool:
     return isinstance(tool, Overridden) and tool.override is not None and tool.override.requires_hitl is False
 
 
-#: lists of one toolset that are kept governed: the common one, and those of owners
+#: most lists of one toolset whose governed versions are cached: the common one, and those of owners
 MAX_LISTS = 500
 
 
@@ -258,15 +259,15 @@ class GovernedToolset:
         self._toolset = toolset
         self._consents = consents
         self._catalogue = catalogue
-        #: lists of the toolset → the same governed; least recently used first
+        #: id of a list of the toolset → that list, and its governed version; least recently used first
         self._governed: OrderedDict[int, tuple[Sequence[Tool], Sequence[Tool]]] = OrderedDict()
 
     def tools(self) -> Sequence[Tool]:
-        """Built anew only when the toolset's own list is another one: an MCP server may change it."""
+        """The governed tools; rebuilt only when the toolset returns another list, as an MCP server may."""
         return self._govern(self._toolset.tools())
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
-        """What this owner may see; the same list as `tools` where the owner has no list of their own."""
+        """The tools that this owner may see; the same list as `tools` if the owner has no own list."""
         if isinstance(self._toolset, PerOwner):
             return self._govern(self._toolset.tools_of(owner))
         return self.tools()
@@ -282,7 +283,8 @@ class GovernedToolset:
         return known[1]
 
     def find(self, name: str) -> Tool | None:
-        """The tool of this name, also where its server lists it only for a user who has consented."""
+        """The tool of this name, even if its server lists it only for users who have consented; None if
+        unknown."""
         for tool in self.tools():
             if tool.spec.name == name:
                 return tool
@@ -297,8 +299,8 @@ class GovernedToolset:
 
 
 def check_tools(toolsets: Sequence[Toolset]) -> None:
-    """`ToolsetError` for what could not be sent to a model, as a toolset may be anyone's code; and where two
-    tools have one name: a decision about one would be one about the other."""
+    """`ToolsetError` for tools that could not be sent to a model (a toolset may be third-party code), and for
+    two tools with one name: a decision about one would apply to the other."""
     seen: set[str] = set()
     for toolset in toolsets:
         for tool in _listed(toolset):
@@ -338,9 +340,10 @@ def _checked_spec(tool: object, toolset: str) -> ToolSpec:
 
 
 def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: bool = False) -> list[str]:
-    """What an operator should know of catalogue and tools that do not fit: one sentence each.
+    """Mismatches between the catalogue and the tools, one sentence each, for the operator.
 
-    Where there is `more_to_come`, a name that is no tool yet may be one of a context provider.
+    With `more_to_come`, unknown names in the catalogue are not reported: context providers may add those
+    tools.
     """
     if catalogue is None:
         return []

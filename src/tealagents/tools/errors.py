@@ -5,24 +5,24 @@ from contextlib import contextmanager
 
 from tealagents.domain.errors import ToolFailed, described
 
-#: statuses that also come when the call has reached the service and its answer has not come back: a gateway
-#: gave up waiting (those from 520 on are Cloudflare's and other proxies' own), or the service failed half-way
+#: statuses that may mean that the call reached the service: a gateway gave up waiting for the answer (520 and
+#: above are non-standard codes of Cloudflare and other proxies), or the service failed half-way
 _BROKEN = frozenset({408, 500, 502, 504, 520, 522, 524, 598, 599})
 
 
 class ToolsetError(ToolFailed):
-    """Tools that cannot be offered: a file, a class, a document or a server is not as it should be.
+    """Tools that cannot be offered, because of a faulty file, class, document or server.
 
     Raised at start only. The text names the file, the place in it, and what to do.
     """
 
-    #: the key of `spec.agent` that the tools come from, or the variable; empty where it is no single one
+    #: the path in `spec.agent`, or the variable, that the tools come from; empty if there is no single one
     key: tuple[str | int, ...] = ()
 
 
 @contextmanager
 def tools_of(*key: str | int) -> Iterator[None]:
-    """A `ToolsetError` from here on is one of this key, unless it has one."""
+    """Inside this context, a `ToolsetError` without a key gets this one."""
     try:
         yield
     except ToolsetError as error:
@@ -32,7 +32,8 @@ def tools_of(*key: str | int) -> Iterator[None]:
 
 @contextmanager
 def blamed(said: str) -> Iterator[None]:
-    """What a plugin's code raises from here on is a `ToolsetError`: `said`, which is the place, and why."""
+    """Inside this context, an exception from a plugin's code becomes a `ToolsetError` whose text is `said`
+    (the place) and the cause."""
     try:
         yield
     except (ToolsetError, KeyboardInterrupt):
@@ -42,13 +43,14 @@ def blamed(said: str) -> Iterator[None]:
 
 
 def in_short(error: BaseException) -> str:
-    """Its class, and the first paragraph of its text in one line: pydantic adds advice for other uses."""
+    """The error's class and the first paragraph of its text, in one line: pydantic's further paragraphs do
+    not apply here."""
     return " ".join(described(error).partition("\n\n")[0].split())
 
 
 def may_be_done(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether a call with this answer may have been carried out nonetheless.
+    """Whether a call answered with this status and these headers may have been carried out all the same.
 
-    A service that turns calls away says when to come back; some gateways that gave up waiting say 503, too.
+    A 503 with `Retry-After` means that the call was turned away; without it, a gateway may have timed out.
     """
     return status in _BROKEN or (status == 503 and "retry-after" not in headers)

@@ -1,4 +1,4 @@
-"""One session with an MCP server, kept up by a task of its own."""
+"""A connection to an MCP server, whose own task makes a new session whenever one is lost."""
 
 import asyncio
 import contextvars
@@ -41,31 +41,31 @@ from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
 
-#: seconds before the first attempt to connect again, and the most between two attempts
+#: seconds before the first attempt to reconnect, and the longest pause between two attempts
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-#: pages of a listing, and tools of a server
+#: most pages of a listing, and most tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
-#: characters of a listing, and values: all that is listed is looked through while other requests wait
+#: most characters of a listing, and most values: processing it blocks the event loop
 MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
-#: seconds a call may take where the options say nothing: the caller has a limit of its own
+#: seconds a call may take if the options set no limit: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
-#: how the SDK begins its errors for answers over HTTP that it cannot parse
+#: prefixes of the SDK's errors for HTTP answers that it cannot parse
 UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 #: lines of standard error that are reported when a child process ends by itself
 LAST_WORDS = 8
 
 
 class Unreachable(Exception):
-    """There is no session, so that the call was not made. The text says why."""
+    """There is no session, so the call was not made. The text says why."""
 
 
 class News:
-    """What a session's own task waits for: that the listing has changed, or that the session is over."""
+    """The two signals that a session's task waits for: the listing has changed, or the session is over."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
-        #: set once the session has been left, and a child process has said its last words
+        #: set once the session is closed, and the last output of a child process has been read
         self.left = asyncio.Event()
 
     def changed(self) -> None:
@@ -87,11 +87,11 @@ class News:
 
 
 class MCPConnection:
-    """A session that is made again whenever it is lost.
+    """A session with an MCP server that is replaced by a new one whenever it is lost.
 
-    `start` returns once the server's tools are known, and raises what prevented it. From then on
-    `listed` is called with each new listing, and says whether it differs from the last one; `call` waits for
-    a session if there is none just now.
+    `start` returns once the server's tools are known, and raises the error if that fails. `listed` is called
+    with each listing, and returns whether it differs from the last one. `call` waits for a session if there
+    is none at the moment.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class MCPConnection:
 
     async def start(self) -> None:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # an empty context: the session outlives the request whose span and ids are current here
+        # an empty context, since the session outlives the request whose span and ids are current here
         self._owner = asyncio.create_task(
             self._own(started), name=f"mcp {self._options.name}", context=contextvars.Context()
         )
@@ -138,7 +138,7 @@ class MCPConnection:
                     raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
                 if error.code != SESSION_LOST:
                     raise
-            # the server refused a session it has forgotten: nothing was done, so it can be asked again
+            # the server refused the call since it has forgotten the session: repeating the call is safe
             self._renew(client)
             return await self._call(await self._session(), tool, arguments)
         finally:
@@ -146,8 +146,8 @@ class MCPConnection:
             self.idle_since = time.monotonic()
 
     async def close(self) -> None:
-        """Ends the session, at its server too if that answers soon, and with it a child process. Returns when
-        that is done."""
+        """Ends the session and its child process, and waits for both. The server is notified, but not waited
+        for longer than `NOTICE_SECONDS`."""
         if self._client is None:
             self._scope.cancel()
         else:
@@ -171,7 +171,7 @@ class MCPConnection:
         return self._client
 
     async def _wrote_too_much(self, news: News) -> bool:
-        """Whether the guard has ended the child process of a session for a line that it wrote."""
+        """Whether the process guard ended the session's child process because it wrote too long a line."""
         if self._options.transport != "stdio":
             return False
         with suppress(TimeoutError):
@@ -188,7 +188,8 @@ class MCPConnection:
             self._lose()
 
     def _refusal(self) -> MCPError | None:
-        """Why no session is made again: the server refuses the user's token."""
+        """The server's rejection of the user's token, after which it is not reconnected; None if there is
+        none."""
         error = self._failure
         if self.bearer.token is not None and isinstance(error, MCPError) and error.code == UNAUTHORIZED:
             return error
@@ -212,8 +213,8 @@ class MCPConnection:
                     if not started.done():
                         started.set_exception(self._explained_at_start(self._failure))
                         return
-                    if self._refusal() and self.bearer.token == token:  # a renewed one is tried first
-                        self._up.set()  # calls that wait for a session are refused as well
+                    if self._refusal() and self.bearer.token == token:  # a token renewed since is tried first
+                        self._up.set()  # wakes the calls that wait for a session, which are refused as well
                         return
                 self._news.left.set()
                 if self._scope.deadline < math.inf:  # closed
@@ -237,7 +238,7 @@ class MCPConnection:
             cache=None,
         )
         async with client:
-            # the schema is the server's, too: a pattern or references in it could hold the loop for hours
+            # the schema comes from the server: a pattern or references in it could block the loop for hours
             client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
             self._check_version(client)
             if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
@@ -278,7 +279,7 @@ class MCPConnection:
         while await self._news.of_change():
             if time.monotonic() - listed > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
-            # a server may announce a change with each listing, and make one each time
+            # a server may announce, or even make, a change each time it is asked for the listing
             await anyio.sleep(pause)
             begun = time.monotonic()
             differs = await self._list(client)
@@ -287,8 +288,10 @@ class MCPConnection:
                 pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _list(self, client: Client) -> bool:
-        """Takes the new listing over, and says whether it differs from the last one. One that cannot be had
-        is no reason to end calls under way."""
+        """Fetches and applies the new listing; returns whether it may differ from the last one.
+
+        If the listing fails, running calls continue, unless the session is lost.
+        """
         try:
             return self._listed(await _listing(client))
         except MCPError as error:
@@ -296,14 +299,14 @@ class MCPConnection:
                 self._lose()
             else:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
-                self._list_again()  # what has changed is not announced again
+                self._list_again()  # the server will not announce the same change again
         except ValidationError as error:
             name = self._options.name
             logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error)
         return True
 
     def _lose(self) -> None:
-        """Makes `_watch` return. New calls wait for the next session from here on."""
+        """Ends the session; new calls wait for the next one."""
         self._up.clear()
         self._news.over()
 
@@ -320,7 +323,7 @@ class MCPConnection:
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
-                    # what changed before we listened, or between two subscriptions, is not reported
+                    # changes before the subscription, or between two subscriptions, are not reported
                     self._list_again()
                     async for _ in changes:
                         self._list_again()
@@ -336,7 +339,7 @@ class MCPConnection:
         return error if isinstance(error, ToolsetError) or not said else Unreachable(described(error) + said)
 
     def _last_output(self) -> str:
-        """What a child process said last, which is why it ended, most of the time."""
+        """The last lines of a child process's standard error, which usually say why it ended; "" if none."""
         return ". Its last output:\n" + "\n".join(self._last_words) if self._last_words else ""
 
 
@@ -344,7 +347,7 @@ class MCPConnection:
 async def _watched(
     transport: AbstractAsyncContextManager[TransportStreams], ended: Callable[[], None]
 ) -> AsyncGenerator[TransportStreams]:
-    """A transport that notices when its incoming side has ended: that is when a session is lost."""
+    """Calls `ended` when the transport's incoming stream ends, which means that the session is lost."""
     async with transport as (reading, writing):
         yield _WatchedStream(reading, ended), writing
 
@@ -386,7 +389,8 @@ class _WatchedStream:
 
 
 def _read_again(error: ValidationError) -> SessionMessage | Exception:
-    """What a child process wrote that the SDK cannot read: half a character may be all that is wrong."""
+    """Parses a child process's message that the SDK refused, with unpaired surrogates replaced; the error if
+    it is still invalid."""
     first = error.errors()[0]
     if first["type"] != "json_invalid":
         return error
@@ -399,7 +403,8 @@ def _read_again(error: ValidationError) -> SessionMessage | Exception:
 
 
 def _mode(options: MCPServerOptions) -> str:
-    """How the SDK negotiates. Its mode for one modern version asks the server nothing: not used."""
+    """The SDK's negotiation mode: "legacy" or "auto". A single modern version is not passed as the mode,
+    since the SDK would then not ask the server. `ToolsetError` for an unknown version."""
     version = options.protocol_version
     if version in HANDSHAKE_PROTOCOL_VERSIONS:
         return "legacy"
@@ -412,13 +417,13 @@ def _mode(options: MCPServerOptions) -> str:
 
 
 async def _unchecked(name: str, result: types.CallToolResult) -> None:
-    """Stands for the SDK's check of a result against its tool's `outputSchema`."""
+    """Replaces the SDK's check of a result against its tool's `outputSchema` by none."""
 
 
 async def _asked_for_input(
     answer: Callable[..., Awaitable[Any]], context: object, request: types.InputRequest
 ) -> Any:
-    """A result that sends the user to a URL first is the error that earlier versions have for it."""
+    """Turns a request to send the user to a URL into the error that earlier protocol versions use for it."""
     if isinstance(request.params, types.ElicitRequestURLParams):
         data = {"elicitations": [{"mode": "url", "url": request.params.url}]}
         return types.ErrorData(code=URL_ELICITATION_REQUIRED, message=request.params.message, data=data)
@@ -433,7 +438,8 @@ def _announces(client: Client) -> bool:
 
 
 async def _listing(client: Client) -> list[types.Tool]:
-    """All pages of the server's tools, as far as the bounds of a listing go."""
+    """The server's tools from all pages of its listing; tools beyond the limits are left out with a
+    warning."""
     if client.server_capabilities.tools is None:
         return []
     taken = _Taken()
@@ -450,21 +456,21 @@ async def _listing(client: Client) -> list[types.Tool]:
             "an MCP server lists more than %d tools, %d characters or %d values; the rest is left out", *most
         )
     tools = list(taken.tools.values())
-    # only after a listing of one page the SDK forgets what is listed no more
+    # by itself, the SDK forgets removed tools only after a listing of a single page
     client.session._absorb_tool_listing(types.ListToolsResult(tools=tools), complete=True)
     return tools
 
 
 class _Taken:
-    """What is taken of a listing."""
+    """The tools taken from a listing so far."""
 
     def __init__(self) -> None:
-        #: one that is listed twice, on pages that shifted in between, counts once
+        #: by name: a tool that is listed twice, because pages shifted in between, counts once
         self.tools: dict[str, types.Tool] = {}
         self._size = self._values = 0
 
     def take(self, tool: types.Tool) -> bool:
-        """False where it is beyond the bounds."""
+        """Adds a tool; False if the listing exceeds its limits with it."""
         listed = repr(tool)  # JSON cannot hold everything that a schema may
         self._size += len(listed)
         self._values += sum(map(listed.count, ",[{"))
@@ -479,19 +485,21 @@ class _Taken:
 
 
 def _needs_a_task(tool: types.Tool) -> bool:
-    """Tools that only run as tasks of the server's (2025-11-25) cannot be called for a result."""
+    """Whether the tool runs only as a task of the server (2025-11-25): such a tool cannot be called
+    directly."""
     return tool.execution is not None and tool.execution.task_support == "required"
 
 
 def cause(error: BaseException) -> Exception:
-    """The first error within groups of errors: the one that made the others."""
+    """The first error within exception groups, which caused the others."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error if isinstance(error, Exception) else Unreachable(repr(error))
 
 
 def described(error: Exception) -> str:
-    """In a line, most of the time: pydantic writes several for each form that a message could have had."""
+    """The error's text, shortened: of a `ValidationError`, which has lines for each form that a message could
+    have, only the first error."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

@@ -1,4 +1,4 @@
-"""What an MCP server lists, as tools: their names, their governance, and what may stand for them."""
+"""An MCP server's listing as tools: their names, their governance, and placeholders for unlisted tools."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ from tealagents.tools.schema_form import as_parameters
 
 logger = logging.getLogger(__name__)
 
-#: characters of a description that the model is sent
+#: most characters of a tool's description that the model is sent
 MAX_DESCRIPTION = 4_000
-#: characters of JSON of one tool's parameters that the model is sent, and what it is sent in place of more
+#: most characters of JSON of one tool's parameters, and the schema that replaces a larger one
 MAX_PARAMETERS = 64 * 1024
 _ANY_OBJECT: Json = {
     "type": "object",
@@ -50,7 +50,7 @@ class MCPTool:
 
 
 class UnlistedTool(MCPTool):
-    """Stands for a tool that its server has not listed for the owner yet: any name is taken at its word."""
+    """A placeholder for a tool that its server has not listed for the owner yet; the tool may not exist."""
 
     def __init__(self, tool: MCPTool, connect: Callable[[ToolContext], Awaitable[str]]) -> None:
         super().__init__(tool.spec, tool.override, tool._call)
@@ -61,11 +61,11 @@ class UnlistedTool(MCPTool):
 
 
 class Listing(NamedTuple):
-    """What a server has listed, for all users or for one."""
+    """The tools that a server has listed, for all users or for one."""
 
-    #: of what the server lists, which would take as much memory again as the tools
+    #: of the server's listing, which itself would take as much memory again as the tools
     digest: bytes
-    #: the server's own names, by ours
+    #: our name of each tool → the server's own name
     functions: Mapping[str, str]
     tools: tuple[Tool, ...]
 
@@ -74,7 +74,7 @@ class Listing(NamedTuple):
 
 
 class Lister:
-    """Makes tools of what one server lists."""
+    """Makes tools from one server's listings."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Lister:
         self._connect = connect
 
     def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
-        """The tools of a listing: those of `before` where they are the same."""
+        """The tools of a listing. If nothing has changed, the tools of `before` are kept."""
         digest = _digest(listed)
         if before is not None and before.digest == digest:
-            return before  # most are: to make thousands of tools would hold up all requests
+            return before  # the usual case: making thousands of tools again would block the event loop
         functions = [tool.name for tool in listed]
         names = tool_names(self._options.name, functions)
         tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
@@ -102,7 +102,8 @@ class Lister:
         return Listing(digest, dict(zip(names, functions, strict=True)), tools)
 
     def unlisted(self, name: str) -> Tool | None:
-        """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
+        """A placeholder for a tool not listed yet, governed as if the server had given it no annotations;
+        None if the name cannot be one of this server."""
         prefix = prefix_of(self._options.name)
         if not name.startswith(prefix) or not VALID_NAME.fullmatch(name):
             return None
@@ -113,7 +114,8 @@ class Lister:
         return UnlistedTool(self._tool(types.Tool(name=function, input_schema={}), name), self._connect)
 
     def connect_tool(self) -> Tool:
-        """What stands for the tools of a server that lists them only once a user has authorized it."""
+        """The tool offered in place of the tools of a server that lists them only for users who authorized
+        it."""
         spec = self._spec(
             tool_names(self._options.name, [CONNECT])[0],
             f"Connects the user to {self._options.name}, whose tools are known only once the user has "
@@ -125,7 +127,7 @@ class Lister:
         return MCPTool(spec, cleared, lambda context, *_: self._connect(context))
 
     def report(self, listing: Listing) -> None:
-        """Logs what all users are offered, and overrides that name nothing."""
+        """Logs the tools that all users are offered, and overrides that name no listed tool."""
         functions = list(listing.functions.values())
         logger.info("MCP server %s has these tools: %s", self._options.name, ", ".join(functions))
         for name in self._options.tool_governance_overrides:
@@ -138,7 +140,7 @@ class Lister:
                 )
 
     def _warn_of_loosened(self, before: Listing, tools: Sequence[Tool]) -> None:
-        """A server that changes the annotations of a tool may clear it: the operator should know."""
+        """Warns the operator of tools that no longer need approval because the server changed annotations."""
         governed = {tool.spec.name for tool in before.tools if tool.spec.governance.requires_hitl}
         for tool in tools:
             if tool.spec.name in governed and not tool.spec.governance.requires_hitl:
@@ -191,12 +193,12 @@ class Lister:
 
 
 def _digest(listed: Sequence[types.Tool]) -> bytes:
-    """SHA-256 of a listing, of which JSON cannot hold everything that its schemas may."""
+    """SHA-256 of the listing's `repr`, since JSON cannot represent every value that a schema may hold."""
     return hashlib.sha256(repr(listed).encode()).digest()
 
 
 def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) -> Governance:
-    """By trust level. What an untrusted server says of its own tools is not believed."""
+    """The governance by trust level. An untrusted server's annotations are ignored."""
     if trust == "trusted":
         return Governance()
     harmless = (

@@ -32,33 +32,33 @@ logger = logging.getLogger(__name__)
 # Codes of our own for what happened below MCP; outside of what JSON-RPC reserves.
 #: the request did not reach the server
 NOT_SENT = 4501
-#: the request went out, and its answer was lost
+#: the request was sent, and its answer was lost
 OUTCOME_UNKNOWN = 4502
 #: the server answered with an HTTP error
 REFUSED = 4503
-#: the server wants a token, another token, or one for more scopes; `data.challenge` is what it said
+#: the server wants a token, another token, or one for more scopes; `data.challenge` is its `WWW-Authenticate`
 UNAUTHORIZED = 4504
-#: the server does not know our session (any more)
+#: the server does not know our session, or no longer does
 SESSION_LOST = 4505
 
-#: bytes of one answer, and of one event of a stream
+#: most bytes of one answer, and of one event of a stream
 MAX_ANSWER = 4_000_000
-#: values in one of them: four megabytes of `{},` would take half a gigabyte
+#: most values in one answer or event: four megabytes of `{},` would take half a gigabyte of memory
 MAX_MARKS = 500_000
 #: characters of an HTTP error's body that are reported
 MAX_REASON = 2_000
-#: seconds for which what a process that has ended wrote last is waited for
+#: seconds to wait for the last output of a process that has ended
 LAST_WORDS_SECONDS = 1.0
-#: seconds before a GET opens a stream again, besides those that the server asks for: it may end each at once;
-#: and the most of them, for a stream of notifications that does not stay open
+#: seconds before a GET reopens a stream, in addition to the pause that the server asks for, since the server
+#: may end each stream at once; and the longest pause, for a stream of notifications that does not stay open
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
-#: why the guard ends a process, as it says on standard error behind `ended: `
+#: the guard's reason for ending a process, written to standard error after `ended: `
 TOO_LONG = "it wrote a line that is too long to be read"
-#: seconds that a server has, at most, to take what it sends no result for
+#: most seconds for a server to accept a message that it sends no result for
 NOTICE_SECONDS = 3.0
-#: what a server answers for the time being: a token that has expired, a stream whose end it has not noticed
+#: transient statuses: a token has expired, or the server has not noticed the end of an earlier stream
 _PASSING = frozenset({401, 408, 409, 425, 429})
-#: half a character in JSON: the one half without the other
+#: an unpaired UTF-16 surrogate, escaped in JSON
 _HALF = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -67,13 +67,13 @@ _GUARD = Path(__file__).with_name("process_guard.py")
 
 
 def whole_characters(written: bytes) -> bytes:
-    """JSON, or a part of it that cuts no character, with U+FFFD in the place of half characters.
+    """JSON, or a part of it that cuts no character, with U+FFFD in place of unpaired surrogates.
 
-    Servers that cut text by UTF-16 units write such halves, which the SDK's parser refuses.
+    Servers that cut text by UTF-16 units write unpaired surrogates, which the SDK's parser refuses.
     """
     if b"\\u" not in written or b"\0" in written:
         return written
-    # what stands behind an escaped backslash is no escape; JSON holds no NUL
+    # `\\u` is an escaped backslash and a u, no escape; NUL can mark it, since JSON holds none
     hidden = written.replace(b"\\\\", b"\0\0")
     return _HALF.sub(rb"\\ufffd", hidden).replace(b"\0\0", b"\\\\")
 
@@ -92,8 +92,12 @@ class BearerToken:
 async def http_transport(
     options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]
 ) -> AsyncGenerator[TransportStreams]:
-    """`listening` is called each time the stream of the server's notifications has been opened, or refused to
-    a session that is forgotten: the tools are to be listed, for what was not reported."""
+    """The SDK's HTTP transport over a `ReportingClient`.
+
+    `listening` is called each time the server's stream of notifications is opened, or refused because the
+    server has forgotten the session: the tools have to be listed again, since changes may not have been
+    reported.
+    """
     url = options.url or ""
     async with (
         ReportingClient(options, bearer, listening) as client,
@@ -103,10 +107,11 @@ async def http_transport(
 
 
 class ReportingClient(BoundedClient):
-    """Answers each failed request with a JSON-RPC error that says what is known of it.
+    """Turns each failed request into a JSON-RPC error that says whether the request may have been carried
+    out.
 
-    Otherwise one failed request would end the session with all its other calls, and an HTTP status
-    would be lost on the way.
+    Otherwise one failed request would end the session with all its other calls, and the SDK would lose the
+    HTTP status.
     """
 
     def __init__(self, options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]) -> None:
@@ -123,15 +128,15 @@ class ReportingClient(BoundedClient):
         self._bearer = bearer
         self._listening = listening
         self._notice_seconds = min(options.timeout, NOTICE_SECONDS)
-        #: notifications, and answers of ours, that are on their way
+        #: POSTs in flight: notifications, and our responses to the server's requests
         self._notices: set[asyncio.Task[None]] = set()
-        #: the SDK's tasks that have sent a message; a GET of theirs resumes its answer
+        #: the SDK's tasks that have sent a message; a GET by such a task resumes the stream of its answer
         self._calling: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: whether the server has said that it does not know the session (any more)
+        #: whether the server has said that it does not know the session
         self._is_forgotten = False
-        #: seconds before the stream of notifications is opened next, and when it was last
+        #: seconds to pause before the stream of notifications is opened next, and when it was last opened
         self._pause = self._opened = 0.0
-        #: what follows the redirect that the last request for it was answered with
+        #: the request that follows the redirect of the last request for that stream
         self._redirected: httpx2.Request | None = None
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
@@ -155,7 +160,7 @@ class ReportingClient(BoundedClient):
             if is_stream(response):
                 response.stream = _Sparse(response.stream, break_is_end=listens)
             else:
-                # read here, so that an answer that is refused midway is reported as well
+                # read here, so that an answer refused halfway is reported as well
                 _check_marks(_marks(await response.aread()))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
             return _ended(request) if listens else _reported(request, NOT_SENT, _reason(error))
@@ -167,14 +172,15 @@ class ReportingClient(BoundedClient):
             return self._refused(request, response)
         where = redirect_location(response)
         if where is not None and request.method == "POST" and response.status_code not in (307, 308):
-            # many servers redirect when they are done; 307 and 308 want the call repeated
+            # many servers redirect after a call is done; 307 and 308 ask to repeat the call
             reason = f"{_status(response)}: a redirect to {where}, which is not followed"
             return _reported(request, OUTCOME_UNKNOWN, reason)
         return response
 
     async def _notify(self, request: httpx2.Request, notice: str) -> None:
-        """Nothing waits for the answer, which says nothing: the SDK would send no call before it has come."""
-        if notice == "notifications/initialized":  # whatever follows it would be refused before
+        """Sends a message that has no result in the background: the SDK would send no call before the
+        answer."""
+        if notice == "notifications/initialized":  # servers refuse requests that arrive before it
             await self._delivered(request)
             return
         task = asyncio.create_task(self._delivered(request), name="notify an MCP server")
@@ -212,9 +218,9 @@ class ReportingClient(BoundedClient):
         return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """The SDK gives notifications up after two streams that broke or were refused, however far apart.
+        """The SDK gives up on notifications after two streams that broke or were refused, however far apart.
 
-        What is refused for now is shown to it as a stream that has ended.
+        Transient refusals are therefore passed to it as a stream that has ended, which it opens again.
         """
         self._redirected = response.next_request
         if response.status_code in _PASSING or (response.status_code >= 500 and response.status_code != 501):
@@ -224,7 +230,8 @@ class ReportingClient(BoundedClient):
         return response
 
     async def _rest(self, request: httpx2.Request) -> None:
-        """A pause before the stream of notifications is opened, which doubles while it does not stay open."""
+        """Pauses before the stream of notifications is opened; the pause doubles while streams do not stay
+        open."""
         if request is self._redirected:
             return
         if time.monotonic() - self._opened > LONGEST_GET_PAUSE:
@@ -234,7 +241,8 @@ class ReportingClient(BoundedClient):
         self._opened = time.monotonic()
 
     def _listens(self, request: httpx2.Request) -> bool:
-        """Whether the request is for the server's notifications: the task that reads them sends nothing."""
+        """Whether the request opens the stream of notifications: it is a GET by a task that has sent
+        nothing."""
         task = asyncio.current_task()
         assert task is not None
         if request.method != "GET":
@@ -243,7 +251,8 @@ class ReportingClient(BoundedClient):
 
 
 def _notice(content: bytes) -> str | None:
-    """The method of a notification, empty for an answer of ours; None where the message is a request."""
+    """The method of a notification, empty for our response to the server; None if the message is a request,
+    or not JSON."""
     message = json_object(content)
     if message is None or {"id", "method"} <= message.keys():
         return None
@@ -251,7 +260,7 @@ def _notice(content: bytes) -> str | None:
 
 
 def _marks(content: bytes) -> int:
-    """What separates values in JSON: each may cost a hundred times its own byte."""
+    """The number of commas and opening brackets, which bounds the values: each may take a hundred bytes."""
     return content.count(b",") + content.count(b"[") + content.count(b"{")
 
 
@@ -261,7 +270,8 @@ def _check_marks(marks: int) -> None:
 
 
 class _WholeCharacters(httpx2.AsyncByteStream):
-    """A body of JSON, or of events, without half characters. It comes in whole lines, which cut none."""
+    """A body of JSON or events with unpaired surrogates replaced. It yields whole lines, which cut no
+    escape."""
 
     def __init__(self, body: Any) -> None:
         self._body: httpx2.AsyncByteStream = body
@@ -271,7 +281,7 @@ class _WholeCharacters(httpx2.AsyncByteStream):
         async for chunk in self._body:
             ended = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
             line += chunk[:ended] if ended else chunk
-            # a longer line is refused by what reads it
+            # a line beyond the limit is passed on unfinished: its reader refuses it
             if ended or len(line) > MAX_ANSWER:
                 yield whole_characters(bytes(line))
                 line = bytearray(chunk[ended:] if ended else b"")
@@ -282,7 +292,7 @@ class _WholeCharacters(httpx2.AsyncByteStream):
 
 
 class _Sparse(httpx2.AsyncByteStream):
-    """The body of a stream none of whose events holds too many values."""
+    """The body of an event stream; raises `SSEError` for an event with more than `MAX_MARKS` values."""
 
     def __init__(self, body: Any, *, break_is_end: bool) -> None:
         self._body: httpx2.AsyncByteStream = body
@@ -291,7 +301,7 @@ class _Sparse(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         marks = 0
         async for chunk in self._chunks():
-            # an event ends in an empty line; one that ends elsewhere is counted together with the next
+            # an event ends in an empty line; if a chunk splits that line, two events are counted as one
             ended, _, rest = chunk.replace(b"\r\n", b"\n").rpartition(b"\n\n")
             _check_marks(marks + _marks(ended))
             marks = _marks(rest) if ended else marks + _marks(rest)
@@ -315,12 +325,13 @@ def _status(response: httpx2.Response) -> str:
 
 
 def _is_lost_session(status: int, body: str) -> bool:
-    """404 as the specification says; 400 as widespread servers do it."""
+    """Whether an answer means that the session is lost: 404 by the specification, 400 from widespread
+    servers."""
     return status == 404 or (status == 400 and "session" in body.lower())
 
 
 def _ended(request: httpx2.Request) -> httpx2.Response:
-    """A stream that has ended, which is opened again."""
+    """An empty event stream that has ended, so that the SDK opens the next one."""
     return httpx2.Response(200, headers={"content-type": "text/event-stream"}, request=request)
 
 
@@ -344,8 +355,8 @@ async def stdio_transport(
 ) -> AsyncGenerator[TransportStreams]:
     """Starts the command with a minimal environment, and ends it with all its children.
 
-    What it writes to standard error is logged at debug; its last lines are in `last_words`, all of them once
-    this is left.
+    Its standard error is logged at debug. The last lines are in `last_words`, which is complete once this
+    context is left.
     """
     command = _found(options)
     parameters = StdioServerParameters(
@@ -355,7 +366,7 @@ async def stdio_transport(
         cwd=options.cwd,
         encoding_error_handler="replace",
     )
-    last_words.clear()  # of the process before
+    last_words.clear()  # the lines of the previous process
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as errors:
         reader = threading.Thread(
@@ -367,7 +378,7 @@ async def stdio_transport(
         reader.start()
         try:
             async with stdio_client(parameters, errlog=errors) as streams:
-                # the child has its own copy by now; ours would hide its end
+                # the child has its own copy by now; ours would keep the pipe open after its end
                 errors.close()
                 yield streams
         finally:
@@ -377,7 +388,8 @@ async def stdio_transport(
 
 
 def _found(options: MCPServerOptions) -> list[str]:
-    """The command line, behind the process guard where there can be one."""
+    """The command line, run by the process guard where possible. `ToolsetError` if the command is not
+    found."""
     command = options.command or ""
     path = options.env.get("PATH") or get_default_environment().get("PATH")
     located = Path(options.cwd or ".", command) if os.sep in command else None

@@ -1,4 +1,4 @@
-"""Opening and closing what others have written: all at once, each in one task of its own."""
+"""Enters and exits third-party context managers, each in a single task of its own."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ log = logging.getLogger(__name__)
 
 
 class Held:
-    """A context that one task enters, waits in, and exits.
+    """A context manager that a single task enters, holds open, and exits.
 
-    It may hold an anyio task group, as a client of the package `mcp` does: only the task that entered one
-    may exit it. What ends the body, an error or a cancellation, reaches the context as well.
+    The context may hold an anyio task group, as a client of the package `mcp` does, which only the task that
+    entered it may exit. An error or a cancellation that ends the body is raised inside the context as well.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[Any], what: str) -> None:
-        """`what` it is called in an error."""
+        """`what`: the name of the context in errors."""
         self._context = context
         self._what = what
         self._is_entered = asyncio.Event()
         self._is_left = asyncio.Event()
-        #: what the body ended with
+        #: the exception that ended the body; None if it ended normally
         self._given: BaseException | None = None
 
     async def __aenter__(self) -> Self:
@@ -47,7 +47,7 @@ class Held:
             raise failure
 
     async def _until(self, *others: asyncio.Future[Any]) -> None:
-        """Waits for the task or one of the others. A cancellation is passed on, and its end awaited."""
+        """Waits for the task or one of `others`. If canceled, cancels the task and waits until it ends."""
         try:
             await asyncio.wait((self._task, *others), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -56,9 +56,10 @@ class Held:
             raise
 
     async def _hold(self) -> BaseException | None:
-        """What the context raises, unless that is what the body ended with, which a task group wraps.
+        """Returns the exception that the context raised; None for the one that ended the body (`ungrouped`,
+        since a task group wraps it).
 
-        It is returned: a task that raises `SystemExit` stops the event loop.
+        The exception is returned, not raised, because a task that raises `SystemExit` stops the event loop.
         """
         try:
             with ungrouped():
