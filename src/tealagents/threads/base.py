@@ -1,7 +1,8 @@
-"""What every thread is: a conversation with checkpoints.
+"""The base of all threads: a conversation with checkpoints.
 
-A thread is local or remote from its creation. What is remembered besides its messages (`context`) is part
-of each checkpoint: a rollback restores it, in both directions. Only `delete` erases what a checkpoint marks.
+A thread is local or remote from its creation. Each checkpoint includes the thread's `context`, the state kept
+besides its messages: a rollback restores it, to earlier and to later checkpoints. Only `delete` erases what a
+checkpoint holds.
 """
 
 from abc import ABC, abstractmethod
@@ -49,11 +50,11 @@ class RemoteUnsupported(Refusal):
 
 
 class ThreadContext(TypedDict, total=False):
-    """What a thread remembers besides its messages."""
+    """The state that a thread keeps besides its messages."""
 
     #: the number of the newest round
     turn: int
-    #: of reducers (any JSON) and of context providers, by their names
+    #: the state of reducers (any JSON), and that of context providers by their names
     view: Json
     providers: dict[str, Json]
 
@@ -65,20 +66,21 @@ class ThreadCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: Moment
     #: the checkpoint before it; None for the first
     parent: str | None = None
-    #: local threads: the ids of the messages since `parent`, and the texts that edits since then gave
+    #: local threads: since `parent`, the ids of new messages, and the new text of each edited message by its
+    #: id
     messages: tuple[str, ...] = ()
     edits: dict[str, str] = {}
     #: remote threads: the id that the conversation continues from
     remote_id: str | None = None
-    #: workflow threads: the checkpoints of the sub-threads, and the execution
+    #: workflow threads: the checkpoint of each sub-thread by its key, and the execution
     threads: dict[str, str | None] = {}
     execution: Json | None = None
-    #: what providers and views remembered
+    #: the state of providers and views at this checkpoint
     context: ThreadContext = {}
 
 
 class Header(Struct, frozen=True):
-    """What the document of every thread holds."""
+    """The fields that the document of every thread has."""
 
     thread_id: Annotated[str, Meta(min_length=1)]
     created_at: Moment
@@ -97,11 +99,11 @@ class AgentThread(ABC):
     def __init__(self, *, thread_id: str | None = None) -> None:
         self.thread_id = thread_id or ids.random_id()
         self.created_at = datetime.now(UTC)
-        #: of the configuration of the agent that uses it; None before the first use
+        #: fingerprint of the configuration of the agent that uses the thread; None before the first use
         self.fingerprint: str | None = None
-        #: what is remembered besides the messages, see `ThreadContext`
+        #: the state kept besides the messages, see `ThreadContext`
         self.context: Json = {}
-        #: what context providers had kept before the first message
+        #: the state of context providers before the first message
         self.beginning_state: dict[str, Json] = {}
         self._checkpoints: dict[str, ThreadCheckpoint] = {}
         self._current: str | None = None
@@ -116,16 +118,17 @@ class AgentThread(ABC):
 
     @abstractmethod
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        """Adds the messages of a round that is over."""
+        """Adds the messages of a finished round."""
 
     @property
     @abstractmethod
     def messages(self) -> Sequence[Message]:
-        """All messages, oldest first. `Agent.list_messages` lists those of any thread."""
+        """All messages, oldest first. A remote thread raises `RemoteUnsupported`; `Agent.list_messages` lists
+        its own."""
 
     @abstractmethod
     def fork(self, message_id: str | None = None) -> Self:
-        """A new, independent thread with everything up to and including a message; without one, with all.
+        """A new, independent thread with everything up to and including a message; None: with all messages.
 
         `NotFound` for an unknown message, `InvalidRequest` for one between a tool call and its result.
         """
@@ -135,36 +138,38 @@ class AgentThread(ABC):
         """The same thread under a new id. A change to one does not affect the other."""
 
     async def delete(self) -> None:
-        """Erases the thread wherever it is kept. This cannot be undone. `TaskBusy` while a message is being
-        answered; a deletion that failed can be repeated."""
+        """Erases the thread and everything stored for it. This cannot be undone.
+
+        `TaskBusy` while a message is being answered. A deletion that failed can be repeated.
+        """
         self.check_deletable()
         with self.taken():
             await self._erase()
 
     def check_deletable(self) -> None:
-        """Raises where `delete` would; changes nothing."""
+        """Raises what `delete` would raise; changes nothing."""
         self._check_free()
 
     async def _erase(self) -> None:
-        """Erases everything; nothing else uses the thread meanwhile."""
+        """Erases everything. The caller is the thread's only user (`taken`)."""
         self._deleted = True
         self._checkpoints.clear()
         self.context, self.beginning_state = {}, {}
 
     @property
     def deleted(self) -> bool:
-        """Whether `delete` has erased it."""
+        """Whether `delete` has erased the thread."""
         return self._deleted
 
     @property
     def state(self) -> Mapping[str, Json]:
-        """What context providers keep here, by their names."""
+        """The state of context providers in this thread, by their names."""
         states: Mapping[str, Json] = self.context.get("providers") or {}
         return states
 
     def adopt_state(self, other: "AgentThread") -> None:
-        """Takes over what context providers keep in another thread: a thread without checkpoints begins with
-        it. What views keep goes by its messages."""
+        """Copies the context providers' state of another thread; before the first checkpoint, it also becomes
+        the `beginning_state`. The state of views belongs to the other's messages, and is not copied."""
         if other.state:
             self.context["providers"] = deepcopy(dict(other.state))
             if not self._checkpoints:
@@ -172,7 +177,7 @@ class AgentThread(ABC):
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Makes the caller the only writer. `TaskBusy` where there is another."""
+        """Makes the caller the only writer. `TaskBusy` if there is one already."""
         self._check_free()
         self._taken = True
         try:
@@ -193,16 +198,16 @@ class AgentThread(ABC):
 
     @property
     def checkpoints(self) -> Sequence[ThreadCheckpoint]:
-        """All checkpoints, oldest first, including those that a rollback left behind."""
+        """All checkpoints in order of creation, including those that a rollback has gone back from."""
         return tuple(self._checkpoints.values())
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The current one; None before the first."""
+        """The id of the current checkpoint; None before the first."""
         return self._current
 
     def checkpoint(self) -> str:
-        """Marks the present state; returns the id to roll back to."""
+        """Saves the present state as a checkpoint; returns its id, for `rollback`."""
         self._check_there()
         made = self._marked(
             ThreadCheckpoint(
@@ -217,7 +222,7 @@ class AgentThread(ABC):
         return made.checkpoint_id
 
     def rollback(self, checkpoint_id: str) -> None:
-        """Makes an earlier (or later) checkpoint the present state. Only unmarked changes are lost."""
+        """Restores an earlier (or later) checkpoint. Only changes since the last checkpoint are lost."""
         self.check_way_back()
         found = self._checkpoints.get(checkpoint_id)
         if found is None:
@@ -225,13 +230,14 @@ class AgentThread(ABC):
         self._go_to(found)
 
     def rewind(self) -> None:
-        """Goes back to what the thread was begun with. Only unmarked changes are lost."""
+        """Restores the state from before the first message. Only changes since the last checkpoint are
+        lost."""
         self.check_way_back()
         context = cast(ThreadContext, self._beginning_context())
         self._go_to(ThreadCheckpoint(checkpoint_id="", created_at=self.created_at, context=context))
 
     def check_way_back(self) -> None:
-        """Raises where `rollback` and `rewind` would; changes nothing."""
+        """Raises what makes any `rollback` or `rewind` impossible now; changes nothing."""
         self._check_free()
 
     def _go_to(self, checkpoint: ThreadCheckpoint) -> None:
@@ -240,7 +246,7 @@ class AgentThread(ABC):
         self.context = dict(deepcopy(checkpoint.context))
 
     def _beginning_context(self) -> Json:
-        """What was remembered before the first message."""
+        """The `context` from before the first message."""
         return {"providers": deepcopy(self.beginning_state)} if self.beginning_state else {}
 
     def _line(self) -> list[ThreadCheckpoint]:
@@ -255,11 +261,11 @@ class AgentThread(ABC):
 
     @abstractmethod
     def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
-        """The checkpoint, with what this kind of thread needs to restore it."""
+        """The checkpoint, extended by the state that this kind of thread needs to restore it."""
 
     @abstractmethod
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
-        """Makes a checkpoint the present state of what this kind of thread holds."""
+        """Restores the part of a checkpoint that is specific to this kind of thread."""
 
     # --- JSON ------------------------------------------------------------------------------------
 
@@ -293,7 +299,7 @@ class AgentThread(ABC):
 
     @classmethod
     def from_document(cls, document: Json, *, stores: MessageStoreFactory | None = None) -> Self:
-        """The thread of which `document` was made."""
+        """The thread that `document()` described. `InvalidRequest` as for `from_json`."""
         if document.get("kind") != cls.kind:
             raise InvalidRequest("kind", f"must be {cls.kind}, not {document.get('kind')!r}")
         try:
@@ -310,17 +316,17 @@ class AgentThread(ABC):
 
     @abstractmethod
     def _parts(self) -> Json:
-        """What this kind of thread adds to the document."""
+        """The fields that this kind of thread adds to the document."""
 
     @classmethod
     @abstractmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        """A thread with what `_parts` wrote. `msgspec.ValidationError` where that is malformed."""
+        """A thread with the fields that `_parts` wrote. `msgspec.ValidationError` if they are malformed."""
 
     # --- helpers of forks and copies -------------------------------------------------------------
 
     def _like(self, other: "AgentThread") -> None:
-        """Takes over what another thread remembers."""
+        """Copies fingerprint, context and checkpoints of another thread."""
         self.fingerprint = other.fingerprint
         self.context = deepcopy(other.context)
         self.beginning_state = other.beginning_state
@@ -328,12 +334,12 @@ class AgentThread(ABC):
         self._current = other._current
 
     def _holds(self, message_id: str) -> bool:
-        """Whether `fork` finds a message here."""
+        """Whether this thread has a message that `fork` can fork at."""
         return False
 
 
 def decoded(text: str | bytes) -> Json:
-    """The document in a text; `InvalidRequest` where it holds none."""
+    """The thread document in a JSON text; `InvalidRequest` if it is none."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -344,8 +350,8 @@ def decoded(text: str | bytes) -> Json:
 
 
 def _in_order(header: Header) -> dict[str, ThreadCheckpoint]:
-    """The checkpoints by their ids. Each continues one before it, as they were written: so there is no
-    cycle."""
+    """The checkpoints by their ids. `InvalidRequest` unless each parent comes before its children, as
+    `document` writes them: that rules out cycles."""
     known: dict[str, ThreadCheckpoint] = {}
     for each in header.checkpoints:
         if not each.checkpoint_id or each.checkpoint_id in known:

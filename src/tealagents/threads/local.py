@@ -1,4 +1,4 @@
-"""Threads whose messages are kept here, and sent with each call."""
+"""Threads whose messages are kept on this side, and sent with each call of the model."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,18 +21,18 @@ from tealagents.threads.views import Part, parts_of
 
 
 class LocalParts(Struct, frozen=True):
-    """What the document of a local thread holds besides its header."""
+    """The fields of a local thread's document besides its header."""
 
-    #: with a store only those that it does not have yet
+    #: all messages; with a message store, only those that are not stored yet
     messages: tuple[Message, ...]
-    #: since the current checkpoint: ids of new messages, texts that edits gave
+    #: since the current checkpoint: ids of new messages, and the new text of each edited message by its id
     pending: tuple[str, ...]
     edits: dict[str, str]
-    #: ids of messages in the store that are not in the thread any more
+    #: ids of messages in the store that are no longer in the thread
     dropped: tuple[str, ...]
-    #: what finds the store again
+    #: the message store's `serialize()`; None without a store
     store: Json | None
-    #: ids of the messages that it was begun with
+    #: ids of the messages that the thread was created with
     beginning: tuple[str, ...] = ()
 
 
@@ -41,16 +41,16 @@ class StoredMessages:
 
     def __init__(self, store: MessageStore, unstored: Iterable[Message]) -> None:
         self.store = store
-        #: not in the store yet
+        #: messages that are not in the store yet
         self.unstored = list(unstored)
-        #: in the store, and not in the thread: it cannot erase single ones
+        #: ids of messages in the store, which cannot erase single ones, that are not in the thread
         self.dropped: set[str] = set()
-        #: whether the thread has seen what is in the store
+        #: whether the thread has read the messages in the store
         self.read = True
         self._access = asyncio.Lock()
 
     async def sync(self) -> list[Message]:
-        """Stores what is not stored yet; returns all messages of the thread, oldest first."""
+        """Stores the messages that are not stored yet; returns all messages of the thread, oldest first."""
         async with self._access:
             kept = await self.store.list_messages()
             known = {message.message_id for message in kept}
@@ -62,9 +62,9 @@ class StoredMessages:
             return self._shown(kept)
 
     async def add(self, messages: Sequence[Message]) -> list[Message]:
-        """Adds new messages; returns all, those of others included, without what the store has let go.
+        """Adds new messages; returns all that the store has now, including those that other writers added.
 
-        Where it raises they are no part of the thread, even if the store has them.
+        If it raises, the new messages are not part of the thread, even if the store has them.
         """
         new = {message.message_id for message in messages}
         async with self._access:
@@ -75,7 +75,7 @@ class StoredMessages:
             return self._shown(kept)
 
     def drop(self, message_ids: Collection[str]) -> None:
-        """These are no part of the thread any more."""
+        """Removes these messages from the thread; the store may keep them."""
         self.unstored = [each for each in self.unstored if each.message_id not in message_ids]
         self.dropped.update(message_ids)
 
@@ -88,8 +88,9 @@ class StoredMessages:
 class LocalThread(AgentThread):
     """A conversation kept in this process, and in a message store where it has one.
 
-    With a store the thread knows the order of its messages and the store has them: `create` reads them. A
-    message that the store has let go is no longer in the thread; what others have added is at its end.
+    With a store, the thread keeps the order of its messages, and the store their content: `create` reads
+    them. A message that the store has dropped is no longer in the thread; messages that other writers added
+    come last.
     """
 
     kind: ClassVar = "local"
@@ -102,15 +103,16 @@ class LocalThread(AgentThread):
         stores: MessageStoreFactory | None = None,
         thread_id: str | None = None,
     ) -> None:
-        """`messages` are earlier ones, which `rewind` keeps; an id that comes again is replaced by a new one.
-        `stores` makes the stores of forks and copies, and of this thread where no `store` is given."""
+        """`messages`: earlier messages, which `rewind` keeps; a repeated id is replaced by a new one.
+        `stores`: makes the stores of forks and copies, and of this thread if no `store` is given."""
         super().__init__(thread_id=thread_id)
         self._stores = stores
-        #: as they were said, by their ids
+        #: the messages without edits, by their ids
         self._messages = {each.message_id: each for each in _distinct(messages, ())}
-        #: the ids of those that it was begun with, which are in no checkpoint
+        #: ids of the messages that the thread was created with, which are in no checkpoint
         self._beginning = tuple(self._messages)
-        #: since the current checkpoint: the ids of new messages, and the texts that edits gave
+        #: since the current checkpoint: the ids of new messages, and the new text of each edited message by
+        #: its id
         self._pending: list[str] = []
         self._edits: dict[str, str] = {}
         made = stores() if store is None and stores is not None else store
@@ -141,9 +143,9 @@ class LocalThread(AgentThread):
         self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
     def _take_in(self, kept: Sequence[Message], own: Sequence[str] = ()) -> None:
-        """These are the messages there are; those that were not known are new, in their order.
+        """Replaces the known messages by `kept`; unknown ones count as new, in their order.
 
-        The rounds of others are counted like its own: summaries go by the numbers of rounds.
+        Rounds that other writers added (not in `own`) raise the round number, too: summaries refer to it.
         """
         self._messages = {message.message_id: message for message in kept}
         marked = {name for each in self._checkpoints.values() for name in each.messages}
@@ -180,15 +182,15 @@ class LocalThread(AgentThread):
             raise InvalidRequest("", "the thread's messages are in its store: await thread.create() first")
 
     async def edit(self, message_id: str, text: str) -> Message:
-        """Replaces the content of a message, from the present state on: earlier checkpoints, and a message
-        store, keep what was said. `NotFound` where there is no such message."""
+        """Replaces the content of a message from now on: earlier checkpoints and the message store keep the
+        original. `NotFound` if there is no such message."""
         check_encodable(text, "text")
         self._check_free()
         await self.create()
         if not self._holds(message_id):
             raise self._unknown(message_id)
         self._edits[message_id] = text
-        self.context.pop("view", None)  # a summary of what was said before
+        self.context.pop("view", None)  # it may hold a summary of the old content
         return _edited(self._messages[message_id], self._edits)
 
     def _holds(self, message_id: str) -> bool:
@@ -198,7 +200,8 @@ class LocalThread(AgentThread):
         return NotFound(f"The thread {self.thread_id} has no message {message_id}.")
 
     def parts(self) -> list[Part]:
-        """The messages in parts, oldest first, for a view; the newest round has the number in `context`."""
+        """The messages in parts, oldest first, for a view; the newest round has the number
+        `context["turn"]`."""
         rounds: list[list[Message]] = []
         for message in self.messages:
             if not rounds or message.role == "user":
@@ -212,7 +215,7 @@ class LocalThread(AgentThread):
     def fork(self, message_id: str | None = None) -> Self:
         """The messages of the fork have ids of their own and name their `origin`.
 
-        It is kept where this thread is: in a store of its own, if `stores` makes one, filled on first use.
+        If `stores` is given, the fork gets a message store of its own, which is filled on first use.
         """
         kept = self.messages if message_id is None else up_to(self.messages, message_id)
         if kept is None:
@@ -228,7 +231,10 @@ class LocalThread(AgentThread):
         return fork
 
     def _adopt_line(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
-        """Takes over the beginning and the checkpoints that lie within the fork, and what they remember."""
+        """Copies the initial messages and every checkpoint that lies within the fork, with its saved state.
+
+        `names`: the id of each of the fork's messages in `origin` → its id in the fork.
+        """
 
         def within(messages: Iterable[str]) -> bool:
             return all(name in names or name not in origin._messages for name in messages)
@@ -274,7 +280,7 @@ class LocalThread(AgentThread):
         return marked
 
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
-        """Unmarked messages and edits are gone."""
+        """Discards messages and edits since the current checkpoint."""
         if self._kept is not None:
             self._kept.drop(self._pending)
         for name in self._pending:
@@ -319,7 +325,7 @@ class LocalThread(AgentThread):
 
 
 def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Message]:
-    """The messages, each with an id that no other has."""
+    """The messages, each with a new id if another one, or `taken`, has its id already."""
     known = set(taken)
     distinct = []
     for message in messages:
@@ -331,7 +337,7 @@ def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Messa
 
 
 def _edits_of(checkpoints: Iterable[ThreadCheckpoint]) -> dict[str, str]:
-    """What edits have made of messages, by their ids: the latest counts."""
+    """The text of the latest edit of each edited message, by its id."""
     return {name: text for each in checkpoints for name, text in each.edits.items()}
 
 
@@ -345,5 +351,5 @@ def _renamed(edits: Mapping[str, str], names: Mapping[str, str]) -> dict[str, st
 
 
 def _rounds(messages: Sequence[Message]) -> int:
-    """How many rounds begin among these."""
+    """The number of rounds that begin with one of these messages."""
     return sum(message.role == "user" for message in messages)

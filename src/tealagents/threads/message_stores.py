@@ -1,8 +1,8 @@
-"""Where a local thread of the library keeps its messages: in itself, in a file, in Redis.
+"""Message stores for local threads of the library: in memory, in a file, in Redis.
 
 A store belongs to one thread and has its own key; a factory makes one for each thread. Tasks of the service
-use none: their messages are in the log. Remote threads use none either: their messages are at the model
-service.
+have no message store, since their messages are in the log; nor have remote threads, whose messages the model
+service keeps.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class MessageStore(Protocol):
 
     @property
     def key(self) -> str:
-        """The name of these messages among those of other threads; `serialize` keeps it."""
+        """The name that distinguishes this store from those of other threads; part of `serialize`."""
         ...
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
-        """Appends messages. When it returns they are as durable as the store can make them."""
+        """Appends messages. When this returns, they are as durable as the store can make them."""
         ...
 
     async def list_messages(self) -> list[Message]:
@@ -48,12 +48,16 @@ class MessageStore(Protocol):
         ...
 
     def serialize(self) -> Json:
-        """The part of a thread's JSON that finds the messages again in a store of the same factory, or holds
-        them. A user may have written that JSON: it must not choose where is read or written."""
+        """The store's part of a thread's JSON, for `update_from_state` of a store from the same factory.
+
+        It identifies the messages, or contains them. A user may have written it: it must not be able to
+        choose the folder or server that is read or written.
+        """
         ...
 
     def update_from_state(self, state: Json) -> None:
-        """Becomes the store that `serialize` described. `KeyError` or `CorruptState` for anything else."""
+        """Reconnects to the messages that `serialize` described. `KeyError` or `CorruptState` for other
+        JSON."""
         ...
 
     async def clear(self) -> None:
@@ -113,7 +117,7 @@ class FileMessages:
         return await self._in_thread(self._read)
 
     def serialize(self) -> Json:
-        """The key alone: the folder is the factory's to name, not that of a thread's JSON."""
+        """Only the key. The factory sets the folder, since a user may have written the thread's JSON."""
         return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
@@ -136,10 +140,10 @@ class FileMessages:
             file.truncate(whole)
             try:
                 _write(file, lines)
-            except OSError:  # some of the lines may be there: of a round all or nothing is kept
+            except OSError:  # some lines may have been written: a round is kept as a whole or not at all
                 file.truncate(whole)
                 raise
-            if whole == 0:  # the file's name is on the disk as well
+            if whole == 0:  # the file may be new: its folder entry has to be on the disk as well
                 sync(str(self._folder))
 
     def _read(self) -> list[Message]:
@@ -155,7 +159,7 @@ class FileMessages:
 
 
 def _write(file: Any, data: bytes) -> None:
-    """Writes all of it, and waits until it is on the disk. A single write may stop short of the end."""
+    """Writes all of `data`, since a single write may be partial, and waits until it is on the disk."""
     while data:
         data = data[file.write(data) :]
     os.fsync(file.fileno())
@@ -181,7 +185,7 @@ def _plain(key: object) -> str:
 
 
 def _is_key(key: object) -> bool:
-    """Whether it can be part of a file's name, and of a name in Redis."""
+    """Whether `key` is safe as a part of a file name and of a Redis key."""
     return (
         isinstance(key, str) and key[:1].isalnum() and all(each.isalnum() or each in "-_.:@" for each in key)
     )
@@ -194,17 +198,16 @@ def _new_key(key: str | None) -> str:
 
 
 class Sealer(Protocol):
-    """Seals values for a place, and opens what was sealed for the same; `CorruptState` where it cannot."""
+    """Encrypts values for a partition and key; `open` raises `CorruptState` for a value sealed for others."""
 
     def seal(self, partition: str, key: str, value: bytes) -> bytes: ...
     def open(self, partition: str, key: str, value: bytes) -> bytes: ...
 
 
 class SealedMessages:
-    """Any message store, with the content sealed. Ids, roles and times stay readable.
+    """Any message store, with encrypted content. Ids, roles and times stay readable.
 
-    A message opens only in the store of the thread that it was said in: moved to another one it is
-    `CorruptState`.
+    A message can be decrypted only in the store of its own thread: in another one it raises `CorruptState`.
     """
 
     def __init__(self, store: MessageStore, cipher: Sealer) -> None:
@@ -271,10 +274,10 @@ if tonumber(ARGV[2]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 
 
 class RedisMessages:
-    """Keeps messages in a list in Redis, the last `max_messages` of them where that is set.
+    """Keeps messages in a list in Redis; with `max_messages`, at most the last so many.
 
-    Adding is one script: atomic, idempotent, and never separating a tool call from its results. Of a cluster
-    the URL names any node. Extra: `redis`.
+    Messages are added by one script: atomically, idempotently, and without separating a tool call from its
+    results. The URL may name any node of a cluster. Needs the extra `redis`.
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class RedisMessages:
             raise CorruptState(self._list, f"holds what is not a message ({error})") from error
 
     def serialize(self) -> Json:
-        """The key alone: all else is the factory's to say, and the URL may hold a password."""
+        """Only the key. The factory sets everything else, and the URL may hold a password."""
         return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
@@ -325,9 +328,9 @@ class RedisMessages:
         await self._ask("DEL", self._list)
 
     async def _ask(self, *command: Any) -> Any:
-        """Sends a command, and again where the reply was lost: all are idempotent.
+        """Sends a command, and repeats it if the reply was lost: all commands here are idempotent.
 
-        In a cluster it goes on to the node that serves the thread's slot.
+        Follows the redirects of a cluster to the node that serves the thread's slot.
         """
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -345,7 +348,7 @@ class RedisMessages:
             )
             client.connection_pool.connection_kwargs.update(node)
             try:
-                if asking:  # of the connection's next command
+                if asking:  # ASKING applies to the connection's next command
                     await client.execute_command("ASKING")  # type: ignore[no-untyped-call]
                 return await client.execute_command(*command)  # type: ignore[no-untyped-call]
             except (Lost, TooSlow, OSError) as error:

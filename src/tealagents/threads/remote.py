@@ -1,4 +1,4 @@
-"""Threads whose messages the model service keeps: only the id that continues them is kept here."""
+"""Threads whose messages the model service keeps; only the id to continue from is kept here."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ CONVERSATION = "conv_"
 
 
 class RemoteParts(Struct, frozen=True):
-    """What the document of a remote thread holds besides its header."""
+    """The fields of a remote thread's document besides its header."""
 
     remote_id: str | None
     beginning: tuple[Message, ...]
@@ -50,26 +50,27 @@ class RemoteThread(AgentThread):
         beginning_state: Mapping[str, Json] = {},
         thread_id: str | None = None,
     ) -> None:
-        """`beginning` holds the messages from before the thread became remote: sent with the first message,
-        and again after a rollback to before it; `beginning_state` is what context providers had kept by then.
-        `service` is the model's client, which deletes the conversation."""
+        """`beginning`: messages from before the thread became remote, sent with the first message, and again
+        after a rollback to before it. `beginning_state`: the state of context providers at that time.
+        `service`: the model's client, which deletes the conversation."""
         super().__init__(thread_id=thread_id)
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
         self.remote_id = remote_id
-        #: what `rewind` goes back to: without it, nothing would lead to the conversation any more
+        #: the id that `rewind` goes back to; without it, the thread would lose the conversation
         self.origin_id = remote_id
         self.beginning = tuple(beginning)
         self.beginning_state = deepcopy(dict(beginning_state))
         self.context = self._beginning_context()
         self.service = service
-        #: checkpoints of the thread that this one is a copy of, which may go on from them
+        #: ids of the checkpoints that came from the thread that this is a copy of; it may continue from them,
+        #: too
         self.inherited: frozenset[str] = frozenset()
-        #: responses of calls and requests that failed, which nothing continues
+        #: ids of responses of failed calls and requests, which no later response continues
         self.abandoned: tuple[str, ...] = ()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        """Adds nothing here: the service keeps them."""
+        """Stores nothing: the model service keeps the messages."""
         await self.create()
 
     @property
@@ -80,12 +81,11 @@ class RemoteThread(AgentThread):
         )
 
     def continued(self, remote_id: str | None) -> None:
-        """The service has answered; the conversation continues from this id."""
+        """Sets the id that the conversation continues from, after an answer; None: unchanged."""
         self.remote_id = remote_id or self.remote_id
 
     def left(self, *remote_ids: str | None) -> None:
-        """Nothing continues what the service has under these ids, as of a call that failed: `delete` has to
-        find them."""
+        """Remembers ids that the thread does not continue, such as those of a failed call, for `delete`."""
         self.abandoned += tuple(each for each in remote_ids if each is not None and each != self.remote_id)
 
     def fork(self, message_id: str | None = None) -> Self:
@@ -105,7 +105,7 @@ class RemoteThread(AgentThread):
         return self.copy()
 
     def copy(self) -> Self:
-        """Each continues the same response on its own; copies of a conversation share it."""
+        """The copy continues the same response independently; copies of a `conv_…` share the conversation."""
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
         copied.origin_id, copied.beginning = self.origin_id, self.beginning
@@ -114,7 +114,7 @@ class RemoteThread(AgentThread):
         return copied
 
     def check_deletable(self) -> None:
-        """`RemoteUnsupported` where no client is there to delete what the service keeps."""
+        """`RemoteUnsupported` if the thread has no client that could delete the service's responses."""
         super().check_deletable()
         if self._ends() and self.service is None:
             raise RemoteUnsupported(
@@ -123,8 +123,8 @@ class RemoteThread(AgentThread):
             )
 
     async def _erase(self) -> None:
-        """Erases the conversation at the service: all responses that led to it, and to what a rollback or a
-        failed request has left behind. Forks share them."""
+        """Erases the conversation at the service: all responses that led to the current one, and to those
+        that a rollback or a failed request left behind. Forks share these responses."""
         for remote_id in self._ends():
             assert self.service is not None, "checked before"
             try:
@@ -138,9 +138,9 @@ class RemoteThread(AgentThread):
         self.remote_id, self.beginning, self.abandoned = None, (), ()
 
     def _ends(self) -> list[str]:
-        """The ids that nothing here continues: from these, the service finds all that it keeps.
+        """The ids that no other id here continues: from these, the service finds all responses of the thread.
 
-        A copy that has gone another way leaves the original its own.
+        Checkpoints inherited from the original are left out: they belong to the original.
         """
         others = {each.parent for each in self.checkpoints} | self.inherited
         left = [each.remote_id for each in self.checkpoints if each.checkpoint_id not in others]

@@ -30,7 +30,7 @@ from tealagents.state.codec import encode_json
 from tealagents.state.history import grouped
 from tealagents.state.task_document import context_problem
 
-#: when a reducer works: as messages are added, or as they are read for a call of the model
+#: when a reducer runs: after messages are added, or when they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
 
 #: who keeps each part of what a conversation remembers, as the kind of their steps in the trace
@@ -47,12 +47,12 @@ class Part(Struct, kw_only=True, eq=False):
     messages: tuple[Message, ...] = ()
     #: the number of its round: rises by one a round, from any first number
     turn: int = 0
-    #: the first of its round
+    #: whether it is the first part of its round
     begins: bool = False
     standing: str = ""
-    #: nothing older is known to exist
+    #: whether it is known that there is no older part
     first: bool = False
-    #: cached counts (by tokenizer) and encodings; a changed part begins without
+    #: cached counts (by tokenizer) and encodings; a changed part starts without them
     weights: dict[str, int] = {}
     encoded: tuple[bytes, ...] = ()
 
@@ -75,7 +75,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Upcoming(Struct, kw_only=True):
-    """The call of the model that a view is made for."""
+    """The upcoming call of the model, for which a view is made."""
 
     model: Model
     #: texts besides the conversation: system prompt, instructions, notes
@@ -113,16 +113,16 @@ class Prepared(Protocol):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """What a view shows of the rounds before the running one."""
+    """The part of the earlier rounds that a view shows."""
 
     standing: tuple[str, ...]
     #: oldest first
     parts: tuple[Part, ...]
-    #: something older than the first part is not shown
+    #: whether anything older than the first part is not shown
     cut: bool
     #: ids of messages after the first part that are not shown, newest first
     left_out: tuple[str, ...] = ()
-    #: ids of messages that are shown other than they are stored
+    #: ids of messages whose shown content differs from the stored one
     altered: tuple[str, ...] = ()
 
     @property
@@ -130,7 +130,7 @@ class Shown(Struct, frozen=True, kw_only=True):
         return not (self.cut or self.left_out or self.altered)
 
     def omitted(self, upcoming: Upcoming) -> Json:
-        """For the trace: what the model is not sent."""
+        """For the trace: the messages that the model is not sent."""
         omitted: Json = {"kept_messages": sum(len(part.messages) for part in self.parts)}
         if self.cut:
             first = next((part for part in (*self.parts, *upcoming.running) if part.messages), None)
@@ -149,7 +149,7 @@ class View:
         self.reducers = tuple(reducers)
         self._adding = tuple(each for each in reducers if trigger_of(each) == "after_message_added")
         reading = [each for each in reducers if trigger_of(each) == "before_retrieval"]
-        # what a reducer behind a bound makes of a part may be larger: the bound has the last word
+        # a later reducer may enlarge a part, so reducers that bound the size run once more at the end
         order = [*self._adding, *reading]
         again = [each for each in order[:-1] if getattr(each, "bounds", False)]
         self._reading = (*reading, *again)
@@ -160,13 +160,13 @@ class View:
 
     @property
     def works_on_adding(self) -> bool:
-        """Some reducer works as messages are added."""
+        """Whether any reducer runs after messages are added."""
         return bool(self._adding)
 
     async def show(self, earlier: AsyncIterator[Part], upcoming: Upcoming) -> Shown:
-        """What is shown of the earlier parts, which are asked for one by one, newest first.
+        """Applies the reducers to the earlier parts, which are read one by one, newest first.
 
-        Reducers that work as messages are added come first, even if the messages were added elsewhere.
+        Reducers for added messages come first, even if the messages were added elsewhere.
         """
         reducers = self._adding if upcoming.moment == "after_message_added" else self._adding + self._reading
         source = _Counted(earlier)
@@ -195,7 +195,7 @@ class View:
 
 
 class _Counted:
-    """Counts the parts that are read, to report what was left out."""
+    """Records the parts that are read, to report those that were left out."""
 
     def __init__(self, parts: AsyncIterator[Part]) -> None:
         self._parts = parts
@@ -227,7 +227,7 @@ class _Counted:
 
 
 def _checked(part: object) -> Part:
-    """What a reducer yielded, if that is a part."""
+    """The part that a reducer yielded. `TypeError` if it is no valid `Part`."""
     if not isinstance(part, Part):
         raise TypeError(f"it yielded {type(part).__name__}, not a Part")
     for each in part.messages:
@@ -239,7 +239,8 @@ def _checked(part: object) -> Part:
 
 
 def check_whole(part: Part) -> None:
-    """Rejects a part whose calls and results do not match: the model service would, in every later turn."""
+    """`ViewFailed` for a part whose calls and results do not match: the model service would reject it in
+    every later turn."""
     called = [call.id for message in part.messages for call in message.tool_calls]
     answered = [message.tool_call_id for message in part.messages if message.role == "tool"]
     if sorted(called) != sorted(str(call_id) for call_id in answered):
@@ -247,7 +248,7 @@ def check_whole(part: Part) -> None:
 
 
 def not_json(value: object) -> str | None:
-    """Why a value cannot be kept in a thread, and imported again with its task; None where it can."""
+    """Why a value cannot be stored in a thread, and imported again with its task; None if it can."""
     try:
         encoded = encode_json(value)
         json.dumps(value, allow_nan=False)  # msgspec writes null for NaN, and text for a date

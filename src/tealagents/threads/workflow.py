@@ -1,4 +1,4 @@
-"""Threads of workflows: a thread for each agent that takes part, and the state of execution."""
+"""Threads of workflows: sub-threads, one for each participating agent, and the state of execution."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -29,25 +29,28 @@ class TakenStep(Struct, frozen=True, kw_only=True):
     name: str
     started_at: datetime
     ended_at: datetime
-    #: what it left for later steps
+    #: the step's output for later steps; None if it is empty
     result: Json | None = None
 
 
 class Execution(Struct, kw_only=True):
-    """How far a workflow has come."""
+    """The progress of a workflow."""
 
     steps_taken: list[TakenStep] = []
-    #: begun and not ended: taken again when the workflow is resumed
+    #: begun but not ended; taken again when the workflow is resumed
     current_steps: list[str] = []
     next_steps: list[str] = []
 
     @property
     def remaining(self) -> list[str]:
-        """The steps that have not ended, those that were begun first."""
+        """The steps that have not ended; those already begun come first."""
         return self.current_steps + self.next_steps
 
     def begin(self, name: str, running: Counter[str]) -> None:
-        """The step is a current one; one that was interrupted, a planned one, or neither, in this order."""
+        """Makes a step current: an interrupted one, or else a planned one, or else a new one.
+
+        `running`: how often each step runs now. `InvalidRequest` if all steps of this name are running.
+        """
         if self.current_steps.count(name) > running[name]:
             return
         if name in self.next_steps:
@@ -58,13 +61,13 @@ class Execution(Struct, kw_only=True):
 
 
 class MarkedExecution(Struct, frozen=True):
-    """What a checkpoint of a workflow holds of its execution."""
+    """The execution in a checkpoint of a workflow."""
 
     execution: Execution | None = None
 
 
 class WorkflowParts(Struct, frozen=True):
-    """What the document of a workflow thread holds besides its header."""
+    """The fields of a workflow thread's document besides its header."""
 
     execution: Execution
     threads: dict[str, Json]
@@ -92,7 +95,7 @@ class WorkflowThread(AgentThread):
             raise InvalidRequest("next_steps", f"must be a list of steps, such as [{next_steps!r}]")
         super().__init__(thread_id=thread_id)
         self.execution = Execution(next_steps=list(next_steps))
-        #: the steps that were to come before anything was begun or marked
+        #: the steps planned before any step was begun and any checkpoint was made
         self._beginning = list(next_steps)
         self._threads: dict[str, AgentThread] = {}
         #: how often each step runs now
@@ -107,7 +110,7 @@ class WorkflowThread(AgentThread):
         return self._threads
 
     def create_sub_thread(self, key: str = MAIN, thread: AgentThread | None = None) -> AgentThread:
-        """Adds a sub-thread: `thread`, or a new local one. `AlreadyExists` where the key is taken."""
+        """Adds a sub-thread: `thread`, or a new local one. `AlreadyExists` if the key is taken."""
         self._check_there()
         if key in self.sub_threads:
             raise AlreadyExists(f"The workflow has a sub-thread {key!r} already.")
@@ -120,7 +123,7 @@ class WorkflowThread(AgentThread):
         return added
 
     def get_sub_thread(self, key: str = MAIN) -> AgentThread:
-        """`NotFound` where there is none."""
+        """The sub-thread with this key. `NotFound` if there is none."""
         self._check_there()
         try:
             return self.sub_threads[key]
@@ -128,7 +131,7 @@ class WorkflowThread(AgentThread):
             raise NotFound(f"The workflow has no sub-thread {key!r}.") from None
 
     def sub_thread(self, key: str = MAIN) -> AgentThread:
-        """The sub-thread of this key; a new local one where there is none yet."""
+        """The sub-thread with this key, which is created as a local one if there is none yet."""
         return self.sub_threads.get(key) or self.create_sub_thread(key)
 
     async def delete_sub_thread(self, key: str = MAIN) -> None:
@@ -138,7 +141,10 @@ class WorkflowThread(AgentThread):
     # --- execution -------------------------------------------------------------------------------
 
     async def steps(self) -> AsyncIterator[str]:
-        """The remaining steps that do not run now, one by one, including those planned meanwhile."""
+        """Yields each remaining step that is not running, including steps planned during the iteration.
+
+        `InvalidRequest` if a yielded step was not taken (`step`) before the next one is asked for.
+        """
         while (step := self._next()) is not None:
             taken = len(self.execution.steps_taken)
             yield step
@@ -153,9 +159,8 @@ class WorkflowThread(AgentThread):
 
     @asynccontextmanager
     async def step(self, name: str) -> AsyncIterator[Json]:
-        """Takes a step. What is put into the result, as JSON, is kept with it, and a checkpoint is made.
-
-        Where it raises, the step remains current.
+        """Takes a step: yields its result, an empty dict to put JSON into, stores it with the step, and makes
+        a checkpoint. If the body raises, the step remains current.
         """
         self._check_there()
         self.execution.begin(name, self._running)
@@ -173,7 +178,7 @@ class WorkflowThread(AgentThread):
         self.checkpoint()
 
     def plan(self, *steps: str) -> None:
-        """Replaces the steps that are to come."""
+        """Replaces the planned steps."""
         self.execution.next_steps = list(steps)
         if not (self._checkpoints or self.execution.current_steps or self.execution.steps_taken):
             self._beginning = list(steps)
@@ -186,18 +191,18 @@ class WorkflowThread(AgentThread):
             await thread.create()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        """Adds them to the main sub-thread."""
+        """Adds the messages to the main sub-thread."""
         await self.sub_thread().on_new_messages(messages)
 
     @property
     def messages(self) -> Sequence[Message]:
-        """Those of the main sub-thread."""
+        """The messages of the main sub-thread."""
         self._check_there()
         return self.get_sub_thread().messages if MAIN in self.sub_threads else []
 
     def fork(self, message_id: str | None = None) -> Self:
-        """Forks all sub-threads; the one that has the message at the message. The checkpoints that lie within
-        all forks remain."""
+        """Forks all sub-threads: the one with the message at that message, the others at their end.
+        Checkpoints that lie within all forks are kept."""
         self._check_there()
         threads = self.sub_threads
         holder = None if message_id is None else self._holder(message_id)
@@ -275,12 +280,13 @@ class WorkflowThread(AgentThread):
         )
 
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
-        """Sub-threads that are younger than the checkpoint stay, and are rewound."""
+        """Rolls each sub-thread back; sub-threads that are newer than the checkpoint are kept, and
+        rewound."""
         for key, thread in self.sub_threads.items():
             at = checkpoint.threads.get(key)
             if at is not None and at in _checkpoints(thread):
                 thread.rollback(at)
-            else:  # it is younger than the checkpoint, or another had its name then
+            else:  # the sub-thread is newer than the checkpoint, or replaced another one with its key
                 thread.rewind()
         marked = checkpoint.execution or {"next_steps": self._beginning}
         self.execution = msgspec.convert(marked, Execution)
@@ -302,7 +308,7 @@ class WorkflowThread(AgentThread):
 
 
 def _all(thread: AgentThread) -> Iterator[AgentThread]:
-    """A thread, and all that are in it."""
+    """A thread and, recursively, its sub-threads."""
     yield thread
     if isinstance(thread, WorkflowThread):
         for each in thread.sub_threads.values():
@@ -326,7 +332,7 @@ _KINDS: Mapping[str, type[AgentThread]] = {
 
 
 def opened(document: Json, *, stores: MessageStoreFactory | None = None) -> AgentThread:
-    """The thread of a document, of any kind. `InvalidRequest` for an unknown kind."""
+    """The thread that a document describes, of any kind. `InvalidRequest` for an unknown kind."""
     kind = document.get("kind")
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
