@@ -1,11 +1,11 @@
-"""What comes from outside: the one way in which servers are called and their answers are read.
+"""Outbound calls: the one way in which adapters call servers and read their answers.
 
 =============  =======================================================================================
 `addresses`    which addresses are this machine's, which are public, and where a proxy is in between
-`reading`      HTTP clients whose answers are bounded in bytes, headers and time, and never unfolded
+`reading`      HTTP clients with limits on the bytes, headers and time of answers, and no decompression
 =============  =======================================================================================
 
 For the adapters (`llm`, `auth`, `tools`), which never import each other. Imports nothing of the project but
-the domain. The model client drives `aiohttp` itself, on the hot path; it asks `reading.refusal` the same
-question of each answer.
+the domain. The model client is on the hot path and uses `aiohttp` directly; it checks each answer with
+`reading.refusal`, too.
 """

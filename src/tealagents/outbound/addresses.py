@@ -1,4 +1,4 @@
-"""Addresses: which are this machine's, which are public, and where a proxy is in between."""
+"""Addresses: whether they are loopback or public, and which proxy they are reached through."""
 
 import asyncio
 import re
@@ -22,7 +22,8 @@ __all__ = [
 
 Address = IPv4Address | IPv6Address
 
-#: a name: its last label begins with a letter; 127.1, 2130706433 and 0x7f000001 are addresses to resolvers
+#: a host name: its last label begins with a letter; resolvers take 127.1, 2130706433 and 0x7f000001 for
+#: addresses
 _NAME = re.compile(r"(?:[a-z0-9._-]*\.)?[a-z][a-z0-9-]*")
 #: gateways between IPv6 and IPv4 (NAT64): the prefix known everywhere (RFC 6052), and one for use within
 #: networks (RFC 8215); prefixes of an operator's own cannot be told from other addresses
@@ -30,7 +31,7 @@ _NAT64, _LOCAL_NAT64 = IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"
 
 
 def host_of(url: str) -> str:
-    """The host that a URL names, empty where it names none or cannot be read."""
+    """The host that a URL names; empty if it names none or is malformed."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -38,7 +39,7 @@ def host_of(url: str) -> str:
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port; the port that a scheme implies is written out. `ValueError`."""
+    """Scheme, host and port, by default that of the scheme. `ValueError` for a malformed URL."""
     parts = urlsplit(url)
     implied = {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname or "", parts.port or implied
@@ -52,7 +53,7 @@ def page_origin(url: str) -> str:
 
 
 def same_origin(one: str, other: str) -> bool:
-    """Whether two URLs have one origin; False where one of them cannot be read."""
+    """Whether two URLs have the same origin; False if one of them is malformed."""
     try:
         return _origin(one) == _origin(other)
     except ValueError:
@@ -65,7 +66,8 @@ def is_loopback(url: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """`localhost`, or a loopback address. No name counts as one, whatever it begins with."""
+    """Whether the host is `localhost` or a loopback address. Other names do not count, even
+    `127.0.0.1.example`."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
@@ -79,7 +81,7 @@ def is_http_url(text: str) -> bool:
 
 
 def shown(place: str) -> str:
-    """A path or URL as texts show it: without what may be secret in a URL, its user, query and fragment."""
+    """A path or URL for display: without the parts of a URL that may be secret (user, query and fragment)."""
     if not is_http_url(place):
         return place
     parts = urlsplit(place)
@@ -87,11 +89,11 @@ def shown(place: str) -> str:
 
 
 async def public_address(url: str) -> str | None:
-    """What to connect to for the URL's host, where all of its addresses are public; else None.
+    """The host to connect to for the URL if all addresses of its host are public; else None.
 
-    The address rather than the name: asked again, the name could stand for another one. Behind a proxy,
-    which looks names up itself, it is the name, and only an address written in the URL can be judged; one
-    that is not written in the usual way is refused.
+    It is an address, not the name, since the name could resolve to another address the next time. Behind a
+    proxy, which resolves names itself, it is the name: there only an address in the URL can be checked, and
+    one in an unusual notation is refused.
     """
     host = host_of(url)
     address = _address(host)
@@ -110,7 +112,7 @@ async def public_address(url: str) -> str | None:
 
 
 def _is_name(host: str) -> bool:
-    """Whether a host is a name, and not one of this machine (RFC 6761, 6.3)."""
+    """Whether a host is a name, and not `localhost` or below it (RFC 6761, section 6.3)."""
     try:
         name = host.encode("idna").decode().lower().rstrip(".")
     except UnicodeError:
@@ -119,7 +121,7 @@ def _is_name(host: str) -> bool:
 
 
 def _is_public(address: Address) -> bool:
-    """Whether an address is public, and so is the IPv4 address that a gateway or a host may make of it."""
+    """Whether an address is public, and so is the IPv4 address that it may be translated to."""
     inner = address.sixtofour if isinstance(address, IPv6Address) else None
     if inner is not None:  # versions of Python differ in whether 6to4 is global
         return _is_public(inner)
@@ -142,7 +144,7 @@ def _address(host: str) -> Address | None:
 
 
 def _holds(address: Address, network: str) -> bool:
-    """Whether a network in CIDR notation, which urllib does not know, has the address."""
+    """Whether the address is in a network in CIDR notation, which urllib does not support in `NO_PROXY`."""
     try:
         return address in ip_network(network, strict=False)
     except ValueError:
@@ -152,7 +154,7 @@ def _holds(address: Address, network: str) -> bool:
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
 
-    Never one for loopback. `OSError` for a kind that we cannot speak to.
+    None if there is none, and always for loopback. `OSError` for a proxy that is not an HTTP proxy.
     """
     scheme, host = urlsplit(url).scheme, host_of(url)
     proxies = getproxies()

@@ -1,12 +1,12 @@
-"""HTTP clients whose answers cannot hurt: bounded in bytes, headers and time, and never unfolded.
+"""HTTP clients with bounded answers: limits on bytes, headers and time, and no decompression.
 
 Every answer, whatever its status and type:
 
-- is asked for as it is (`Accept-Encoding: identity`), and refused in any other encoding: 3 KB of gzip
-  within gzip are gigabytes;
-- is counted as it comes from the wire, and given up beyond `limit` bytes, or after `seconds`;
-- has at most `MAX_HEADERS` bytes of headers;
-- is read from the server that was asked: no redirect is followed. Loopback is called without a proxy.
+- is requested uncompressed (`Accept-Encoding: identity`), and refused in any other encoding: 3 KB of gzip
+  within gzip can expand to gigabytes;
+- is counted as it arrives, and abandoned beyond `limit` bytes, or after `seconds`;
+- may have at most `MAX_HEADERS` bytes of headers;
+- comes from the requested server: no redirect is followed. Loopback is called without a proxy.
 """
 
 import asyncio
@@ -39,26 +39,26 @@ __all__ = [
     "refusal",
 ]
 
-#: bytes of an answer, where a caller does not say less
+#: most bytes of an answer's body, unless the caller sets another `limit`
 MAX_ANSWER = 4_000_000
-#: bytes of an answer's headers
+#: most bytes of an answer's headers
 MAX_HEADERS = 65_536
 
 
 class Unacceptable(httpx2.TransportError):
-    """An answer that is not read, or not read to its end. The text says why, and quotes nothing."""
+    """An answer that is not read, or not read to its end. The text says why, without quoting the answer."""
 
 
 class Unsendable(Unacceptable):
-    """Not an answer: the request was not sent."""
+    """The request could not be sent, so there is no answer."""
 
 
 class AnswerTooLarge(Unacceptable):
-    """An answer of which `limit` bytes have been read, and that continues."""
+    """An answer that has more than `limit` bytes."""
 
 
 class Fetched(NamedTuple):
-    """An answer that has been read whole."""
+    """An answer that has been read completely."""
 
     status: int
     reason: str
@@ -67,14 +67,15 @@ class Fetched(NamedTuple):
 
     @property
     def media_type(self) -> str:
-        """Lower case, without parameters; empty where the server names none."""
+        """The media type in lower case, without parameters; empty if the server names none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def charset(self) -> str:
-        """What the server says that its text is encoded in; UTF-8 where it says nothing that is a charset.
+        """Python's name of the charset that the server declares; "utf-8" if it declares none that is known.
 
-        Python knows codecs that are none, and some of them take hours for a megabyte (`punycode`).
+        Only names of text encodings count: Python has other codecs, some of which take hours for a megabyte
+        (`punycode`).
         """
         named = _CHARSET.search(self.headers.get("content-type", "")[:500])
         try:
@@ -88,7 +89,7 @@ _TEXT = re.compile(r"utf|us|ascii|iso|latin|windows|cp|big5|gb|euc|shift|koi8|ma
 
 
 def refusal(headers: Iterable[tuple[bytes, bytes]], encodings: Iterable[str]) -> str | None:
-    """Why an answer with these headers, and these content encodings, is not read; None where it is."""
+    """Why an answer with these headers and content encodings must not be read; None if it may be."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADERS:
         return f"the headers of the answer are larger than {MAX_HEADERS:,} bytes"
     if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
@@ -96,8 +97,8 @@ def refusal(headers: Iterable[tuple[bytes, bytes]], encodings: Iterable[str]) ->
     return None
 
 
-#: idle ones are closed before a server that drops them after five seconds, as many do, can do so while it is
-#: called: what became of a tool's call would be unknown
+#: Many servers close idle connections after five seconds. These are closed earlier, so that no server closes
+#: one just as a call is sent on it: the outcome of that call would be unknown.
 _CONNECTIONS = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2)
 
 
@@ -106,9 +107,8 @@ class BoundedClient(httpx2.AsyncClient):
 
     - `limit`: bytes of an answer's body
     - `seconds`: from sending a request to the last byte of its answer
-    - `streams`: bodies of `text/event-stream` go on for as long as they like; who reads them bounds each
-      event
-    - `proxy`, where it is given, if only as None: instead of what the environment says
+    - `streams`: bodies of `text/event-stream` have no limit; their reader must limit each event
+    - `proxy`: used in place of the environment's proxy if given, even as None (no proxy)
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BoundedClient(httpx2.AsyncClient):
         self._streams = streams
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """As `httpx2` does it; raises `Unacceptable` besides."""
+        """Sends a request as `httpx2` does; also raises `Unacceptable`."""
         request.headers["accept-encoding"] = "identity"
         due = asyncio.get_running_loop().time() + self._seconds
         try:
@@ -151,9 +151,9 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 class FromThread:
-    """A client called from threads that may block: it sends from the event loop that this was made in.
+    """A blocking client for worker threads; requests are sent on the event loop that created it.
 
-    Has the shape that msal asks of an HTTP client.
+    It has the interface that msal expects of an HTTP client.
     """
 
     def __init__(self, client: BoundedClient) -> None:
@@ -167,7 +167,7 @@ class FromThread:
         return self.request("POST", url, **content)
 
     def request(self, method: str, url: str, **content: Any) -> httpx2.Response:
-        """One answer, read whole. `httpx2.HTTPError`."""
+        """Blocks until the answer has been read completely. Raises `httpx2.HTTPError`."""
         sending = self._client.request(method, url, **content)
         return asyncio.run_coroutine_threadsafe(sending, self._loop).result()
 
@@ -175,9 +175,10 @@ class FromThread:
 async def fetch(
     client: BoundedClient, method: str, url: httpx2.URL | str, *, cut: bool = False, **content: Any
 ) -> Fetched:
-    """One answer, whole. `httpx2.HTTPError`, of which `Unacceptable` is one; `httpx2.InvalidURL`.
+    """Sends a request and reads the whole answer. Raises `httpx2.HTTPError` (with `Unacceptable`) and
+    `httpx2.InvalidURL`.
 
-    With `cut`, the beginning of one that is too large is an answer, too.
+    With `cut`, the beginning of an answer that is too large is returned in place of the error.
     """
     body = bytearray()
     async with client.stream(method, url, **content) as response:
@@ -191,7 +192,7 @@ async def fetch(
 
 
 def json_object(content: bytes) -> Json | None:
-    """The JSON object, or None where it is none."""
+    """The JSON object in `content`; None if it is none, or one that would take too long to parse."""
     if too_slow(content):
         return None
     try:
@@ -203,7 +204,7 @@ def json_object(content: bytes) -> Json | None:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """One for all clients: reading the certificates of the authorities takes 20 ms and more."""
+    """One TLS context for all clients: reading the certificates of the authorities takes 20 ms or more."""
     return httpx2.create_ssl_context()
 
 
@@ -214,7 +215,7 @@ def _check(response: httpx2.Response) -> None:
 
 
 def is_stream(response: httpx2.Response) -> bool:
-    """Whether a success comes as server-sent events."""
+    """Whether an answer is a success with a body of server-sent events."""
     kind: str = response.headers.get("content-type", "")
     return response.status_code < 300 and kind.lower().startswith("text/event-stream")
 
@@ -224,7 +225,8 @@ def _too_slow(seconds: float) -> Unacceptable:
 
 
 class _CountedBody(httpx2.AsyncByteStream):
-    """A body, up to `limit` bytes, until `due`."""
+    """A body that raises `AnswerTooLarge` beyond `limit` bytes, and `Unacceptable` after `due` (loop
+    time)."""
 
     def __init__(self, body: Any, limit: int, due: float, seconds: float) -> None:
         self._body: httpx2.AsyncByteStream = body

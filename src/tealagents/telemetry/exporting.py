@@ -33,7 +33,7 @@ from tealagents.outbound.addresses import is_loopback
 from tealagents.telemetry.logs import JsonLines, named_facts, named_ids, said
 from tealagents.telemetry.scraping import offered
 
-#: seconds that what is left may take to be exported at the end
+#: most seconds for exporting the remaining data at shutdown
 LAST_EXPORTS_SECONDS = 2.0
 
 _EVERY_CALL = ParentBased(ALWAYS_ON, remote_parent_not_sampled=ALWAYS_ON)
@@ -58,10 +58,10 @@ class Exported(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("opentelemetry"):
-            return  # an exporter that fails must not feed itself
+            return  # the log of a failing exporter must not be exported in turn
         try:
             self._export(record)
-        except Exception:  # noqa: BLE001 - as every handler: a wrong log call is not to fail its caller
+        except Exception:  # noqa: BLE001 - as in every handler: a wrong log call must not fail its caller
             self.handleError(record)
 
     def _export(self, record: logging.LogRecord) -> None:
@@ -84,7 +84,7 @@ class Exported(logging.Handler):
 
 
 def _sendable(value: object) -> str | float:
-    """A name that is no text, as of a file, would lose every record that is exported with it."""
+    """The value as a number or valid Unicode: an invalid text would lose all records exported with it."""
     if isinstance(value, int | float):
         return value
     return str(value).encode("utf-8", "backslashreplace").decode()
@@ -102,7 +102,7 @@ class OwnTraces(TracerProvider):
 
 @contextmanager
 def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[None]:
-    """Exports for as long as it is entered, and what is left at the end."""
+    """Exports while the context is entered; at the end, exports the remaining data."""
     resource = Resource.create(
         {
             "service.name": name,
@@ -126,7 +126,8 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
 
 
 def refused_export(endpoint: str, seconds: float) -> str | None:
-    """Why the collector takes no traces, as the exporter says it at once; None where it takes them."""
+    """The first error of the exporter when it sends a trace to the collector; None if the collector accepts
+    it."""
     said: list[str] = []
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=seconds, session=_session(endpoint))
 
@@ -146,7 +147,7 @@ def refused_export(endpoint: str, seconds: float) -> str | None:
 
 
 def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvider]) -> None:
-    """Exports what is left, side by side: a collector that does not answer must not keep the process."""
+    """Exports the remaining data concurrently: a collector that does not answer must not keep the process."""
     threads = [threading.Thread(target=each.shutdown, daemon=True, name="last exports") for each in providers]
     for thread in threads:
         thread.start()
@@ -156,7 +157,7 @@ def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvid
 
 
 def _session(endpoint: str) -> requests.Session | None:
-    """What calls a collector on loopback, whatever proxy the environment names."""
+    """A session that calls a collector on loopback without the environment's proxy."""
     if not is_loopback(endpoint):
         return None
     session = requests.Session()
@@ -165,7 +166,7 @@ def _session(endpoint: str) -> requests.Session | None:
 
 
 def _tracing(base: str, resource: Resource) -> TracerProvider:
-    # a caller that records no trace of its own must not keep its call out of the operator's
+    # calls are recorded even if the caller does not record its own trace
     sampler = None if os.environ.get(OTEL_TRACES_SAMPLER) else _EVERY_CALL
     tracing = OwnTraces(sampler, resource=resource, shutdown_on_exit=False)
     tracing.add_span_processor(
@@ -186,7 +187,7 @@ def _logging(base: str, resource: Resource) -> LoggerProvider:
 
 @contextmanager
 def _exported(logs: LoggerProvider, *, content: bool) -> Iterator[None]:
-    """Within, what is logged is exported."""
+    """Exports log records while the context is entered."""
     handler = Exported(logs.get_logger("tealagents"), content=content)
     logging.getLogger().addHandler(handler)
     try:
@@ -198,7 +199,7 @@ def _exported(logs: LoggerProvider, *, content: bool) -> Iterator[None]:
 def _metering(
     options: TelemetryOptions, base: str | None, resource: Resource, registry: CollectorRegistry
 ) -> MeterProvider:
-    """The same metrics for both: pushed to the endpoint, read at the port."""
+    """The provider of metrics, which are pushed to the endpoint, offered at the port, or both."""
     readers: list[MetricReader] = []
     if base is not None:
         readers.append(

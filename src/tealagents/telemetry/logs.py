@@ -1,4 +1,4 @@
-"""One line per record, with the ids of the request it belongs to; never content."""
+"""Log lines: one per record, with the ids of its request; no content unless it is allowed."""
 
 import json
 import logging
@@ -13,9 +13,9 @@ import msgspec
 from tealagents.engine.observer import current_ids
 
 _encoded = msgspec.json.Encoder(enc_hook=str).encode
-#: facts of a request that its message names
+#: facts of a request that the record's message contains already
 _NAMED = ("route", "status")
-#: facts of a request as its spans name them
+#: facts of a request → the attributes of its spans for them
 _ON_SPANS = {
     "code": "error.type",
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -41,37 +41,37 @@ _TALKATIVE = (
 _QUOTING = ("mem0",)
 #: libraries whose debug output holds credentials
 _CREDENTIALS = ("msal", "botocore", "aiobotocore")
-#: loggers that at DEBUG have the handshake of each WebSocket, with its credentials, and every frame
+#: loggers that at DEBUG log the handshake of each WebSocket, with its credentials, and every frame
 _WEBSOCKETS = ("uvicorn.error", "websockets")
 
 
 def named_ids(ids: Mapping[str, str]) -> dict[str, str]:
-    """Ids as attributes of what is exported."""
+    """Ids as attributes of exported spans and log records."""
     return {f"tealagents.{name}": value for name, value in ids.items()}
 
 
 def named_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record says of a request as attributes of what is exported."""
+    """A request's facts as attributes of exported log records."""
     numeric = {"status": "http.response.status_code"} if isinstance(facts.get("status"), int) else {}
     names = _ON_SPANS | numeric
     return {names.get(name, f"tealagents.{name}"): value for name, value in facts.items()}
 
 
 def _no_handshake(record: logging.LogRecord) -> bool:
-    """Drops uvicorn's lines about WebSockets: a request has one of ours, and their query may hold a token."""
+    """False for uvicorn's lines about WebSockets: their query may hold a token, and we log each request."""
     return not (isinstance(record.msg, str) and '"WebSocket %s"' in record.msg)
 
 
 def said(record: logging.LogRecord, *, content: bool) -> str:
-    """The message; unless `content` is allowed, of what asyncio says of a lost exception only that there was
-    one."""
+    """The record's message. Unless `content` is allowed, of asyncio's messages only the first line: the
+    others may quote the text of an exception that no one retrieved."""
     message = record.getMessage()
     return message if content or record.name != "asyncio" else message.partition("\n")[0]
 
 
 class _Lines(logging.Formatter):
-    """Unless `content` is allowed, an exception is logged by its type and where it was raised: its text may
-    quote a message, or an argument of a tool."""
+    """Logs exceptions without their texts, which may quote a message or a tool's argument, unless `content`
+    is allowed: only type and traceback."""
 
     def __init__(self, *, content: bool) -> None:
         super().__init__()
@@ -97,15 +97,15 @@ class JsonLines(_Lines):
             line["exception"] = self.formatException(record.exc_info)
         try:
             return _encoded(line).decode()
-        except UnicodeEncodeError:  # a name that is no text, as of a file
+        except UnicodeEncodeError:  # a text that is not valid Unicode, such as some file names
             return json.dumps(line, default=str)
 
 
 class Readable(_Lines):
-    """A record as a line for a person.
+    """A record as a readable line, for a terminal.
 
-    Control characters are escaped and tracebacks indented: a name that a tool server chose must not forge a
-    line, nor command the terminal.
+    Control characters are escaped and tracebacks indented, so that a name chosen by a tool server can neither
+    forge a line nor control the terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -129,7 +129,7 @@ def _printable(text: str) -> str:
 
 
 def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) -> Iterator[str]:
-    """An exception and what led to it, without their texts."""
+    """The traceback lines of an exception, after those of its causes, without the exceptions' texts."""
     if error is None or id(error) in known:
         return
     known |= {id(error)}
@@ -152,19 +152,19 @@ def configure_logs(level: str, *, content: bool) -> None:
     would log credentials always are, and WebSockets are never logged at DEBUG: allowing content allows no
     credentials.
     """
-    # looked up for each record, and in none of our lines
+    # these facts would be looked up for each record, and none of our lines uses them
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     if not any(isinstance(handler.formatter, JsonLines | Readable) for handler in root.handlers):
         handler = logging.StreamHandler(sys.stderr)
-        # None where it is closed: the handler writes nothing then
+        # None if standard error is closed: the handler writes nothing then
         on_terminal = sys.stderr is not None and sys.stderr.isatty()
         handler.setFormatter((Readable if on_terminal else JsonLines)(content=content))
         root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_no_handshake)
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it quotes what any caller sent
-    # `--reload` watches the folder that the log may be in: each change that it reported would be another
+    # `--reload` may watch the folder with the log: each change that it logged would be another change
     logging.getLogger("watchfiles").setLevel(max(logging.WARNING, root.level))
     for name in _WEBSOCKETS:
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))

@@ -4,7 +4,7 @@ A process that serves alone answers there itself (`offered`). With `--workers` e
 on a socket in a folder of the parent, whose path it inherits (`SOCKETS`); the parent answers for all of them
 (`gathered`) and gives each sample the label `worker`. A worker that does not answer in time is left out.
 
-Read by threads: metrics come even from a process whose event loop hangs.
+Threads answer, so that metrics come even from a process whose event loop hangs.
 """
 
 import logging
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 PATH = "/metrics"
 #: the variable that names the folder with the workers' sockets
 SOCKETS = "TEALAGENTS_METRICS_SOCKETS"
-#: readers at once; Prometheus needs one
+#: most readers at once; Prometheus needs one
 MOST_READERS = 8
-#: seconds for which a reader may be silent, and a worker
+#: seconds to wait for data from a reader or a worker
 SILENCE_SECONDS = 2.0
-#: of a process of Linux
+#: the highest process id on Linux
 HIGHEST_PID = 4_194_304
-#: seconds between two looks whether to stop
+#: seconds between two checks whether to stop
 LOOK_SECONDS = 0.1
 
 
 class _Bounded(socketserver.ThreadingMixIn):
-    """A thread for each reader, of whom there may be `MOST_READERS`; one too many is hung up on."""
+    """Serves up to `MOST_READERS` readers, each in a thread; further connections are closed at once."""
 
     daemon_threads = True
     registry: Collector
@@ -56,7 +56,7 @@ class _Bounded(socketserver.ThreadingMixIn):
         if self._places.acquire(blocking=False):
             try:
                 super().process_request(request, client_address)
-            except BaseException:  # there is no thread for it
+            except BaseException:  # no thread could be started
                 self._places.release()
                 raise
         else:
@@ -69,7 +69,7 @@ class _Bounded(socketserver.ThreadingMixIn):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # readers may leave when they like
+        if not isinstance(sys.exception(), OSError):  # readers may disconnect at any time
             log.warning("a scrape of the metrics failed", exc_info=True)
 
 
@@ -100,11 +100,11 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line."""
+        """Logs nothing: scrapes are too frequent."""
 
 
 class _Text(socketserver.StreamRequestHandler):
-    """The metrics, without a question."""
+    """Sends the metrics as text to each connection, without waiting for a request."""
 
     timeout = SILENCE_SECONDS
     server: _SocketServer
@@ -115,15 +115,15 @@ class _Text(socketserver.StreamRequestHandler):
 
 @contextmanager
 def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
-    """Offers the metrics of this process: to its parent where it is a worker, else at `host` and `port`.
+    """Offers the metrics of this process: to its parent if it is a worker, else at `host` and `port`.
 
-    Raises `OSError` where the address is taken or unknown.
+    Raises `OSError` if the address is taken or unknown.
     """
     if folder := os.environ.get(SOCKETS):
         name = str(os.getpid())
         unseen = Path(folder, f".{name}")
         with _SocketServer(str(unseen), _Text) as worker:
-            # seen once it listens: the socket of a worker that refuses is taken for that of a dead one
+            # renamed once it listens: a socket that refuses connections is taken for that of a dead worker
             unseen.rename(Path(folder, name))
             yield from _answering(worker, registry)
     else:
@@ -133,8 +133,10 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
 
 @contextmanager
 def gathered(host: str, port: int, wanted: Callable[[], int]) -> Iterator[None]:
-    """Offers at `host` and `port` what the workers offer, which are started meanwhile, and how many there
-    should be at the time."""
+    """Offers the metrics of all workers at `host` and `port`; start the workers inside this context.
+
+    `wanted` returns how many workers there should be at the moment. Raises `OSError`.
+    """
     with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
         _try_socket(folder)
         os.environ[SOCKETS] = folder
@@ -147,7 +149,7 @@ def gathered(host: str, port: int, wanted: Callable[[], int]) -> Iterator[None]:
 
 
 def _try_socket(folder: str) -> None:
-    """Fails where a worker could not bind its socket: the path of one may have about 100 bytes."""
+    """`OSError` if a worker could not bind its socket: a socket's path is limited to about 100 bytes."""
     try:
         with socket.socket(socket.AF_UNIX) as longest:
             longest.bind(f"{folder}/.{HIGHEST_PID}")
@@ -159,12 +161,12 @@ def _try_socket(folder: str) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """`OSError` where the metrics cannot be offered there, with what to do."""
+    """Raises `OSError`, which says what to do, if the metrics cannot be offered there."""
     _http_server(host, port).server_close()
 
 
 def _http_server(host: str, port: int) -> _HttpServer:
-    """The server, listening. Takes IPv6 where `host` is of that kind."""
+    """A listening server, for IPv6 if `host` is an IPv6 address. `OSError` as in `check_address`."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         kind = type("_Server", (_HttpServer,), {"address_family": family})
@@ -191,7 +193,7 @@ def _answering(server: Any, registry: Collector) -> Iterator[None]:
 
 
 class _Workers(Collector):
-    """What the workers offer, each sample with the process it came from; and how many answer, of how many."""
+    """The workers' metrics, each sample labeled with its process; how many workers answered, and should."""
 
     def __init__(self, folder: Path, wanted: Callable[[], int]) -> None:
         self._folder = folder
@@ -220,7 +222,7 @@ def _empty(family: Metric) -> Metric:
 
 
 def _read(path: Path) -> str | None:
-    """The metrics of one worker; None where it does not answer. The socket of a dead one is removed."""
+    """The metrics of one worker; None if it does not answer. The socket of a dead worker is removed."""
     received = bytearray()
     with socket.socket(socket.AF_UNIX) as reader:
         reader.settimeout(SILENCE_SECONDS)

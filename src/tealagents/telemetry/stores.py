@@ -9,12 +9,12 @@ from opentelemetry import metrics
 
 from tealagents.domain.ports import Commit, Record, Store, WrappedStore
 
-#: seconds; a store on the same machine answers in less than one thousandth
+#: seconds; a store on the same machine answers in less than a millisecond
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class MeasuredStore(WrappedStore):
-    """Any store, each operation of requests recorded as `db.client.operation.duration`."""
+    """Any store; the duration of each operation is recorded as `db.client.operation.duration`."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -47,7 +47,7 @@ class MeasuredStore(WrappedStore):
 
     @contextmanager
     def _measured(self, operation: str) -> Iterator[None]:
-        """One operation. One that its caller has given up is none that failed, and is not recorded."""
+        """Measures one operation. A canceled operation is not recorded: it did not fail."""
         attributes = {"db.operation.name": operation, "db.system.name": self.name}
         began = time.perf_counter()
         try:
