@@ -755,6 +755,31 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: Servic
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+COVERED = """() => [...document.querySelectorAll(".frame :is(a, button, input, select, textarea, summary)")]
+  .filter((each) => each.checkVisibility())
+  .filter((each) => {
+    const [own, over] = [each, document.querySelector(".notice")].map((part) => part.getBoundingClientRect());
+    return own.left < over.right && over.left < own.right && own.top < over.bottom && over.top < own.bottom;
+  })
+  .map((each) => each.ariaLabel ?? each.textContent)
+"""
+
+
+@pytest.mark.parametrize("width", [360, 800, 1180])
+def test_a_notice_covers_no_control(ada: Tab, service: ServiceThread, width: int) -> None:
+    """While it is shown, the views, the list and what one writes can be used."""
+    first, _ = talk(service, "My name is Ada.", "hello")
+    ada.page.set_viewport_size({"width": width, "height": 740})
+    notice = ada.page.locator(".notice[data-shown=true]")
+    ada.open("tasks", first["task_id"]).page.get_by_label("Images").set_input_files(__file__)
+    expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
+    assert ada.page.evaluate(COVERED) == []
+    ada.open("tasks", first["task_id"], "travel").button("Roll back").click()
+    expect(notice).to_contain_text("This is now the current point.")
+    assert ada.page.evaluate(COVERED) == []
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def _lost(route: Route) -> None:
     """The service answers, and nothing of it arrives."""
     route.fetch()
