@@ -90,7 +90,7 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
     first.open("tasks", of_ada["task_id"])
     second.open("approvals")
     card = second.page.locator(".card", has_text="late.txt")
-    expect(card).to_be_visible()
+    expect(card).to_have_accessible_name("Approval is needed before Files-delete can run.")
     second.page.route("**/approvals?**", lambda route: route.abort())
     second.may_be_cut = True
     first.button("Reject").click()
@@ -168,6 +168,7 @@ def test_what_was_decided_elsewhere_stays_with_what_became_of_it(tabs: Tabs, ser
         client.post(where, json={"action": "reject"}).raise_for_status()
     carol.look_again()
     expect(card).to_contain_text("Decided by ada")
+    expect(card).to_have_accessible_name("Decided")
     expect(card).to_contain_text("Files-delete")
     expect(card.get_by_role("button")).to_have_count(0)
 

@@ -32,7 +32,7 @@ export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
     <section class="pause" ref=${place} style=${style} role=${open === undefined ? null : "group"} aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
       <header>
         <${Icon} name="inbox" />
-        <strong>${decided ? "Decided" : readable(pause.message)}</strong>
+        <strong id=${pause.approval_id}>${decided ? "Decided" : readable(pause.message)}</strong>
         ${!decided && html`<${Countdown} until=${pause.expires_at} />`}
       </header>
       ${!outcome && html`<${Authorizations} of=${pause.authorizations} />`}
@@ -321,7 +321,7 @@ function Past({item: known, open, style}) {
   const decisionOf = useDecisions(open && status === "decided" && item, ({input}) => input?.approval_id === approval_id, place);
   return html`
     <section class="pause past" ref=${place} style=${style}>
-      <header><${Icon} name="inbox" /><strong>${TITLES[item.status] ?? "No longer waiting"}</strong></header>
+      <header><${Icon} name="inbox" /><strong id=${approval_id}>${TITLES[status] ?? "No longer waiting"}</strong></header>
       ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisionOf(call.id)} />`)}
       <p role="status">${whatBecame(item, data !== null)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
@@ -420,7 +420,7 @@ function Item({item, open, onDecided}) {
   if (item.error)
     return html`<article class="card">This approval is damaged: ${readable(item.error.detail)}</article>`;
   return html`
-    <article class="card" tabindex="-1" aria-label=${TITLES[item.status] ?? readable(item.message)}>
+    <article class="card" tabindex="-1" aria-labelledby=${item.approval_id}>
       ${item.status === "pending"
         ? html`<${Pause} pause=${item} open=${open} onDecided=${onDecided} />`
         : html`<${Past} item=${item} open=${open} />`}
