@@ -2,7 +2,7 @@
 
 import pytest
 from agents import talk
-from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import FilePayload, Locator, Route, expect
 from tabs import Tab
 
 from tealagents.testing.service import ServiceThread
@@ -90,6 +90,37 @@ def test_who_deletes_the_session_that_they_look_at_is_led_to_the_first_page(
     expect(ada.text("The session is deleted.")).to_be_visible()
     expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
     ada.page.get_by_role("searchbox").fill("")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"name": "tealagents"}', "title,team"])
+def test_only_an_exported_conversation_is_imported(ada: Tab, text: str) -> None:
+    """Any other file is refused in words about the file, not about the request."""
+    file: FilePayload = {"name": "other.json", "mimeType": "application/json", "buffer": text.encode()}
+    ada.page.get_by_label("A task to import").set_input_files(file)
+    expect(ada.page.locator(".notice")).to_contain_text("This is not an exported conversation.")
+
+
+def test_the_way_back_does_not_lead_to_what_was_deleted(ada: Tab, service: ServiceThread) -> None:
+    """It leads to what was looked at before."""
+    (answer,) = talk(service, "hello")
+    ada.open("approvals").open("tasks", answer["task_id"])
+    _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()
+    expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
+    ada.page.go_back()
+    expect(ada.page.get_by_role("heading", name="Approvals")).to_be_visible()
+
+
+def test_the_way_back_does_not_lead_to_a_deleted_session(
+    ada: Tab, service: ServiceThread, session: str
+) -> None:
+    """When one of its conversations was looked at."""
+    with service.client("ada") as client:
+        listed = client.get("/tasks", params={"session_id": session}).raise_for_status().json()
+    ada.open("approvals").open("tasks", listed["items"][0]["task_id"])
+    _asked(ada, "Session", "Delete session").get_by_role("button", name="Delete", exact=True).click()
+    expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
+    ada.page.go_back()
+    expect(ada.page.get_by_role("heading", name="Approvals")).to_be_visible()
 
 
 def test_the_same_notice_again_is_shown_as_long_as_the_first(ada: Tab, service: ServiceThread) -> None:

@@ -30,10 +30,13 @@ export function href(...parts) {
   return `#/${parts.filter((part) => part !== undefined).map(encodeURIComponent).join("/")}`;
 }
 
-/** Goes elsewhere; resolves when that view is shown. */
-export function navigate(...parts) {
-  return new Promise((shown) => {
+const go = (how, to) =>
+  new Promise((shown) => {
     addEventListener("hashchange", shown, {once: true});
-    location.hash = href(...parts);
+    location[how](to);
   });
-}
+
+/** Goes elsewhere; resolves when that view is shown. */
+export const navigate = (...parts) => go("assign", href(...parts));
+/** Leaves what is deleted: the way back does not lead there. */
+export const leave = () => go("replace", "#/new");

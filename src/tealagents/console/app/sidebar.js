@@ -3,7 +3,7 @@ import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt, useShow} from "./context.js";
 import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
-import {href, navigate} from "./router.js";
+import {href, leave, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./ui.js";
 
@@ -160,7 +160,7 @@ function SessionGroup({session, tasks, current, reload}) {
   const remove = useAttempt()(async (erased) => {
     setAsking(false);
     await client.deleteSession(session).finally(reload);
-    if (erased.some((task) => task.task_id === current)) navigate("new");
+    if (erased.some((task) => task.task_id === current)) leave();
     notify("The session is deleted.");
   });
   if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
@@ -254,7 +254,7 @@ function ListMenu() {
     event.target.value = "";
     if (!file) return;
     const document_ = await file.text();
-    if (!asObject(document_)) throw new Error("That file is not JSON. Choose one that was exported here.");
+    if (!asObject(document_)?.format) throw new Error("This is not an exported conversation.");
     await show(client.importTask(document_));
   });
   return html`

@@ -3,7 +3,7 @@ import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, useChanges, useRead} from "./data.js";
 import {asObject, longTime, shortId} from "./format.js";
-import {href, navigate} from "./router.js";
+import {href, leave} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
 import {Audit} from "./audit.js";
 import {Conversation} from "./conversation.js";
@@ -105,7 +105,7 @@ function Delete({task, onClose}) {
     await client.deleteTask(task.task_id);
     dispatchEvent(new Event("tasks-changed"));
     notify("The conversation is deleted.");
-    await navigate("new");
+    await leave();
   });
   return html`
     <${Dialog} title="Delete this conversation?" onClose=${onClose}>
