@@ -288,6 +288,21 @@ def test_what_is_gone_is_not_asked_for_until_there_may_be_something_again(
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
 
 
+def test_what_was_being_written_can_be_read_where_the_conversation_is_gone(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It was deleted elsewhere before the message was sent."""
+    ada.expected = {404}
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    ada.page.get_by_role("textbox", name="Message").fill("A long letter.")
+    with service.client("ada") as client:
+        client.delete(f"/tasks/{answer['task_id']}").raise_for_status()
+    expect(ada.text("Not found")).to_be_visible()
+    expect(ada.page.locator("main")).to_contain_text("What you wrote")
+    expect(ada.text("A long letter.")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

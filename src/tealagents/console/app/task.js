@@ -7,7 +7,7 @@ import {href, leave} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
 import {Audit} from "./audit.js";
 import {Conversation} from "./conversation.js";
-import {escapedJson, exact, Json, Unseen} from "./text.js";
+import {escapedJson, exact, Json, Plain, Unseen} from "./text.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
 import {Back, Dialog, Guard, Icon, inWords, Menu, Pending, Problem, Status} from "./ui.js";
@@ -21,7 +21,7 @@ const TABS = [
 ];
 
 export function TaskView({taskId, tab}) {
-  const {client, me} = useApp();
+  const {client, me, drafts} = useApp();
   const {data: task, error, reload} = useRead((signal) => client.task(taskId, {signal}), [client, taskId], FRESH);
   const gone = error?.code === "not_found";
   useChanges(gone ? reload : null); // it may be imported again
@@ -31,8 +31,11 @@ export function TaskView({taskId, tab}) {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
   };
+  const written = gone && drafts.get(taskId);
   if (!task || gone)
-    return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}><${Back} /><//>`;
+    return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}>
+      <${Back} />${written && html`<section><h3>What you wrote</h3><${Plain} text=${written} /></section>`}
+    <//>`;
   const foreign = isForeign(task, me);
   const [, , , View] = TABS.find(([name]) => name === tab) ?? TABS[0];
   return html`
