@@ -37,7 +37,7 @@ export function Trace({task}) {
 const Legend = () => html`
   <ul class="legend" aria-label="Kinds of steps">
     ${["model", "tool", "approval", "error"].map((kind) => html`<li key=${kind}><i class="key" data-kind=${kind}></i>${KINDS[kind]}</li>`)}
-    <li><i class="key first-piece"></i>First piece</li>
+    <li><i class="key first-piece"></i>First delta</li>
   </ul>
 `;
 
@@ -141,7 +141,7 @@ function StepDetails({step}) {
   const facts = [
     ["Began", longTime(step.started_at)],
     ["Took", duration(step.ended - step.began)],
-    step.output?.first_piece_ms !== undefined && ["First piece after", duration(step.output.first_piece_ms)],
+    step.output?.first_piece_ms !== undefined && ["First delta after", duration(step.output.first_piece_ms)],
     step.usage && ["Tokens", `${number(step.usage.prompt_tokens)} in, ${number(step.usage.completion_tokens)} out`],
     step.outcome && ["Ended", exact(step.outcome)],
     step.imported && ["Origin", "imported"],
