@@ -178,7 +178,7 @@ function Origin({task}) {
   const from = task.origin.task_id;
   if (!from) return html`<p class="origin">This conversation was imported.</p>`;
   return html`<p class="origin">
-    <${Icon} name="branch" /> A fork of <a href=${href("tasks", from)}>an earlier conversation</a>.
+    <${Icon} name="branch" /> A fork of <a href=${href("tasks", from)}>an earlier conversation</a>.${" "}
     ${task.checkpoint_id && html`<a href=${href("compare", from, "current", task.task_id, "current")}>Compare the two</a>`}
   </p>`;
 }
