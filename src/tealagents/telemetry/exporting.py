@@ -91,8 +91,8 @@ def _sendable(value: object) -> str | float:
 
 
 class OwnTraces(TracerProvider):
-    """Records our own spans only. Those of libraries quote what was sent, as an MCP server's error does, and
-    would be exported; here what they call continues the trace from the span of ours around them."""
+    """Records our own spans only. Spans of libraries could export content, such as the text of an MCP
+    server's error. The calls that libraries make continue the trace from our span around them."""
 
     def get_tracer(self, instrumenting_module_name: str, *args: Any, **options: Any) -> trace.Tracer:
         if instrumenting_module_name != "tealagents":
@@ -157,7 +157,7 @@ def _shut_down(providers: Iterable[MeterProvider | TracerProvider | LoggerProvid
 
 
 def _session(endpoint: str) -> requests.Session | None:
-    """A session that calls a collector on loopback without the environment's proxy."""
+    """A session without the environment's proxy if the collector is on loopback; None: the exporter's own."""
     if not is_loopback(endpoint):
         return None
     session = requests.Session()

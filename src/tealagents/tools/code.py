@@ -99,13 +99,13 @@ class CodeTool:
         self._nothing = DONE if signature.returns_nothing else "null"
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        """`ToolFailed` if a call with these arguments would be refused before the method runs."""
         self._signature.check(arguments)
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         checked = self._signature.check(arguments)
         if self._scopes:
-            # asked before anything is done, so that a missing consent leaves no half of a side effect
+            # asked before the method runs, so that a missing consent cannot interrupt it halfway
             await context.user_token(self._scopes)
         if self._signature.context_parameter is not None:
             checked[self._signature.context_parameter] = context
@@ -118,9 +118,9 @@ class CodeTool:
 
 
 def imported(file: Path) -> ModuleType:
-    """The file as a module of its own, under a name that no import statement can reach by accident.
+    """Imports the file as a module, under a name that no import statement can reach by accident.
 
-    Modules beside it can be imported, too.
+    The file can import modules in the same folder.
     """
     file = file.resolve()
     if not file.is_file():
@@ -218,7 +218,7 @@ def _tool(
 
 
 def _check_options(options: ToolOptions, where: str) -> None:
-    """`ToolsetError` for what `@tool(…)` was given and no call could be made with."""
+    """`ToolsetError` for options of `@tool(…)` that no call could be made with."""
     if not all(isinstance(text, str | None) for text in (options.name, options.description)):
         raise ToolsetError(f"{where}: name and description have to be text.")
     if not isinstance(options.requires_hitl, bool):  # a guess at what is meant would let calls through

@@ -54,9 +54,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: users whose connections to one server are kept open, seconds one is kept unused, and between two sweeps
+#: most users with open connections to one server, seconds an unused one is kept, and seconds between two
+#: sweeps
 MAX_USERS, IDLE_SECONDS, SWEEP_SECONDS = 200, 600.0, 30.0
-#: users whose listings are remembered
+#: most users whose listings are remembered
 MAX_LISTINGS = 2_000
 #: how the SDK begins its errors for answers over HTTP that it cannot read, by code; and one that is whole
 _UNREADABLE = {
@@ -67,7 +68,8 @@ _NO_ERROR = (INTERNAL_ERROR, "Server returned an error response")
 
 
 class MCPServer:
-    """The tools of one server. Entering it connects and lists them, or finds that a user is wanted first."""
+    """The tools of one server. Entering it connects and lists them, or finds that the server wants a user's
+    token first."""
 
     def __init__(
         self,
@@ -86,10 +88,10 @@ class MCPServer:
         #: the anonymous listing; None while the server lists its tools for users only
         self._listed: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
-        #: what one user was listed: that user's alone, least recently used first
+        #: the listing of each user, for that user only, by the user's key; least recently used first
         self._own: OrderedDict[str, Listing] = OrderedDict()
         asks = options.auth_server or options.scopes or options.on_behalf_of_scopes
-        #: what the server says of the user's token that it wants; None: it wants none
+        #: the server's challenge for the user's token; None: it wants no token
         self._wanted = Challenge() if options.transport == "http" and asks else None
         self._protected = ProtectedServer(
             name=options.name,
@@ -103,11 +105,12 @@ class MCPServer:
         )
 
     def tools(self) -> Sequence[Tool]:
-        """What all users may see: the anonymous listing, or the tool that connects a user."""
+        """The tools for all users: those of the anonymous listing, or the tool that connects a user."""
         return self._offered
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
-        """What one user was listed; `tools` where the user is not connected yet."""
+        """The tools that the server listed for this user; those of `tools` if the user is not connected
+        yet."""
         own = self._own.get(owner.key)
         return self._offered if own is None else own.tools
 
@@ -140,7 +143,7 @@ class MCPServer:
         await asyncio.gather(*shared, self._users.close())
 
     def _at_start(self, reason: str) -> str:
-        # arguments of a command may be secret
+        # the command's arguments may be secret, so they are left out
         where = shown(self.options.url or self.options.command or "")
         return f"MCP server {self.options.name} ({where}) cannot be used: {reason}"
 
@@ -185,7 +188,7 @@ class MCPServer:
         return text
 
     async def connect(self, context: ToolContext) -> str:
-        """Connects for the owner, who is asked first if need be, and lists the tools."""
+        """Connects for the owner, who is asked to consent first if need be, and lists the tools."""
 
         async def listed(_: MCPConnection) -> Sequence[Tool]:
             return self._own[owner_key(context)].tools
@@ -215,7 +218,7 @@ class MCPServer:
         return await self._for_user(context, called)
 
     async def _for_user(self, context: ToolContext, use: Callable[[MCPConnection], Awaitable[T]]) -> T:
-        """What `use` makes of the connection with the owner's token."""
+        """The result of `use`, which is given the connection with the owner's token."""
         try:
             async with asyncio.timeout(TOKEN_SECONDS):
                 token = await self._token(context)
@@ -226,7 +229,7 @@ class MCPServer:
         except MCPError as error:
             if error.code != UNAUTHORIZED:
                 raise
-            # refused, so nothing was done: a renewed token may try once
+            # the call was refused, so nothing was done: it is tried once more with a renewed token
             token = await self._other_token(context, token, error)
         return await use(await self._connection(context, token))
 
@@ -252,7 +255,7 @@ class MCPServer:
     # --- tokens ---
 
     def _can_ask(self) -> bool:
-        """Whether a 401 can be helped: not where the operator has configured the credentials."""
+        """Whether a 401 can be resolved by a user's token: not if the operator configured the credentials."""
         fixed = any(header.lower() == "authorization" for header in self.options.headers)
         return not fixed and (self._consents is not None or bool(self.options.on_behalf_of_scopes))
 
@@ -284,11 +287,11 @@ class MCPServer:
         return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
-        """A token in place of the refused one; `NeedsAuthorization` where the user has to be asked."""
+        """A token in place of the refused one. `NeedsAuthorization` if the user has to consent."""
         if self.options.on_behalf_of_scopes:
             raise self._failure(error) from error
         consents = self._asking()
-        # 403 says that the token is good, and not good for enough
+        # 403 means that the token is valid, but that its scopes do not suffice
         if error.message.startswith("403"):
             renewed = await consents.tokens.wider(context, self._protected, token)
         else:
@@ -306,7 +309,7 @@ class MCPServer:
         return self._consents
 
     def _failure(self, error: MCPError) -> Exception:
-        """An error as the model, or the user, sees it."""
+        """The error for the model, or for the user."""
         name, message = self.options.name, bounded(described(error), 4_000)
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
             return NeedsAuthorization(name, url)
@@ -324,7 +327,7 @@ class MCPServer:
 
 
 class _UserConnections:
-    """One connection for each user, closed when it has not been used for long."""
+    """One connection per user, closed when it has not been used for `IDLE_SECONDS`."""
 
     def __init__(
         self, options: MCPServerOptions, listed: Callable[[str, Sequence[types.Tool]], bool]
@@ -335,7 +338,7 @@ class _UserConnections:
         self._open: dict[str, MCPConnection] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
-        #: when those that are unused are closed next
+        #: the timer of the next sweep, which closes unused connections
         self._sweep: asyncio.TimerHandle | None = None
 
     async def of(self, user_key: str, token: str) -> MCPConnection:
@@ -350,7 +353,8 @@ class _UserConnections:
             return connection
 
     async def _started(self, user_key: str, token: str) -> MCPConnection:
-        """`Unreachable` where there is none, whatever the reason; `MCPError` where the server refuses."""
+        """A new connection. Raises `MCPError` if the server refuses it, `Unreachable` for any other
+        failure."""
         connection = MCPConnection(self._options, partial(self._listed, user_key), BearerToken(token))
         try:
             await connection.start()
@@ -389,13 +393,13 @@ class _UserConnections:
 
 
 def _challenge_of(error: MCPError) -> Challenge:
-    """What a server said with the 401 or 403 that an error stands for."""
+    """The challenge of the 401 or 403 that an error was made from; empty if there was none."""
     data = error.data if isinstance(error.data, dict) else {}
     return Challenge.of(str(data.get("challenge", "")))
 
 
 def _is_without_answer(error: MCPError) -> bool:
-    """Whether nothing came back. Servers use the SDK's codes for errors of their own: its texts decide."""
+    """Whether no answer arrived. The SDK's texts decide, since servers use its codes for their own errors."""
     if error.code == CONNECTION_CLOSED:
         return error.message.startswith(("Connection closed", "SSE stream"))
     if error.code == REQUEST_TIMEOUT:

@@ -116,10 +116,10 @@ class OpenAPITool:
         )
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where no request can be made of the arguments, or the schema rules them out.
+        """`ToolFailed` if no request can be made from the arguments, or if they violate the schema.
 
-        The second is not held against the model, to which the service answers: services convert what
-        they are sent, and an approver has to know what will run.
+        Only edits of approvers are checked against the schema, since an approver has to know what will run.
+        The model's arguments are left to the service, which may convert them.
         """
         request_of(self._operation, arguments)
         schema = self.spec.parameters
@@ -152,19 +152,19 @@ class RemoteApi:
         self._client = client
 
     async def answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
-        """The answer's text. `ToolFailed` for every other end, `NeedsAuthorization` for a token that is not
-        good (any more)."""
+        """The answer's text. Raises `NeedsAuthorization` if the service refuses the user's token, and
+        `ToolFailed` for every other failure."""
         try:
             return await self._answer(context, operation, request)
         except _Unauthorized:
             if not isinstance(context, AuthorizedContext) or self._has_credentials():
                 raise
-            # another token may try once
+            # one more attempt, with another token
             await context.renew()
         return await self._answer(context, operation, request)
 
     def _has_credentials(self) -> bool:
-        """Whether the plugin's entry, which comes before the catalogue, says what is sent."""
+        """Whether the plugin's entry, which overrides the catalogue, sets the credentials."""
         fixed = any(header.lower() == "authorization" for header in self.options.headers)
         return fixed or self.options.pass_user_token or bool(self.options.on_behalf_of_scopes)
 
@@ -190,7 +190,7 @@ class RemoteApi:
             raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
 
     def _target(self, request: ApiRequest, place: str) -> httpx2.URL:
-        """The URL of a request; it has the server's origin, and lies within its base."""
+        """The URL of a request, which must have the server's origin and lie within its base. `ToolFailed`."""
         base = httpx2.URL(self._url)
         try:
             url = httpx2.URL(self._url + request.target)
@@ -203,7 +203,7 @@ class RemoteApi:
         return url
 
     async def _authorization(self, context: ToolContext) -> dict[str, str]:
-        """The user's token, only where the plugin's entry, or the catalogue, says so."""
+        """The user's token, if the plugin's entry or the catalogue asks for it."""
         if self.options.pass_user_token:
             token = await context.user_token(())
             if not token:
@@ -241,7 +241,7 @@ class RemoteApi:
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
-    """The headers of all sources; of one that several give, the last."""
+    """The headers of all sources; a later source overrides an earlier one."""
     headers = {name.lower(): value for source in sources for name, value in source.items()}
     return httpx2.Headers(headers, encoding="latin-1")  # by itself it takes ASCII only
 
@@ -251,7 +251,7 @@ def _is_redirect(answer: Fetched) -> bool:
 
 
 def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.URL:
-    """Where a redirect within the origin leads."""
+    """The target of a redirect within the origin. `ToolFailed` for any other."""
     location = answer.headers["location"]
     try:
         target = url.join(location)
@@ -287,7 +287,7 @@ def _answer_text(answer: Fetched, method: str, place: str) -> str:
 
 
 def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
-    """The content as text, None where it is none. That of a type not known to be text has to look like it."""
+    """The content as text; None if it is not text. Content of an unknown type has to look like text."""
     is_text = media_type.startswith("text/") or media_type.endswith(_TEXTUAL)
     if not is_text and media_type and not media_type.startswith("application/"):
         return None
@@ -310,7 +310,8 @@ def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
 
 
 def _server(options: RemotePluginOptions, document: Json, where: str, *, secret: bool) -> str:
-    """Where requests go. A document that was fetched names its own origin; none chooses who gets secrets."""
+    """The URL that requests go to. A fetched document may name its own origin only, and no document may
+    choose a server that is sent secrets."""
     if options.server_url is not None:
         return _base(options.server_url)
     named = server_of(document, where)
@@ -325,7 +326,7 @@ def _server(options: RemotePluginOptions, document: Json, where: str, *, secret:
 
 
 def _base(url: str) -> str:
-    """The URL as paths are appended to it."""
+    """The URL in the form that paths are appended to."""
     try:
         parts = httpx2.URL(url)
         port_exists = parts.port is None or 0 < parts.port < 65_536

@@ -22,9 +22,9 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.openapi_schema import OMITTED, Fields, Schemas, resolved
 
-#: characters of one tool's arguments that the model is sent; those beyond it become "any value"
+#: most characters of the schema of one tool's arguments; arguments beyond them become "any value"
 MAX_SCHEMA = 100_000
-#: operations of a document that become tools
+#: most operations of a document that become tools
 MAX_OPERATIONS = 2_000
 
 Location = Literal["path", "query", "header", "cookie"]
@@ -49,7 +49,7 @@ _DEFAULT_STYLE: dict[Location, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A value outside of the body, and how it is written there."""
+    """A parameter outside the body, and how its value is written."""
 
     #: the tool's argument
     argument: str
@@ -58,9 +58,9 @@ class Parameter:
     required: bool = False
     style: str
     explode: bool
-    #: written as JSON, whatever the style
+    #: whether the value is written as JSON, whatever the style
     as_json: bool = False
-    #: then, but a text as it is
+    #: with `as_json`: whether a text is written as it is
     plain: bool = False
 
 
@@ -74,7 +74,7 @@ class RequestBody:
     argument: str | None = None
     #: argument → field
     fields: Mapping[str, str] = field(default_factory=dict)
-    #: fields that may be null, in JSON; of others, null means absent
+    #: fields that may be null in JSON; for other fields, null means absent
     nullable: frozenset[str] = frozenset()
     #: fields that are files, or lists of files
     binary: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class RequestBody:
     encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     #: field → media type of its parts, or of its value in a form
     types: Mapping[str, str] = field(default_factory=dict)
-    #: arguments that are no parameters are fields as well
+    #: whether arguments that are no parameters are sent as fields as well
     open: bool = False
 
 
@@ -178,12 +178,12 @@ def server_of(document: Json, where: str) -> str | None:
 
 
 class _Place(NamedTuple):
-    """Where an operation stands in the document."""
+    """The place of an operation in the document."""
 
     function: str
     method: str
     path: str
-    #: what it stands in
+    #: the path item that contains the operation
     item: Json
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class _Place(NamedTuple):
 def operations(document: Json, where: str, wanted: Sequence[str] | None = None) -> list[ApiOperation]:
     """The wanted operations in this order, or all in the document's.
 
-    `ToolsetError` names one that cannot be read, or that is not there once. What is not wanted may be flawed.
+    `ToolsetError` names an operation that cannot be read, is missing or is ambiguous. Others may be flawed.
     """
     schemas = Schemas(document, where)
     chosen = _chosen(_places(document, where, lenient=wanted is not None), wanted, where)
@@ -201,7 +201,7 @@ def operations(document: Json, where: str, wanted: Sequence[str] | None = None) 
 
 
 def _places(document: Json, where: str, *, lenient: bool) -> list[_Place]:
-    """`lenient`: what leads to no path item is passed over."""
+    """The operations' places. With `lenient`, entries that lead to no path item are skipped."""
     found = []
     for path, part in (_checked(_Paths, document, where).paths or {}).items():
         if path.startswith("x-") or part is None:  # an extension of the specification, whatever it is
@@ -293,7 +293,8 @@ def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> A
 
 
 def _undeclared(path: str, parameters: Sequence[_DocumentParameter]) -> list[_DocumentParameter]:
-    """The parts of the path that no parameter fills, as texts: the braces themselves must not be called."""
+    """Text parameters for the parts of the path that the document declares no parameter for: the braces must
+    not be sent literally."""
     declared = {one.name for one in parameters if one.location == "path"}
     names = [name for name in re.findall(r"\{([^{}]+)\}", path) if name not in declared]
     described = {"in": "path", "schema": {"type": "string"}}
@@ -412,7 +413,7 @@ class _ArgumentList:
             self._required.append(argument)
 
     def _free(self, name: str, location: str) -> str:
-        """The name as an argument; one that another place has taken gets its own place as a suffix."""
+        """The argument for a name; if it is taken, its location is added as a suffix."""
         plain = argument = _argument_name(name)
         while argument in self._properties:
             self._taken[plain, location] += 1
