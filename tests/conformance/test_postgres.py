@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
-from tealagents.stores import StoreConfigError
+from tealagents.stores import StoreConfigError, postgres
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
 from tealagents.stores.sql import statements
@@ -502,6 +502,35 @@ async def three_connections(proxy: FaultProxy, store: Store) -> None:
     assert len(proxy.connections) == 3
     for connection in proxy.connections:
         connection.faults = Faults(blackhole=True)
+
+
+async def test_a_notification_on_a_mute_connection_is_given_up_before_other_statements_are(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Later notifications wait for it, and with them all other processes."""
+    async with (
+        FaultProxy(postgres_server.host, postgres_server.port) as proxy,
+        store_of(proxy.url_for(postgres_url) + "&command_timeout=600") as store,
+        asyncio.timeout(60),
+    ):
+        assert isinstance(store, PostgresStore)
+        await three_connections(proxy, store)
+        with pytest.raises(PersistenceUnavailable, match="no answer in time"):
+            await store._notify("tealagents_test_", ["00payload"])
+
+
+async def test_a_notification_waits_for_a_connection_as_long_as_other_statements(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the pool is busy it comes late, and is not given up."""
+    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 1.0)
+    async with store_of(postgres_url + "&pool=1") as store:
+        assert isinstance(store, PostgresStore)
+        only = await store._pool.borrow()
+        notifying = asyncio.create_task(store._notify("tealagents_test_", ["00payload"]))
+        await asyncio.sleep(1.5)
+        store._pool.give_back(only)
+        await notifying
 
 
 async def test_of_idle_connections_that_have_gone_mute_only_the_first_costs_a_timeout(

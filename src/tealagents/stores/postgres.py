@@ -46,6 +46,7 @@ from tealagents.stores.base import (
     is_address,
     scan_bounds,
 )
+from tealagents.stores.links import ANSWER_SECONDS
 from tealagents.stores.pool import Pool
 from tealagents.stores.postgres_link import LOST, PostgresWatches
 from tealagents.stores.sql import check_schema, migrations, statements
@@ -335,11 +336,16 @@ class PostgresStore(BaseStore):
             raise
         self._pool.give_back(connection)
 
-    async def _ask(self, name: str, *arguments: object, again: bool = True) -> list[Any]:
-        """The rows of a read-only statement; retried once on a new connection if an idle one had died."""
+    async def _ask(
+        self, name: str, *arguments: object, again: bool = True, seconds: float | None = None
+    ) -> list[Any]:
+        """The rows of a read-only statement; retried once on a new connection if an idle one had died.
+
+        `seconds` limits the wait for the answer, not for a connection; None: `command_timeout` does.
+        """
         connection = await self._borrow()
         try:
-            rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
+            rows: list[Any] = await connection.fetch(self._sql[name], *arguments, timeout=seconds)
         except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             if not again or isinstance(error, TimeoutError) or not _session_ended(error):
@@ -350,7 +356,7 @@ class PostgresStore(BaseStore):
         else:
             self._pool.give_back(connection)
             return rows
-        return await self._ask(name, *arguments, again=False)
+        return await self._ask(name, *arguments, again=False, seconds=seconds)
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator["asyncpg.Connection[Any]"]:
@@ -391,7 +397,8 @@ class PostgresStore(BaseStore):
         return connection
 
     async def _notify(self, prefix: str, payloads: Sequence[str]) -> None:
-        await self._ask("notify", prefix, payloads)
+        """A connection that has gone mute is given up soon: later notifications wait for this one."""
+        await self._ask("notify", prefix, payloads, seconds=ANSWER_SECONDS)
 
     # --- erasing what has expired -----------------------------------------------------------------
 

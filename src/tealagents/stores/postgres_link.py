@@ -69,8 +69,6 @@ class PostgresWatches(LinkedWatches):
         self._send = send
         self._unsent: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
-        #: attempts that are given up, each until its connection is closed
-        self._given_up: set[asyncio.Task[object]] = set()
         self._next_send = 0.0
 
     def announce(self, partition: str, topics: Collection[str]) -> None:
@@ -88,8 +86,6 @@ class PostgresWatches(LinkedWatches):
                     await self._sending
         except TimeoutError:
             log.warning("watches of other processes were not notified: the store is being closed")
-        if self._given_up:
-            await asyncio.wait(self._given_up)
         await super().close()
 
     async def _send_all(self) -> None:
@@ -102,8 +98,8 @@ class PostgresWatches(LinkedWatches):
                 self._next_send = time.monotonic() + INTERVAL_SECONDS
                 names, self._unsent = self._unsent, set()
                 try:
-                    await self._send_within([name + self._sender for name in names])
-                except (PersistenceUnavailable, TimeoutError) as error:
+                    await self._send(self._prefix, [name + self._sender for name in names])
+                except PersistenceUnavailable as error:
                     failures += 1
                     self._unsent |= names
                     if failures == ATTEMPTS:
@@ -113,25 +109,6 @@ class PostgresWatches(LinkedWatches):
             self._unsent.clear()
         finally:
             self._sending = None
-
-    async def _send_within(self, payloads: Sequence[str]) -> None:
-        """Sends payloads. `TimeoutError` after `ANSWER_SECONDS`, without waiting for what is given up."""
-        sending: asyncio.Task[object] = asyncio.ensure_future(self._send(self._prefix, payloads))
-        try:
-            done, _ = await asyncio.wait([sending], timeout=ANSWER_SECONDS)
-        finally:
-            if not sending.done():
-                sending.cancel()
-                self._given_up.add(sending)
-                sending.add_done_callback(self._closed)
-        if not done:
-            raise TimeoutError(f"the server has not answered within {ANSWER_SECONDS:g} seconds")
-        sending.result()
-
-    def _closed(self, sending: asyncio.Task[object]) -> None:
-        self._given_up.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # asyncio logs those that were not looked at
 
     def _listening(self, arguments: Mapping[str, Any]) -> Connect:
         """Connects a session that hears what other processes send."""
