@@ -460,3 +460,24 @@ async def test_an_answer_ends_with_exactly_one_end(service: OfflineModel) -> Non
                 said = await events(model, stream=stream)
                 assert [isinstance(event, ModelDone) for event in said].count(True) == 1
                 assert isinstance(said[-1], ModelDone)
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://u:ca/nary@127.0.0.1:9",
+        "http://u:1/canary@127.0.0.1:9",
+        "http://u:ca#nary@proxy",
+        "u:1?canary@proxy:3128",
+        "http://u:canary@:80",
+        "http://u:canary@proxy:port",
+    ],
+)
+def test_a_proxy_that_is_no_address_is_refused_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """An unescaped character of a password is why most of them are none."""
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(OSError, match="of the form http://user:password@host:port") as refused:
+        proxy_for("https://model.example/v1")
+    assert "nary" not in str(refused.value)

@@ -175,4 +175,18 @@ def proxy_for(url: str) -> str | None:
             f"The proxy for {scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}. Set "
             f"{scheme.upper()}_PROXY to one, or name {host} in NO_PROXY."
         )
+    if not _has_place(proxy):  # not quoted: the reason is mostly a password
+        raise OSError(
+            f"The proxy for {scheme}:// URLs must be of the form http://user:password@host:port, with %2F for "
+            f"a slash in the password, and so on. Correct {scheme.upper()}_PROXY, or name {host} in NO_PROXY."
+        )
     return proxy
+
+
+def _has_place(proxy: str) -> bool:
+    """Whether a proxy's URL has a host, and no part of its credentials behind it."""
+    try:
+        parts = urlsplit(proxy)
+        return bool(parts.hostname) and parts.port != 0 and "@" not in proxy.rpartition(parts.netloc)[2]
+    except ValueError:
+        return False
