@@ -177,8 +177,8 @@ def proxy_for(url: str) -> str | None:
         )
     if not _has_place(proxy):  # not quoted: the reason is mostly a password
         raise OSError(
-            f"The proxy for {scheme}:// URLs must be of the form http://user:password@host:port, with %2F for "
-            "a slash in the password, and so on. "
+            f"The proxy for {scheme}:// URLs must be of the form http://user:password@host:port, with %2F"
+            " for a slash in the password, and so on. "
             f"Correct {scheme.upper()}_PROXY, or name {host} in NO_PROXY."
         )
     return proxy
