@@ -3,7 +3,7 @@
  * runs or is loaded. Marked makes HTML, DOMPurify nodes, and the page's policy would stop what either let through.
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
-import {named, Plain, readable} from "./text.js";
+import {Plain, readable, unbroken} from "./text.js";
 import {Lexer, Marked} from "../vendor/marked.js";
 import "../vendor/dompurify.js";
 
@@ -124,5 +124,5 @@ function Made({tokens, raw, name}) {
     for (const said of place.current.children) if (said.querySelector("th")) said.dir = getComputedStyle(said).direction;
     for (const cell of place.current.querySelectorAll("th, td")) cell.dir = "auto";
   }, [raw]);
-  return html`<div class=${named(name, raw)} ref=${place}></div>`;
+  return html`<div class=${name} data-unbroken=${unbroken(raw)} ref=${place}></div>`;
 }

@@ -32,8 +32,8 @@ const escaped = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")
 /** characters of a text that are laid out without being asked for */
 const SHOWN = 60_000;
 
-/** `name`, with a class for text that takes seconds to be laid out. */
-export const named = (name, text) => name + (/\S{500}/.test(text) ? " unbroken" : "");
+/** Whether text would take seconds to be laid out with kerning. */
+export const unbroken = (text) => /\S{500}/.test(text) || null;
 
 /** Text as it is, in lines; of a long one the beginning, and the rest on demand. */
 export function Plain({text, code = false}) {
@@ -41,7 +41,7 @@ export function Plain({text, code = false}) {
   const cut = !whole && text.length > SHOWN;
   const shown = useMemo(() => (code ? exact : readable)(cut ? text.slice(0, SHOWN) : text), [text, cut, code]);
   return html`
-    <${code ? "pre" : "div"} class=${code ? "code" : named("plain", shown)} dir="auto" tabindex=${code ? 0 : undefined}>${shown}<//>
+    <${code ? "pre" : "div"} class=${code ? "code" : "plain"} data-unbroken=${unbroken(shown)} dir="auto" tabindex=${code ? 0 : undefined}>${shown}<//>
     ${cut &&
     html`<p class="cut">
       This is the beginning of ${bytes(text.length)} of text.${" "}
