@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tealagents.cli.supervisor import _is_signaled
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import Process, ServiceProcess, agent_config
@@ -370,6 +372,34 @@ def test_a_second_signal_reaches_the_processes_that_serve(
         else:  # one that waits for files to change looks at signals and passes them on in one go
             until(lambda: drains(clients[0]))
         service.process.terminate()
+        assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
+        assert status.result() == 0
+        for client in clients:
+            client.close()
+
+
+def test_a_second_signal_reaches_a_worker_that_gets_no_processor_for_a_while(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path
+) -> None:
+    """It waits until the first is taken: the system keeps only one of each number for a process."""
+    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    with ForkedTwoWorkers(nursery, *started) as service:
+        clients = [service.client("ada", timeout=60) for _ in range(6)]
+        hanging = [Following(client, "/sse", text("hang")) for client in clients]
+        for following in hanging:
+            following.wait_for("partial-response")
+        parent = service.process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        workers = [int(pid) for pid in children.split()]
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        status = stopped(service)
+        until(lambda: sum(map(_is_signaled, workers)) == 2)  # not what keeps account of resources
+        service.process.terminate()
+        until(lambda: has_taken_its_signals(parent))
+        time.sleep(1)  # in which the second would be lost
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
         assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
         assert status.result() == 0
         for client in clients:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from socket import socket
 from types import FrameType
 
@@ -23,6 +24,8 @@ RESTART_SECONDS = 2.0
 START_SECONDS = 600.0
 #: seconds between two signals to a worker: at once, they would be one
 APART_SECONDS = 0.2
+#: seconds for which the second waits, besides, for a worker that gets no processor to take the first
+TAKEN_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +172,22 @@ class Supervisor(Multiprocess):
     def terminate_again(self) -> None:
         """Passes a second signal on."""
         time.sleep(max(0.0, self._terminated_at + APART_SECONDS - time.monotonic()))
-        for worker in self.processes:
+        deadline = time.monotonic() + TAKEN_SECONDS
+        for worker in sorted(self.processes, key=lambda worker: _is_signaled(worker.pid)):
+            while _is_signaled(worker.pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
             if worker.exitcode is None and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGTERM)
+
+
+def _is_signaled(pid: int | None) -> bool:
+    """Whether a process has not taken a SIGTERM yet, as far as `/proc` tells."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False  # it has ended, or this is not Linux
+    pending = int(status.partition("ShdPnd:")[2].split(maxsplit=1)[0], 16)
+    return bool(pending >> (signal.SIGTERM - 1) & 1)
 
 
 class Reloader(WatchFilesReload):
