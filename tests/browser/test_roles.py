@@ -108,15 +108,7 @@ def test_a_decision_that_came_too_late_is_known_after_its_card_has_changed(
     """The card shows the other decision at once; a notice says that this one changed nothing."""
     of_carol = _paused(service, "carol", "slower.txt")
     carol = tabs.signed_in(_console(service), "carol")
-    carol.expected = {409}
-
-    def second(route: Route) -> None:
-        with service.client("carol") as client:
-            rejected = client.post(f"/requests/{of_carol['request_id']}/resume", json={"action": "reject"})
-            rejected.raise_for_status()
-        route.continue_()
-
-    carol.page.route("**/resume**", second)
+    _rejected_first(carol, service, of_carol)
     carol.open("approvals")
     card = carol.page.locator(".card", has_text="slower.txt")
     card.get_by_role("button", name="Approve").click()
@@ -126,19 +118,24 @@ def test_a_decision_that_came_too_late_is_known_after_its_card_has_changed(
     expect(notice).to_contain_text("Another decision came first")
 
 
-def test_in_a_conversation_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
-    """The outcome of the other one takes the place of the pause, and with it of what is wrong."""
-    pause = _paused(service, "ada", "too late.txt")
-    ada = tabs.signed_in(_console(service), "ada")
-    ada.expected = {409}
+def _rejected_first(tab: Tab, service: ServiceThread, pause: dict[str, str]) -> None:
+    """The user's rejection from elsewhere is quicker than any decision that the page sends."""
+    tab.expected = {409}
 
     def second(route: Route) -> None:
-        with service.client("ada") as client:
+        with service.client(tab.user) as client:
             rejected = client.post(f"/requests/{pause['request_id']}/resume", json={"action": "reject"})
             rejected.raise_for_status()
         route.continue_()
 
-    ada.page.route("**/resume**", second)
+    tab.page.route("**/resume**", second)
+
+
+def test_in_a_conversation_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
+    """The outcome of the other one takes the place of the pause, and with it of what is wrong."""
+    pause = _paused(service, "ada", "too late.txt")
+    ada = tabs.signed_in(_console(service), "ada")
+    _rejected_first(ada, service, pause)
     ada.open("tasks", pause["task_id"]).button("Approve").click()
     expect(ada.page.locator(".answer", has_text="The user rejected this call")).to_be_visible()
     notice = ada.page.locator(".notice", has_text="This has already been decided")

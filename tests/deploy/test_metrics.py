@@ -116,7 +116,7 @@ def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
 
 
 def test_calls_without_a_token_are_told_from_those_with_a_wrong_one(service: MonitoredService) -> None:
-    """Whoever reaches the port can make the former; many of the latter may come from a wrong setting."""
+    """Anyone who reaches the port can make the former; many of the latter may come from a wrong setting."""
 
     def refused(**labels: str) -> float:
         return service.value("tealagents_refusals_total", error_type="unauthenticated", **labels)

@@ -960,7 +960,7 @@ async def test_a_consent_waits_for_a_store_that_is_away_for_a_moment(pretender: 
 async def test_a_consent_that_cannot_be_stored_is_not_kept_and_says_so(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token for this replica alone would be gone with the process. The user is told what to do."""
+    """A token for this replica alone would be gone with the process. The user reads what to do."""
     monkeypatch.setattr(oauth_tokens, "STORE_SECONDS", 0.0)
     secrets = Fickle()
     consents, server, state = await link_visited_while_away(pretender, secrets)

@@ -76,8 +76,8 @@ class Admission:
         self.in_flight = 0
         self.draining = False
 
-    def check(self, user: str, share: int = 0) -> None:
-        """Raises `Draining`, or `Overloaded` if one more request, or `share` more bytes, exceeds a limit."""
+    def _check(self, user: str) -> None:
+        """Raises `Draining`, or `Overloaded` if one more request exceeds a limit."""
         if self.draining:
             raise Draining
         if self._by_user[user] >= self._per_user:
@@ -89,8 +89,6 @@ class Admission:
             raise Overloaded(
                 f"Too many requests are in flight (at most {self._per_process}). Try again shortly."
             )
-        if share:
-            self.answering.check(user, share)
 
     @contextmanager
     def admitted(self, user: str, share: int) -> Iterator[None]:
@@ -102,8 +100,8 @@ class Admission:
             self.leave(user, share)
 
     def enter(self, user: str, share: int = 0) -> None:
-        """Takes one place and `share` bytes of the budget, until `leave`; raises what `check` raises."""
-        self.check(user)
+        """Takes one place and `share` bytes of the budget, until `leave`. Raises `Draining`, `Overloaded`."""
+        self._check(user)
         if share:
             self.answering.take(user, share)
         self.in_flight += 1

@@ -31,7 +31,7 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
 
 
 def rejection(decided: Approval, call: ToolCall, decision: Decision) -> str:
-    """What the model is told of a rejected call."""
+    """The result of a rejected call, for the model."""
     reason = decision.reason or decided.reason
     because = f" The reason given: {reason}" if reason else ""
     return f"The user rejected this call; {not_to_its_end(call)}{because}"

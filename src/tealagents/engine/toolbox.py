@@ -70,7 +70,7 @@ class ToolOutput(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome that later requests are told if this one ends without an answer."""
+        """The outcome that later requests learn of if this one ends without an answer."""
         if self.unknown:
             return "unknown"
         return "failed" if self.is_error else "done"

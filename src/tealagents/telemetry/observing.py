@@ -121,7 +121,7 @@ class OpenTelemetryObserver(LoggedRequests):
 
     def refused(self, error: TealError) -> None:
         super().refused(error)
-        # whoever reaches the port can call without a token; a token that is refused may be a wrong setting
+        # anyone who reaches the port can call without a token; refused tokens may mean a wrong setting
         anonymous = isinstance(error, Unauthenticated) and not error.credentials_given
         credentials = {"tealagents.credentials": "none"} if anonymous else {}
         self._refusals.add(1, {"error.type": error.code, **credentials})
