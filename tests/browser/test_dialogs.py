@@ -23,23 +23,31 @@ def _breaks(route: Route) -> None:
 
 
 def _asked(tab: Tab, menu: str, action: str) -> Locator:
-    tab.look_again()
-    tab.page.locator(f"summary[aria-label='{menu}']").first.click()
+    tab.page.locator(f"summary[aria-label='{menu}']").click()
     tab.button(action).click()
+    return tab.page.get_by_role("dialog")
+
+
+def _asked_to_delete(tab: Tab, session: str) -> Locator:
+    """The dialog of this session, once the list has it: until then it may show another test's."""
+    tab.look_again()
+    listed = tab.page.get_by_role("region", name=f"Session {session[-8:]}")
+    listed.locator("summary[aria-label=Session]").click()
+    listed.get_by_role("button", name="Delete session").click()
     return tab.page.get_by_role("dialog")
 
 
 def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread, session: str) -> None:
     """Escape keeps it, and so does the button that has the focus; the other one deletes all of it."""
-    dialog = _asked(ada, "Session", "Delete session")
+    dialog = _asked_to_delete(ada, session)
     expect(dialog).to_contain_text("Its 2 conversations will be erased")
     ada.page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-    _asked(ada, "Session", "Delete session")
+    _asked_to_delete(ada, session)
     expect(dialog.get_by_role("button", name="Keep it")).to_be_focused()
     ada.page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
-    dialog = _asked(ada, "Session", "Delete session")
+    dialog = _asked_to_delete(ada, session)
     delete = dialog.get_by_role("button", name="Delete", exact=True)
     delete.hover()
     # from green to red is the second of the three numbers
@@ -61,7 +69,7 @@ def test_deleting_a_session_counts_what_the_list_does_not_show(
             client.post("", json={**body, "session_id": session}).raise_for_status()
     ada.page.get_by_role("searchbox").fill("apple")
     expect(ada.page.locator(".task")).to_have_count(2)
-    dialog = _asked(ada, "Session", "Delete session")
+    dialog = _asked_to_delete(ada, session)
     expect(dialog).to_contain_text("Its 5 conversations (3 of them not in the list now) will be erased")
     ada.page.keyboard.press("Escape")
     ada.page.get_by_role("searchbox").fill("")
@@ -85,7 +93,7 @@ def test_who_deletes_the_session_that_they_look_at_is_led_to_the_first_page(
     if shown == "filtered out":
         ada.page.get_by_role("searchbox").fill("apple")
         expect(ada.page.locator(".task[aria-current]")).to_have_count(0)
-    dialog = _asked(ada, "Session", "Delete session")
+    dialog = _asked_to_delete(ada, session)
     dialog.get_by_role("button", name="Delete", exact=True).click()
     expect(ada.text("The session is deleted.")).to_be_visible()
     expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
@@ -117,7 +125,7 @@ def test_the_way_back_does_not_lead_to_a_deleted_session(
     with service.client("ada") as client:
         listed = client.get("/tasks", params={"session_id": session}).raise_for_status().json()
     ada.open("approvals").open("tasks", listed["items"][0]["task_id"])
-    _asked(ada, "Session", "Delete session").get_by_role("button", name="Delete", exact=True).click()
+    _asked_to_delete(ada, session).get_by_role("button", name="Delete", exact=True).click()
     expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
     ada.page.go_back()
     expect(ada.page.get_by_role("heading", name="Approvals")).to_be_visible()
