@@ -82,6 +82,23 @@ def test_an_approver_is_led_to_their_own_conversations_only(tabs: Tabs, service:
         cards.filter(has_text=f"led-{user}.txt").get_by_role("button", name="Reject").click()
 
 
+def test_an_approver_is_led_to_no_conversation_before_their_roles_are_known(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """What they may read for others is not guessed."""
+    _paused(service, "ada", "early.txt")
+    calls: list[Route] = []
+    carol = tabs.open(_console(service))
+    carol.page.route("**/me", lambda route: calls.append(route))
+    carol.sign_in("carol").open("approvals")
+    card = carol.page.locator(".card", has_text="early.txt")
+    expect(card.get_by_role("button", name="Reject")).to_be_visible()
+    expect(card.get_by_role("link")).to_have_count(0)
+    carol.held(calls).continue_()
+    card.get_by_role("button", name="Reject").click()
+    expect(card.get_by_role("status")).to_contain_text("Completed")
+
+
 def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
     """Two approvers of one pause: the second one is shown that it was decided."""
     of_ada = _paused(service, "ada", "late.txt")

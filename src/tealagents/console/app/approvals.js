@@ -409,7 +409,7 @@ const lastGone = (one, other) => other.gone - one.gone || Date.parse(other.creat
 /** Whether the conversation of a task may be read: an approver decides for others, too. */
 function useMayRead() {
   const {client, roles} = useApp();
-  const any = !roles.includes("approver") || roles.includes("auditor");
+  const any = roles && (!roles.includes("approver") || roles.includes("auditor"));
   const idsOf = ({items}) => items.map((task) => task.task_id).join();
   const look = async (signal) => (any ? "" : idsOf(await client.tasks({limit: 200, signal}).page()));
   const {data: own} = useRead(look, [client, any], 10_000);

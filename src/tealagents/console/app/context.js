@@ -8,7 +8,7 @@ export const App = createContext(null);
 /**
  * `{client, patient, requests, ended, config, me, roles, notify, drafts}`: `patient` is a client that never gives up;
  * `requests` holds those that are over, by id; `ended` is aborted with the session; `me` is `{oid, tid}`, or null until
- * it is known, and `roles` says what they may do for others.
+ * it is known, and `roles` says what they may do for others, once it is known.
  */
 export const useApp = () => useContext(App);
 

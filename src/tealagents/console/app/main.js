@@ -38,7 +38,7 @@ function Console({config, session, onSignOut, onLapsed}) {
   const written = useRef(null);
   const known = useMemo(() => {
     written.current = drafts(me, written.current);
-    return {...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: written.current};
+    return {...app, me: who?.user ?? me, roles: who?.roles, drafts: written.current};
   }, [app, who]);
   useEffect(() => {
     if (!notice.text) return;

@@ -116,7 +116,7 @@ function TaskList({current}) {
   const groups = useMemo(() => bySession(items.filter((task) => matches(task, filter))), [items, filter, lacking]);
   return html`
     <section class="tasks" aria-label="Conversations">
-      ${roles.includes("auditor") && html`<${Whose} ofTenant=${ofTenant} onChange=${setOfTenant} />`}
+      ${roles?.includes("auditor") && html`<${Whose} ofTenant=${ofTenant} onChange=${setOfTenant} />`}
       <div class="filter">
         <input type="search" placeholder="Filter" aria-label="Filter by title or metadata, such as team:north"
           title="A word in the title or metadata, or key:value" value=${filter}
