@@ -1088,7 +1088,9 @@ def test_a_decision_does_not_move_the_buttons_of_other_pauses(
     for path in ("second.txt", paragraphs):
         (asked,) = talk(service, f'call Files-delete {{"path": "{path}"}}', user=user)
     roy = tabs.signed_in(f"{service.url}/console/", user).open("approvals")
-    first, second = roy.page.get_by_role("article").all()
+    cards = roy.page.get_by_role("article")
+    expect(cards).to_have_count(2)
+    first, second = cards.all()
     if how == "edited":
         first.get_by_role("button", name="Edit the arguments").click()
         expect(first.get_by_label("path")).to_be_focused()

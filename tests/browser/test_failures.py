@@ -386,7 +386,7 @@ def test_a_connection_that_is_back_is_not_called_lost(ada: Tab, gate: Path) -> N
     is_back: list[bool] = []
 
     def two_lost(route: Route) -> None:
-        if is_back or "last-event-id" not in route.request.headers:
+        if is_back:
             return route.continue_()
         behind.append(route)
         return route.abort() if len(behind) <= 2 else None
