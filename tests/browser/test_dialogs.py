@@ -9,6 +9,13 @@ from tealagents.testing.service import ServiceThread
 
 
 @pytest.fixture
+def ada(ada: Tab) -> Tab:
+    """A page that may look up what a test deletes, until its list has been read again."""
+    ada.expected = {404}
+    return ada
+
+
+@pytest.fixture
 def session(service: ServiceThread) -> str:
     """A session of two conversations; its id."""
     with service.client("ada") as client:
@@ -39,7 +46,6 @@ def _asked_to_delete(tab: Tab, session: str) -> Locator:
 
 def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread, session: str) -> None:
     """Escape keeps it, and so does the button that has the focus; the other one deletes all of it."""
-    ada.expected = {404}  # the list may be looking up its titles
     dialog = _asked_to_delete(ada, session)
     expect(dialog).to_contain_text("Its 2 conversations will be erased")
     ada.page.keyboard.press("Escape")
@@ -82,7 +88,6 @@ def test_who_deletes_the_session_that_they_look_at_is_led_to_the_first_page(
     ada: Tab, service: ServiceThread, session: str, shown: str
 ) -> None:
     """As by deleting the conversation, also where the list does not show it."""
-    ada.expected = {404}
     with service.client("ada") as client:
         task = client.get("/tasks", params={"session_id": session}).json()["items"][0]["task_id"]
         for _ in range(2):
@@ -112,7 +117,6 @@ def test_only_an_exported_conversation_is_imported(ada: Tab, text: str) -> None:
 
 def test_the_way_back_does_not_lead_to_what_was_deleted(ada: Tab, service: ServiceThread) -> None:
     """It leads to what was looked at before."""
-    ada.expected = {404}  # it may be read until it is left
     (answer,) = talk(service, "hello")
     ada.open("approvals").open("tasks", answer["task_id"])
     _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()
@@ -125,7 +129,6 @@ def test_the_way_back_does_not_lead_to_a_deleted_session(
     ada: Tab, service: ServiceThread, session: str
 ) -> None:
     """When one of its conversations was looked at."""
-    ada.expected = {404}  # it may be read until it is left
     with service.client("ada") as client:
         listed = client.get("/tasks", params={"session_id": session}).raise_for_status().json()
     ada.open("approvals").open("tasks", listed["items"][0]["task_id"])
@@ -137,7 +140,6 @@ def test_the_way_back_does_not_lead_to_a_deleted_session(
 
 def test_the_same_notice_again_is_shown_as_long_as_the_first(ada: Tab, service: ServiceThread) -> None:
     """The time of the first one is not the second one's."""
-    ada.expected = {404}  # it may be read until it is left
     ada.page.clock.install()
     notice = ada.page.locator(".notice")
     for _ in range(2):
@@ -196,7 +198,7 @@ def test_a_dialog_closes_with_the_view_that_it_was_opened_in(ada: Tab, service: 
 def test_a_failure_is_said_in_the_dialog(ada: Tab, service: ServiceThread) -> None:
     """A notice would lie behind it."""
     (answer,) = talk(service, "hello")
-    ada.expected = {500}
+    ada.expected |= {500}
     ada.open("tasks", answer["task_id"])
     dialog = _asked(ada, "Actions", "Rename …")
     ada.page.route("**/tasks/*", _breaks, times=1)

@@ -413,10 +413,13 @@ def test_a_hidden_tab_follows_nothing_and_shows_the_answer_once_it_is_looked_at(
     ada.may_be_cut = True
     ada.say("Please wait at the gate.")
     expect(ada.text("Let me see first.")).to_be_visible()
+    task = ada.page.url.rpartition("/")[2]
+    # the task is looked at every few seconds: a read that the page has begun would bring the answer
+    with ada.page.expect_event("requestfinished", lambda seen: seen.url.endswith(task)):
+        pass
     with ada.page.expect_event("requestfailed", lambda seen: seen.url.endswith("/events")):
         ada.page.evaluate(_HIDE)
     gate.touch()
-    task = ada.page.url.rpartition("/")[2]
     with service.client("ada") as client:
         request = client.get(f"/tasks/{task}").raise_for_status().json()["request_id"]
         if request:
