@@ -210,8 +210,15 @@ def test_a_conversation_shows_what_ran(tabs: Tabs, service: ServiceThread) -> No
     (pause,) = talk(service, 'call Files-delete {"path": "asked.txt"}')
     ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
     ada.page.locator(".fields").get_by_label("path required").fill("changed.txt")
+    # the task is looked at every few seconds, and might show the end before the stream has shown what ran
+    looks: list[Route] = []
+    ada.page.route(f"**/tasks/{pause['task_id']}", lambda route: looks.append(route))
     ada.button("Approve").click()
     calls = ada.page.locator(".call")
+    expect(calls).to_contain_text('"path": "changed.txt"')
+    ada.page.route(f"**/tasks/{pause['task_id']}", lambda route: route.continue_())
+    for route in looks:
+        route.continue_()
     for n in (1, 2):
         expect(ada.page.locator(".turn-footer")).to_have_count(n)
         expect(calls).to_have_count(n)
