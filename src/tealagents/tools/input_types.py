@@ -1,7 +1,7 @@
-"""The types of the earlier platform: what its agents are sent, and what files of types and plugins import.
+"""The types of the earlier platform: the input that its agents take, and what type and plugin files import.
 
-The names and fields are theirs. Used where the framework itself is not installed; and the types of input that
-need no file are these in any case.
+Names and fields are that platform's. Files import these types where the platform itself is not installed. An
+input type that a config names without a file of its own is always one of `INPUTS`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class KernelBaseModel(BaseModel):
-    """The base of their models."""
+    """The base class of that platform's models."""
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, validate_assignment=True)
 
@@ -33,35 +33,36 @@ class ExtraData(BaseModel):
 
 
 class EmbeddedImage(BaseModel):
-    """An image as base64: `format` is `png`, or `image/png`."""
+    """An image as base64; `format` is, for example, `png` or `image/png`."""
 
     format: str
     data: str
 
 
 class ContentType(Enum):
-    """What a piece of a message is."""
+    """The kind of an item in a message."""
 
     IMAGE = "image"
     TEXT = "text"
 
 
 class MultiModalItem(BaseModel):
-    """A piece of a message: text, or an image as a data URI."""
+    """One item in a message: text, or an image as a data URI."""
 
     content_type: ContentType = ContentType.TEXT
     content: str
 
 
 class HistoryMessage(BaseModel):
-    """A message of text."""
+    """A message that is text alone."""
 
     role: Literal["user", "assistant"]
     content: str
 
 
 class HistoryMultiModalMessage(BaseModel):
-    """A message of texts and images; text alone may be sent as a `HistoryMessage`, as orchestrators do."""
+    """A message of texts and images. Orchestrators send text alone in the form of `HistoryMessage`, which is
+    accepted as well."""
 
     role: Literal["user", "assistant"]
     items: list[MultiModalItem]
@@ -82,7 +83,7 @@ class BaseInput(KernelBaseModel):
 
 
 class BaseInputWithUserContext(BaseInput):
-    """A conversation, and what the application knows of the user."""
+    """A conversation, and what the application knows about the user."""
 
     user_context: dict[str, str] | None = None
 
@@ -95,19 +96,20 @@ class BaseMultiModalInput(KernelBaseModel):
 
 
 class BaseMultiModalInputWithUserContext(BaseMultiModalInput):
-    """A conversation with images, and what the application knows of the user."""
+    """A conversation with images, and what the application knows about the user."""
 
     user_context: dict[str, str] | None = None
 
 
 class BaseEmbeddedImage(KernelBaseModel):
-    """One image, which the first task is shown."""
+    """One image, which is shown to the model in the agent's first task."""
 
     embedded_image: EmbeddedImage
 
 
 class AnswerUsage(BaseModel):
-    """What an answer has taken; imported as `TokenUsage`, which here is the engine's."""
+    """The tokens that an answer took. Files import it as `TokenUsage`, which in this project is the engine's
+    class."""
 
     completion_tokens: int
     prompt_tokens: int
@@ -132,13 +134,14 @@ def _named(*kinds: type[BaseModel]) -> Mapping[str, Any]:
     return {kind.__name__: kind for kind in kinds}
 
 
-#: the types of input that a config may name without a file of its own
+#: input types that a config may name without a file of its own
 INPUTS: Mapping[str, type[BaseModel]] = _named(
     *(BaseInput, BaseInputWithUserContext, BaseEmbeddedImage),
     *(BaseMultiModalInput, BaseMultiModalInputWithUserContext),
 )
+#: what `sk_agents.extra_data_collector` has besides the collector
 EXTRA_DATA = _named(ExtraData, ExtraDataElement)
-#: what can be imported besides the base of plugins
+#: what `sk_agents.ska_types` has besides the base class of plugins
 ALL: Mapping[str, Any] = {
     **INPUTS,
     **EXTRA_DATA,

@@ -1,4 +1,4 @@
-"""The text a model is given for what an MCP tool answered."""
+"""Turns the result of an MCP tool into the text that the model is given."""
 
 import json
 from typing import Any
@@ -12,9 +12,11 @@ _NO_REASON = "The tool failed and gave no reason."
 
 
 def result_text(result: types.CallToolResult) -> str:
-    """Text and text resources as they are, what is no text described, structured content as JSON.
+    """The result as one text, cut at `texts.LIMIT`: text and text resources as they are, everything else
+    described, structured content as JSON.
 
-    Servers repeat structured content as text; the model is sent it once.
+    Many servers repeat structured content as text; the model is sent it only once. An empty result becomes
+    `DONE`, or a sentence that the tool failed.
     """
     parts = [_block_text(block) for block in result.content]
     if result.structured_content is not None and not _is_repeated(result.structured_content, result.content):
@@ -46,11 +48,11 @@ def _decoded_size(base64: str) -> int:
 
 
 def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
-    """Whether the blocks say it already: one of them, or all of them as a list.
+    """Whether the blocks already contain the structured content: one of them, or all of them as a list.
 
-    The SDK wraps a result that is no object as `{"result": …}`; an object may be one by itself.
+    The SDK wraps a result that is not an object as `{"result": …}`; a tool's own object may look the same.
     """
-    if not content:  # an empty list is a result; nothing is none
+    if not content:  # None has no blocks, and needs none; an empty list has none either, but is worth showing
         return bool(structured == {"result": None})
     forms = [structured]
     if isinstance(structured, dict) and list(structured) == ["result"]:

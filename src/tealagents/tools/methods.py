@@ -1,4 +1,4 @@
-"""Python methods as tools: what code plugins and those of the earlier platform have in common."""
+"""Python methods as tools: what code plugins and the earlier platform's plugins have in common."""
 
 import asyncio
 import inspect
@@ -14,7 +14,8 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.results import to_text
 from tealagents.tools.threads import Threads
 
-#: what the first parameter of a method is called, without underscores, where it has a type hint
+#: names (without leading and trailing underscores) by which a first parameter with a type hint is still
+#: recognised as the instance
 _RECEIVERS = frozenset({"self", "cls", "this", ""})
 
 
@@ -27,10 +28,13 @@ async def run_method(
     *,
     nothing: str,
 ) -> str:
-    """The text of what a method returns: awaited if it is async, else run in a thread.
+    """Calls a method and returns its result as text. An async method is awaited, another runs in a thread.
 
-    What the method raises is raised, except what would be mistaken for the end of the process or of
-    the call: that becomes `ToolFailed`. What it needs its user for is raised as `begun`.
+    `name` is the tool's; `nothing` is the text for None. Raises what the method raises, except:
+
+    - `NeedsAuthorization` and `NeedsOwner` are raised with `begun` set, since the method had started
+    - `SystemExit`, `KeyboardInterrupt`, and a cancellation that is not this call's, become `ToolFailed`:
+      they would end the process or the request
     """
     try:
         with ungrouped():
@@ -40,7 +44,7 @@ async def run_method(
             work = partial(_text_or_awaitable, method, arguments, nothing)
             result = await threads.run(work, name, (context.tenant_id, context.user_id))
             return result if isinstance(result, str) else to_text(await result, nothing=nothing)
-    # others who ask for the same may hold the same error: this call's is one of its own
+    # a new error: several calls that wait for the same authorization may share the one that was raised
     except NeedsAuthorization as need:
         raise NeedsAuthorization(need.server, need.url, need.scopes, begun=True) from need
     except NeedsOwner as need:
@@ -60,23 +64,25 @@ async def run_method(
 
 
 def is_async(method: Callable[..., Any]) -> bool:
-    """Whether it is awaited on the event loop, also where a decorator has wrapped it."""
+    """Whether a method is a coroutine function below its decorators, and so awaited on the event loop."""
     return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 
 def _text_or_awaitable(
     method: Callable[..., Any], arguments: dict[str, Any], nothing: str
 ) -> str | Awaitable[Any]:
-    """A function that is not async can still return a coroutine; the loop has to await that."""
+    """The result as text. An awaitable is returned as it is: a function that is not async can still return a
+    coroutine, which only the event loop can await."""
     result = method(**arguments)
     return result if inspect.isawaitable(result) else to_text(result, nothing=nothing)
 
 
 def marked(kind: type[Any], mark: str) -> Iterator[tuple[str, Any]]:
-    """The attributes of a class that a decorator has marked, in the order of their definition, base classes
-    first. With each comes what bears the mark: the function, or the static or class method made of it.
+    """The names of a class's attributes that a decorator has marked, in the order of their definition, base
+    classes first; with each comes what bears the mark.
 
-    An override without the decorator is not marked.
+    That is the function, or the `staticmethod` or `classmethod` made of it. An override without the decorator
+    is not marked.
     """
     names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
     for name in names:
@@ -89,7 +95,8 @@ def marked(kind: type[Any], mark: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_method(method: Any, where: str) -> None:
-    """`ToolsetError` where it is nothing that can be called once for one result."""
+    """`ToolsetError`, beginning with `where`, for what cannot be a tool: an attribute that is no method, a
+    generator, a method without `self`."""
     if not inspect.isroutine(method):
         raise ToolsetError(f"{where}: @tool marks methods; this is a {type(method).__name__}.")
     function = inspect.unwrap(method)
@@ -100,7 +107,7 @@ def check_method(method: Any, where: str) -> None:
 
 
 def _check_receiver(function: Callable[..., Any], where: str) -> None:
-    """`ToolsetError` where `self` was forgotten: what the model should give would be the plugin."""
+    """`ToolsetError` if `self` was forgotten: the plugin would be passed for the tool's first argument."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None or first.annotation is first.empty:
         return
@@ -112,7 +119,11 @@ def _check_receiver(function: Callable[..., Any], where: str) -> None:
 
 
 def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
-    """The scopes in which a plugin acts for the user. `ToolsetError` for a text: it would be its letters."""
+    """The scopes with which a plugin acts for the user; empty if it has none.
+
+    `ToolsetError` unless they are a collection of texts. A single text is refused, too: each of its letters
+    would become a scope.
+    """
     scopes = getattr(plugin, "on_behalf_of_scopes", ()) or ()
     if isinstance(scopes, Iterable) and not isinstance(scopes, str):
         named = tuple(scopes)
@@ -125,6 +136,7 @@ def scopes_of(plugin: object, tool: str) -> tuple[str, ...]:
 
 
 def method_name(plugin: str, function: str, where: str) -> str:
+    """The tool's name, `Plugin-function`. `ToolsetError` if it cannot be sent to a model."""
     name = f"{plugin}{TOOL_SEPARATOR}{function}"
     if not VALID_NAME.fullmatch(name):
         of_the_class = not VALID_NAME.fullmatch(f"{plugin}{TOOL_SEPARATOR}x")

@@ -1,4 +1,4 @@
-"""The names tools have towards the model: `Plugin-function`, within ``[A-Za-z0-9_-]{1,64}``."""
+"""The names of tools as models see them: `Plugin-function`, matching ``[A-Za-z0-9_-]{1,64}``."""
 
 import hashlib
 import re
@@ -8,18 +8,18 @@ from difflib import get_close_matches
 
 from tealagents.domain.models import TOOL_SEPARATOR
 
-#: what model services accept
+#: characters of the longest name that model services accept
 MAX_NAME = 64
-#: characters of a foreign text that an error repeats
+#: characters of a foreign text that an error message quotes
 MAX_EXCERPT = 100
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)
 
 
 def tool_names(plugin: str, functions: Sequence[str]) -> list[str]:
-    """One name for each of `functions`, which differ, in order, each different from all others.
+    """The tools' names, in the order of `functions`. If all `functions` differ, so do all names.
 
-    Characters that are not allowed become `_`. A name that had to be cut, or that only so became
-    equal to another's, ends in a digest of the original, so that it does not depend on the order.
+    Characters that are not allowed become `_`. A name that had to be cut, or that equals another only because
+    of such a replacement, ends in a digest of the original: so no name depends on the order.
     """
     plain = [_sanitised(plugin, function) for function in functions]
     count = Counter(plain)
@@ -35,12 +35,12 @@ def _is_free(name: str, plugin: str, function: str, count: Counter[str]) -> bool
 
 
 def plugin_of(plugin: str) -> str:
-    """A plugin's name as it stands in those of its tools."""
+    """A plugin's name as it appears in the names of its tools."""
     return _FORBIDDEN.sub("_", plugin)
 
 
 def prefix_of(plugin: str) -> str:
-    """How the names of a plugin's tools begin."""
+    """What the names of a plugin's tools begin with."""
     return plugin_of(plugin) + TOOL_SEPARATOR
 
 
@@ -54,18 +54,21 @@ def _with_digest(name: str, original: str) -> str:
 
 
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
-    """As much of a foreign text as an error repeats."""
+    """As much of a foreign text as an error message quotes: `most` characters, and `…` if there are more."""
     return text if len(text) <= most else text[:most] + "…"
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """The names, as many as an error repeats; `none` where there are none."""
+    """The first `most` names for an error message, with the number of the others; `none` without names."""
     more = [f"and {len(names) - most:,} more"] if len(names) > most else []
     return ", ".join([*map(excerpt, names[:most]), *more]) or "none"
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
-    """` Did you mean …?`, or nothing: not for what is too long to be a slip, which would take minutes."""
+    """` Did you mean …?` with the most similar name, or an empty text if none is similar.
+
+    A text too long to be a typing error gets no suggestion: comparing it could take minutes.
+    """
     if len(wrong) > MAX_EXCERPT:
         return ""
     close = get_close_matches(wrong, known, n=1, cutoff=0.6)

@@ -1,6 +1,6 @@
-"""Reads the text of an OpenAPI document, JSON or YAML, within bounds on what it stands for.
+"""Parses an OpenAPI document, JSON or YAML, and refuses one that would fill the memory.
 
-The file of remote plugins is read by the same YAML.
+The file of remote plugins is parsed as the same kind of YAML.
 """
 
 import json
@@ -12,14 +12,16 @@ import yaml
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 
-#: values that a document may hold, each alias counted as what it stands for
+#: values that a document may contain; an alias counts as all the values that it stands for
 MAX_VALUES = 1_000_000
-#: marks between values that a document may hold: what bounds the memory that reading it takes
+#: characters `,`, `:`, `[` and `{` that a document may contain. They are counted before it is parsed, which
+#: bounds the memory that parsing takes
 MAX_MARKS = 2_500_000
 
 
 def parsed(content: bytes, where: str) -> Json:
-    """The document as JSON. `ToolsetError` where it is none, or none that is understood."""
+    """The document as a JSON object. `ToolsetError`, beginning with `where`, if it cannot be parsed, is too
+    large, or is not written for OpenAPI 3."""
     try:
         document = _value(content)
         _count(document, {})
@@ -39,24 +41,25 @@ def parsed(content: bytes, where: str) -> Json:
 
 
 class _TooManyValues(Exception):
-    """A document whose values, written out, would fill the memory."""
+    """The document's values, with aliases written out, would fill the memory."""
 
 
 def _value(content: bytes) -> Any:
     if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
         raise _TooManyValues
     text = content.decode("utf-8-sig")
-    # of a key that is written twice, in JSON the last one counts: generated documents have them
+    # JSON could be read as YAML, but generated JSON may contain a key twice, which `_Yaml` refuses
     return json.loads(text) if text.lstrip().startswith("{") else from_yaml(text)
 
 
 def from_yaml(text: str) -> Any:
-    """What the text says. Raises YAMLError, ValueError or RecursionError."""
+    """The value of a YAML text. Raises YAMLError, ValueError or RecursionError."""
     return yaml.load(text, _Yaml)  # noqa: S506
 
 
 def fault(error: Exception) -> str:
-    """What is wrong with a file, in one line that repeats nothing else of it."""
+    """Why a file could not be read or parsed, in one line. The text of a YAML error would quote the lines
+    around the fault; here they are left out."""
     if isinstance(error, OSError):
         return (error.strerror or type(error).__name__).lower()
     if isinstance(error, RecursionError):
@@ -67,11 +70,12 @@ def fault(error: Exception) -> str:
 
 
 def _count(value: Any, known: dict[int, int]) -> int:
-    """How many values a document stands for: aliases of aliases multiply, though they take no memory yet."""
+    """How many values a document has with all aliases written out: aliases of aliases multiply, although they
+    take no memory yet. `known` holds the counts so far, by the identity of the value."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
-        known[id(value)] = MAX_VALUES  # an alias of what it is part of has no end
+        known[id(value)] = MAX_VALUES  # while it is counted: an alias of itself within it would have no end
         parts = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_count(part, known) for part in parts)
     if known[id(value)] > MAX_VALUES:
@@ -80,9 +84,9 @@ def _count(value: Any, known: dict[int, int]) -> int:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts.
+    """YAML with JSON's types alone, as OpenAPI uses it: `on`, `no`, `12:30` and dates are texts.
 
-    A key that is written twice is an error.
+    Keys become texts. A key that is written twice is an error.
     """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -100,7 +104,7 @@ class _Yaml(yaml.SafeLoader):
         return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
 
 
-# the "core schema" of YAML 1.2; PyYAML's own resolvers are those of 1.1
+# the "core schema" of YAML 1.2, and merge keys; PyYAML's own resolvers are those of 1.1
 _Yaml.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first in (
     ("null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),

@@ -1,7 +1,7 @@
-"""Turns a call's arguments into an HTTP request, the way the OpenAPI document says.
+"""Turns a call's arguments into an HTTP request, as the OpenAPI document describes it.
 
-What is filled into a path cannot leave it: every value is percent-encoded whole, and one that would be a
-step upwards is refused.
+A value in the path cannot lead to another path: it is percent-encoded as a whole, and refused if a server
+could read it as a step upwards.
 """
 
 import base64
@@ -24,20 +24,21 @@ Pairs = list[tuple[str, str]]
 
 
 class ApiRequest(NamedTuple):
-    """What `httpx` is given besides method and server."""
+    """What the HTTP client is given besides method and server."""
 
-    #: percent-encoded, with its query
+    #: path and query, percent-encoded
     target: str
     headers: dict[str, str]
-    #: `content`, or `files`
+    #: the client's keyword argument `content` or `files`; empty: no body
     body: dict[str, Any]
 
 
 def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
-    """Raises `ToolFailed`, which says to the model which argument is missing, unknown or impossible."""
+    """The request of a call. Raises `ToolFailed` for an argument that is missing, unknown or cannot be sent;
+    its text names the argument for the model."""
     values = _by_parameter(operation, arguments)
     headers, query, cookies = {}, Pairs(), Pairs()
-    path, *_ = operation.path.split("#")  # a fragment is not sent, nor would be the query behind it
+    path, *_ = operation.path.split("#")  # a fragment is never sent, and a query after it would not be either
     for parameter in operation.parameters:
         if parameter.argument not in values:
             continue
@@ -63,6 +64,8 @@ def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
 
 
 def _by_parameter(operation: ApiOperation, arguments: Json) -> Json:
+    """The values of the parameters, by argument. `ToolFailed` for an argument, whether parameter or part of
+    the body, that is unknown, and for a required parameter that is missing."""
     known = [parameter.argument for parameter in operation.parameters]
     body = operation.body
     in_body = [body.argument] if body and body.argument else list(body.fields) if body else []
@@ -73,7 +76,7 @@ def _by_parameter(operation: ApiOperation, arguments: Json) -> Json:
                 f"There is no argument {excerpt(name)!r}; the tool takes {takes}."
                 f"{suggestion(name, [*known, *in_body])} Nothing was done."
             )
-    # null is what models send for an option they do not use
+    # models send null for an option that they do not use
     values = {name: arguments[name] for name in known if arguments.get(name) is not None}
     missing = [one.argument for one in operation.parameters if one.required and one.argument not in values]
     if missing:
@@ -91,6 +94,7 @@ def _text(value: Any) -> str:
 
 
 def _json(parameter: Parameter, value: Any) -> str:
+    """The value as JSON; a text as it is, if the parameter's media type is not JSON."""
     return _text(value) if parameter.plain else json.dumps(value, ensure_ascii=False)
 
 
@@ -119,7 +123,8 @@ def _path_text(parameter: Parameter, value: Any) -> str:
 
 
 def _refuse_steps(parameter: Parameter, value: Any) -> None:
-    """A value that is empty or holds `.` or `..` as a step would name another path on some servers."""
+    """`ToolFailed` for a value that is empty or has `.` or `..` as a step: some servers would read another
+    path."""
     values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     texts = [_text(one) for one in values]
     steps = [step for text in texts for step in _STEPS.split(text)]
@@ -130,7 +135,7 @@ def _refuse_steps(parameter: Parameter, value: Any) -> None:
 
 
 def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
-    """The pairs of a query, a cookie or a form, both sides percent-encoded."""
+    """A parameter's names and values for a query, a cookie or a form, both percent-encoded."""
     name = _encoded(parameter.name)
     if parameter.as_json:
         return [(name, _encoded(_json(parameter, value)))]
@@ -149,7 +154,8 @@ def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
 
 
 def _deep_pairs(name: str, value: Any) -> Pairs:
-    """`name[key]=value`; deeper levels, which the specification leaves open, as most servers read them."""
+    """Pairs such as `name[key]=value`. The specification does not define deeper levels; they are written as
+    most servers read them, `name[key][inner]` and `name[key][0]`."""
     if isinstance(value, dict):
         return [pair for key, one in value.items() for pair in _deep_pairs(f"{name}[{key}]", one)]
     if isinstance(value, list):
@@ -165,11 +171,12 @@ def _header_text(parameter: Parameter, value: Any) -> str:
         text = ",".join(f"{_text(key)}{joined}{_text(one)}" for key, one in value.items())
     else:
         text = ",".join(_text(one) for one in (value if isinstance(value, list) else [value]))
-    # around a value they mean nothing, and are refused
+    # spaces around a header's value mean nothing, and the HTTP client refuses them
     return _sendable(text, parameter.argument).strip(" \t")
 
 
 def _sendable(text: str, what: str) -> str:
+    """`text`. `ToolFailed`, naming `what`, if it has characters that a header cannot have."""
     if not _PRINTABLE.fullmatch(text):
         raise ToolFailed(f"{what} cannot be sent as a header: {excerpt(text)!r}. Nothing was done.")
     return text
@@ -179,7 +186,7 @@ def _sendable(text: str, what: str) -> str:
 
 
 def _body_value(operation: ApiOperation, arguments: Json) -> Any:
-    """The body as the document describes it, or None where there is none."""
+    """The body's value, before it is encoded; None if no body is sent."""
     body = operation.body
     if body is None:
         return None
@@ -201,7 +208,8 @@ def _body_value(operation: ApiOperation, arguments: Json) -> Any:
 
 
 def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, Any]]:
-    """The content type (None: `httpx` sets it), and the body as `httpx` takes it."""
+    """The content type (None: the HTTP client sets it, or there is no body), and the client's keyword
+    argument for the body."""
     if body is None or value is None:
         return None, {}
     media_type = body.media_type.partition(";")[0].strip().lower()
@@ -220,7 +228,7 @@ def _form(body: RequestBody, value: Json) -> bytes:
     pairs = Pairs()
     for name, one in value.items():
         if name not in body.encoding and is_json(body.types.get(name, "")):
-            # a text is taken to be JSON already, as in parts
+            # a text counts as JSON already, as in `_parts`
             pairs.append((_encoded(name), _encoded(one)))
             continue
         style, explode = body.encoding.get(name, ("deepObject" if _is_nested(one) else "form", True))
@@ -250,7 +258,10 @@ def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, 
 
 
 def _bytes(text: str) -> tuple[str | None, bytes]:
-    """The media type, if it names one, and the bytes of a data URI (RFC 2397); or the text's."""
+    """The media type that a data URI (RFC 2397) names, if any, and its bytes; those of another text.
+
+    `ToolFailed` for a data URI that is not base64, although it says so.
+    """
     if not text.startswith("data:") or "," not in text:
         return None, text.encode("utf-8", "replace")
     head, _, data = text.removeprefix("data:").partition(",")

@@ -1,4 +1,7 @@
-"""The schemas of an OpenAPI document as JSON Schema for a model: local references, bounded in size."""
+"""Converts the schemas of an OpenAPI document to JSON Schema for a model, bounded in size.
+
+References stay references, to definitions that come with the schema.
+"""
 
 import json
 import re
@@ -20,19 +23,19 @@ from tealagents.tools.schema_form import (
     without_booleans,
 )
 
-#: characters of the definitions that one tool may bring along; those beyond it become "any value"
+#: characters of all definitions that come with one tool's schema; further definitions become "any value"
 MAX_DEFINITIONS = 60_000
-#: parts that a schema may be put together of (`allOf`), each counted as often as it is named
+#: subschemas that are looked at to answer one question about a schema, each as often as it is referred to
 MAX_PARTS = 1_000
-#: references that may lead to another, one after the other
+#: references that are followed one after the other
 MAX_REFERENCES = 32
-#: characters of an example that is shown
+#: characters of the longest example that is shown
 MAX_EXAMPLE = 200
 
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
-#: what adds to the fields that a reference stands for, beside it (OpenAPI 3.1)
+#: keywords beside a `$ref` (OpenAPI 3.1) that add to the fields of what it refers to
 _OF_FIELDS = frozenset({"properties", "required", "allOf", "anyOf", "oneOf", "additionalProperties"})
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
@@ -40,16 +43,18 @@ FILE = {"type": "string", "description": "a file: its text, or its bytes as a da
 
 
 class Fields(NamedTuple):
-    """The fields of a schema that is plainly an object."""
+    """The fields of a schema that can only be an object."""
 
+    #: field → its schema, as the document has it
     properties: Json
     required: list[str]
-    #: other fields may come along, and the schema says so
+    #: whether the schema says that there may be other fields
     open: bool
 
 
 def resolved(document: Json, part: Any, where: str) -> Json:
-    """`part`, or what its `$ref` stands for."""
+    """`part`, or what its `$ref` refers to. `ToolsetError`, beginning with `where`, if that is no object or
+    cannot be found."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(part, dict):
             raise ToolsetError(f"{where}: an object is expected in place of {part!r:.80}.")
@@ -60,7 +65,7 @@ def resolved(document: Json, part: Any, where: str) -> Json:
 
 
 def pointed_at(document: Json, reference: str, where: str) -> Any:
-    """What a reference within the document stands for (RFC 6901). Others are not followed."""
+    """What a reference within the document refers to (RFC 6901). `ToolsetError` for any other reference."""
     if not reference.startswith("#"):
         raise ToolsetError(
             f"{where}: the reference {reference!r} leads out of the document. Bundle it into one document."
@@ -80,13 +85,18 @@ class Schemas:
         #: reference → its name among `$defs`, and back
         self._names: dict[str, str] = {}
         self._references: dict[str, str] = {}
-        #: how many names have been made of one
+        #: name → how many references got another because it was taken
         self._alike: Counter[str] = Counter()
+        #: name → the converted definition
         self._converted: dict[str, Any] = {}
+        #: subschemas looked at for the current question, up to `MAX_PARTS`
         self._looks = 0
 
     def converted(self, schema: Any) -> Any:
-        """JSON Schema for what OpenAPI (3.0 or 3.1) says; what only the server may set is left out."""
+        """JSON Schema for a schema of OpenAPI 3.0 or 3.1. Fields that only the server may set are left out.
+
+        `ToolsetError` if it is no schema.
+        """
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
         if schema is None:  # left empty in YAML
@@ -125,13 +135,16 @@ class Schemas:
             result["required"] = [name for name in result["required"] if name not in hidden]
 
     def definitions(self, schema: Any) -> Json:
-        """All that `schema` refers to, however far, nearest first, up to `MAX_DEFINITIONS`."""
+        """Name → definition, for all that a converted schema refers to, directly or through others.
+
+        The nearest come first; those beyond `MAX_DEFINITIONS` become "any value".
+        """
         found: Json = {}
         size = 0
         waiting = deque(_references(schema))
         while waiting:
             name = waiting.popleft()
-            # an example may hold a `$ref` that is none of the schema's
+            # a `$ref` within an example is not a reference of the schema
             if name in found or name not in self._references:
                 continue
             found[name] = dict(OMITTED)
@@ -144,18 +157,18 @@ class Schemas:
         return found
 
     def object_fields(self, schema: Any) -> Fields | None:
-        """The fields where the schema is an object with known ones and nothing to choose between."""
+        """The fields of a schema that is an object with known fields and without alternatives; else None."""
         self._looks = 0
         fields = self._fields(schema, ())
         if fields is None or not fields.properties:
             return None
         named = {key: value for one in self._followed(schema) for key, value in one.items()}
-        # others derive from it, and have fields of their own
+        # a discriminator means that other schemas extend this one with fields of their own
         derived = "discriminator" in named and named.get("additionalProperties") is not False
         return fields._replace(open=fields.open or derived)
 
     def allows_null(self, schema: Any) -> bool:
-        """Whether null is among the values of a converted schema; not where that is too much to find out."""
+        """Whether a converted schema allows null. False if finding out would take too many steps."""
         self._looks = 0
         return self._allows_null(schema, ())
 
@@ -163,7 +176,7 @@ class Schemas:
         self._looks += 1
         if not isinstance(schema, dict) or self._looks > MAX_PARTS or len(seen) > MAX_REFERENCES:
             return False
-        # what has fields or items is meant as an object or a list
+        # without a type, a schema with fields or items is meant as an object or a list
         implied = [kind for key, kind in (("properties", "object"), ("items", "array")) if key in schema]
         kinds = schema.get("type", implied)
         kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -181,7 +194,7 @@ class Schemas:
         )
 
     def file(self, schema: Any) -> Json | None:
-        """How a multipart field that is a file, or a list of files, is shown; None of another field."""
+        """The schema to show for a multipart field that is a file or a list of files; None for others."""
         self._looks = 0
         return self._file(schema, ())
 
@@ -234,11 +247,11 @@ class Schemas:
         return Fields(shown, list(known), is_open)
 
     def _is_read_only(self, schema: Any) -> bool:
-        """Whether it says so, or what it refers to does."""
+        """Whether the schema, or one that it refers to, is marked as read-only."""
         return any(one.get("readOnly") is True for one in self._followed(schema))
 
     def _followed(self, schema: Any) -> Iterator[Json]:
-        """The schema, what it refers to, and what that refers to."""
+        """The schema, the one that it refers to, the one that this refers to, and so on."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(schema, dict):
                 return
@@ -249,6 +262,7 @@ class Schemas:
                 return
 
     def _name(self, reference: str) -> str:
+        """The reference's name among `$defs`: the last part of its path, with a number if that is taken."""
         if reference not in self._names:
             plain = name = _FORBIDDEN_IN_NAME.sub("_", unquote(reference).rpartition("/")[2]) or "schema"
             while name in self._references:
@@ -266,6 +280,7 @@ class Schemas:
 
 
 def _references(schema: Any) -> list[str]:
+    """The names of the definitions that a converted schema refers to."""
     if isinstance(schema, dict):
         own = schema.get("$ref")
         here = [own.removeprefix("#/$defs/")] if isinstance(own, str) else []

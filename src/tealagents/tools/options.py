@@ -22,12 +22,12 @@ TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 Cost = Literal["low", "medium", "high"]
 Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
 
-#: the name of a variable; `NAME:-default` is none, whatever is set
+#: the name of a variable; `${NAME:-default}` is always an error, since there are no defaults
 _VARIABLE = re.compile(r"[\w.-]+")
 
 
 class GovernanceOverride(Options):
-    """Part of a tool's governance, as an MCP server's entry in the config says it; the rest stays."""
+    """The part of a tool's governance that an MCP server's entry in the config changes."""
 
     requires_hitl: Flag | None = None
     """Whether a human approves each call."""
@@ -37,6 +37,7 @@ class GovernanceOverride(Options):
     """The most sensitive data that a call may touch."""
 
     def over(self, governance: Governance) -> Governance:
+        """`governance` with the fields that are given here replaced."""
         return replace(governance, **self.model_dump(exclude_none=True))
 
 
@@ -98,11 +99,11 @@ class MCPServerOptions(Options):
 
     @property
     def call_seconds(self) -> float | None:
-        """Seconds after which a call that was sent is given up; None: the caller has a limit of its own."""
+        """Seconds after which a call that was sent is given up; None: only the caller limits it."""
         return self.request_timeout or self._limit
 
     def limited(self, seconds: float) -> Self:
-        """With what limits a call where `request_timeout` is omitted. It does not prolong silence."""
+        """These options with the seconds that one call may take if `request_timeout` is omitted."""
         limited = self.model_copy()
         limited._limit = seconds
         return limited
@@ -141,7 +142,7 @@ class RemotePluginOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    #: the plugin's name towards the model
+    #: the plugin's name; the model knows its tools as `plugin_name-function`
     plugin_name: str = Field(min_length=1)
     #: the OpenAPI document, JSON or YAML: a path relative to the file, or a URL
     openapi_json_path: str = Field(min_length=1)
@@ -149,12 +150,13 @@ class RemotePluginOptions(BaseModel):
     server_url: str | None = None
     #: sent with each request; `${NAME}` is replaced from the environment
     headers: Headers = {}
-    #: the caller's own token is passed on
+    #: whether the caller's own token is passed on
     pass_user_token: bool = False
-    #: a token to act for the caller is passed on (on-behalf-of)
+    #: scopes of a token to act for the caller (on-behalf-of), which is passed on; empty: none is
     on_behalf_of_scopes: list[str] = []
     #: seconds for one call
     timeout: Seconds = 60
+    #: whether the server's certificate is checked
     verify_ssl: bool = True
     #: only these operations (by operationId) become tools; None: all
     operations: list[str] | None = None
@@ -175,9 +177,10 @@ class _RemotePluginFile(BaseModel):
 def remote_plugins(
     file: Path, names: list[str], environment: Mapping[str, str], unset: list[str] | None = None
 ) -> list[RemotePluginOptions]:
-    """The entries of the file for `names`, in their order, with documents' paths made absolute.
+    """The entries of the file for `names`, in their order; documents' paths are absolute, and `${NAME}` in
+    headers is replaced.
 
-    `unset` takes the variables that are not set, as in `expanded`.
+    `unset` is as in `expanded`. `ToolsetError` if the file is invalid or has no entry of a name.
     """
     entries = {entry.plugin_name: entry for entry in _remote_plugin_file(file)}
     chosen = []
@@ -224,7 +227,7 @@ def _resolved(
 
 
 def _located(path: Path, file: Path) -> Path:
-    """A relative path is beside the file, else where the process was started: earlier files count on that."""
+    """A relative path is looked for beside the file, then, for older files, in the working directory."""
     beside = (file.parent / path).resolve()
     return beside if beside.exists() or not path.exists() else path.resolve()
 
@@ -232,8 +235,8 @@ def _located(path: Path, file: Path) -> Path:
 def expanded(text: str, environment: Mapping[str, str], where: str, unset: list[str] | None = None) -> str:
     """`text` with each `${NAME}` replaced from the environment.
 
-    `ToolsetError` for a variable that is not set, unless `unset` is given, a list that takes such sentences:
-    then `${NAME}` stays.
+    `ToolsetError` for a variable that is not set. If a list is given as `unset`, the error's text is appended
+    to it instead, and `${NAME}` stays; what is not the name of a variable still raises.
     """
     head, *rest = text.split("${")
     for part in rest:

@@ -1,12 +1,17 @@
-"""Runs a command, bounds what it says, and ends it, with all its children, once the service is gone.
+"""Runs a command, bounds its output, and ends it, with all its children, once the service is gone.
 
-A child outlives a parent that is killed, and not every server ends when its standard input does; and a line
-without an end would fill the memory of its reader. So the service starts `python process_guard.py LIMIT
-MARKS COMMAND …` in a process group of its own. Standard input and error are the command's. Its output passes
-through here: a line of more than LIMIT bytes, or of more than MARKS values of JSON, ends the group. A hang-up
-of standard input, which is the parent's death or its good-bye, gives the command a moment and then ends the
-group, and so does the end of its output: it can answer nothing any more. POSIX only. Nothing but the standard
-library, so that it starts in a few milliseconds; run as a file, never imported.
+A child outlives a parent that is killed, not every server ends when its standard input does, and a line
+without an end would fill its reader's memory. So the service starts `python process_guard.py LIMIT MARKS
+COMMAND …`, which makes itself a process group of its own.
+
+- The command inherits standard input and standard error. Its output passes through here.
+- A line of more than LIMIT bytes, or with more than MARKS of the characters `,`, `[` and `{` (which bound the
+  number of JSON values), ends the group at once.
+- When standard input hangs up, because the parent has died or closed it, or when the command's output ends,
+  so that it can answer nothing any more, the command has `GRACE` seconds to end; then the group is ended.
+
+POSIX only. It imports only the standard library, so that it starts within milliseconds. It is run as a file
+and never imported.
 """
 
 import os
@@ -16,11 +21,13 @@ import sys
 import time
 from types import FrameType
 
-#: seconds the command has to end by itself after the end of its input or output, and again after SIGTERM
+#: seconds that the command has to end after the end of its input or output, and again after SIGTERM
 GRACE = 3.0
 
 
 def main(limit: int, marks: int, command: list[str]) -> int:
+    """Runs the command, then ends what is left of its group. Returns the command's exit code, or 127 if it
+    cannot be started."""
     if os.getpgrp() != os.getpid():
         # never end a group that we share with our parent
         os.setpgid(0, 0)
@@ -33,7 +40,7 @@ def main(limit: int, marks: int, command: list[str]) -> int:
             command,
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, saying, 1)],
-            # Python ignores these, and children would inherit that
+            # Python ignores these signals, and a child would inherit that
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
     except OSError as error:
@@ -42,7 +49,7 @@ def main(limit: int, marks: int, command: list[str]) -> int:
     os.close(saying)
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        # handlers, not SIG_IGN, which children would inherit
+        # only a signal with a handler is written to the wake-up pipe
         signal.signal(number, _note)
     code = Guard(child, woken, Relay(said, limit, marks)).run()
     os.close(1)
@@ -56,7 +63,7 @@ def main(limit: int, marks: int, command: list[str]) -> int:
 
 
 def _has_others() -> bool:
-    """Whether someone else is left in our group, as far as `/proc` tells."""
+    """Whether our group has another living process, as far as `/proc` shows."""
     group, us = str(os.getpgrp()).encode(), str(os.getpid())
     try:
         processes = [name for name in os.listdir("/proc") if name.isdigit() and name != us]
@@ -66,39 +73,42 @@ def _has_others() -> bool:
 
 
 def _group(process: str) -> bytes | None:
+    """The process group of a process; None if it has ended, also if its parent has not noticed yet."""
     try:
         with open(f"/proc/{process}/stat", "rb") as stat:
             state, _, group = stat.read().rpartition(b")")[2].split()[:3]
     except OSError:
-        return None  # it has ended meanwhile
+        return None  # it has just ended
     return None if state == b"Z" else group
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The signal has written to the wake-up pipe; that is all that is wanted of it."""
+    """Does nothing: the byte that the signal has put into the wake-up pipe is enough."""
 
 
 class Relay:
-    """Passes the command's output on to ours, line by line as far as its length goes."""
+    """Passes the command's output on to ours, and ends the group if a line is too long."""
 
     def __init__(self, said: int, limit: int, marks: int) -> None:
         os.set_blocking(said, False)
         os.set_blocking(1, False)
+        #: the descriptor of the command's output; None: it has ended
         self.said: int | None = said
         self._limit = limit
         self._most_marks = marks
-        #: bytes, and separators of values, of the line that is not at its end
+        #: bytes, and characters that bound JSON values, of the current line so far
         self._line = self._marks = 0
+        #: what has been read and not written yet
         self._waiting = b""
 
     def wanted(self) -> tuple[int, int] | None:
-        """The descriptor to wait for, and the event; None once the output is at its end."""
+        """The descriptor to wait for, and the event; None once all output has been passed on."""
         if self._waiting:
             return 1, select.POLLOUT
         return None if self.said is None else (self.said, select.POLLIN)
 
     def step(self) -> bool:
-        """Passes on what can be; False where there is nothing just now."""
+        """Passes on some output without blocking; False if nothing can be passed on now."""
         if not self._waiting and not self._read():
             return False
         try:
@@ -106,7 +116,7 @@ class Relay:
         except BlockingIOError:
             return False
         except OSError:
-            self._waiting = b""  # it is not read any more
+            self._waiting = b""  # the service no longer reads
         return True
 
     def _read(self) -> bool:
@@ -136,17 +146,22 @@ class Relay:
 
 
 class Guard:
-    """Waits for the command's end, or brings it about."""
+    """Waits for the command's end, and ends its group if it does not end in time."""
 
     def __init__(self, child: int, woken: int, relay: Relay) -> None:
         self._child = child
         self._woken = woken
         self._relay = relay
+        #: when the group is signaled (monotonic); None while the command may run
         self._deadline: float | None = None
+        #: whether SIGTERM has been sent, so that SIGKILL is next
         self._asked = False
 
     def run(self) -> int:
-        """The command's exit code, which it has at the latest twice `GRACE` after that end."""
+        """Waits for the command's end; returns its exit code.
+
+        After the end of its input or output, this takes at most twice `GRACE`, and the time to flush.
+        """
         while True:
             done, status = os.waitpid(self._child, os.WNOHANG)
             if done:
@@ -173,7 +188,8 @@ class Guard:
         return {descriptor for descriptor, _ in poll.poll(left)}
 
     def _flush(self) -> None:
-        """What the command has said is passed on; its children, who may go on talking, are ended next."""
+        """Passes on what the command wrote before it ended, for at most `GRACE` seconds: its children, which
+        are ended next, may keep writing."""
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline:
             if not self._relay.step():

@@ -1,7 +1,7 @@
-"""The text a model is given for what a tool returned.
+"""Turns what a tool returned into the text that the model is given.
 
-Whatever comes back becomes one text that can be stored and sent: no lone surrogates, no NUL, at most
-`texts.LIMIT` characters.
+Every result becomes one text that can be stored and sent: no lone surrogates, no NUL, cut at `texts.LIMIT`
+characters.
 """
 
 import base64
@@ -16,12 +16,12 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.texts import bounded, storable
 
-#: bytes that are no text are given as base64 up to this size, beyond it only described
+#: most bytes of binary data that are shown, as base64; larger data is only described
 BINARY_LIMIT = 48_000
-#: for a tool that promises no result and gives none
+#: the text for None if the tool is declared to return nothing, and for an MCP tool's empty result
 DONE = "Done. The tool has no output."
 
-#: the text of an object whose class gives it none; its address says nothing, and is another each time
+#: Python's default text of an object: the address means nothing to a model, and differs each time
 _WITHOUT_TEXT = re.compile(r"<([^<>]*) at 0x[0-9a-fA-F]+>")
 
 
@@ -36,9 +36,10 @@ _to_plain = partial(to_jsonable_python, bytes_mode="base64", fallback=_text_of)
 
 
 def to_text(value: Any, *, nothing: str = "null") -> str:
-    """What a careful person would hand the model for `value`; `nothing` stands for None.
+    """The text for a result: text as it is, UTF-8 bytes as text, other bytes as in `described`, None as
+    `nothing`, everything else as JSON.
 
-    Text as it is, bytes as text where they are UTF-8, everything else as JSON.
+    `ToolFailed` if the value cannot be written as JSON.
     """
     if value is None:
         return nothing
@@ -56,7 +57,7 @@ def _json(value: Any) -> str:
         text = _encoded(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ToolFailed(f"The tool ran, but its result cannot be shown: {error}") from error
-    # a date, a UUID or a path alone is clearer without the quotes of a JSON string
+    # a date, a UUID or a path that is the whole result is clearer without a JSON string's quotes
     if text.startswith('"') and not isinstance(value, str):
         return str(from_json(text))
     return text
@@ -66,13 +67,14 @@ def _encoded(value: Any) -> str:
     try:
         return _to_json(value).decode()
     except PydanticSerializationError as error:
-        if "utf-8" not in str(error):  # of text that has no UTF-8, or bytes that are none
+        if "utf-8" not in str(error):  # lone surrogates and bytes that are not UTF-8 are handled below
             raise
     return _to_json(_storable(value)).decode()
 
 
 def _storable(value: Any) -> Any:
-    """What `to_json` takes for `value`, without lone surrogates, as names of files that are no UTF-8 have."""
+    """`value` in a form that `to_json` accepts, without lone surrogates, which for example the names of files
+    have that are not UTF-8."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -80,10 +82,10 @@ def _storable(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_storable(each) for each in value]
     if isinstance(value, GeneratorType):
-        raise ValueError("a generator yields text that is not Unicode")  # and can be read only once
+        raise ValueError("a generator yields text that is not Unicode")  # it has been consumed by now
     try:
         plain = _to_plain(value)
-    except UnicodeDecodeError:  # as from `model_dump_json`: only its author knows how it is meant
+    except UnicodeDecodeError:  # `model_dump_json` raises, too: only the model's author knows what is meant
         raise ValueError(
             f"{type(value).__name__} holds bytes that are not UTF-8; set ser_json_bytes='base64' in the "
             "config of the model that declares them"
@@ -99,7 +101,7 @@ def _binary(data: bytes) -> str:
 
 
 def described(data: bytes, media_type: str = "application/octet-stream") -> str:
-    """A JSON object that describes bytes that are no text: type, size, and the data while it is small."""
+    """A JSON object that describes binary data: media type, size, and base64 if within `BINARY_LIMIT`."""
     fields: dict[str, Any] = {"media_type": media_type, "size_bytes": len(data)}
     if len(data) <= BINARY_LIMIT:
         fields["base64"] = base64.b64encode(data).decode()

@@ -1,7 +1,7 @@
-"""Whether arguments fit the JSON Schema that a tool shows, found in bounded time whatever the schema.
+"""Checks whether arguments fit the JSON Schema that a tool shows, in bounded time whatever the schema.
 
-What a hostile document could make slow (`pattern`, `uniqueItems`), and what services understand differently
-(`format`, `not`, conditions), is left to the service.
+The service itself has to check what a hostile document could make slow (`pattern`, `uniqueItems`), and what
+services interpret differently (`format`, `not`, conditions).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,10 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt
 
-#: keywords, and choices of them, that are looked at in one check, and how many at once within each other
+#: steps that one check may take (one for each keyword, and for each member of the keyword's value), and
+#: keywords that may be nested within each other
 MAX_STEPS, MAX_DEPTH = 100_000, 200
-#: characters of a fault that count as a step: it repeats the value, however large that is
+#: characters of a fault's text that count as a step: the text quotes the value, however large that is
 FAULT_CHARACTERS = 64
 _CHECKED = (
     *("$ref", "allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems"),
@@ -34,15 +35,15 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError]]
 
 
 def check_against(schema: Json, arguments: Json) -> None:
-    """`ToolFailed` that names an argument which does not fit, or says that all are too large for this.
+    """`ToolFailed` if an argument does not fit, which the text names, or if the check would take too long.
 
-    The keywords of `schema` have values of their shape, as `openapi_schema` makes them; one of a tool of
-    one's own that is malformed raises whatever it raises.
+    The keywords of `schema` must have values of the right types, as `openapi_schema` ensures. A malformed
+    schema of another tool raises whatever `jsonschema` raises.
     """
     counted = _Budget().counted
     keywords = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in _CHECKED}
     keywords["additionalProperties"] = counted(_other_fields)
-    # nothing is fetched: a registry of one's own does not know how
+    # with an empty registry, `jsonschema` cannot fetch references to other documents
     validator = create({}, keywords)(schema, registry=Registry())
     try:
         fault = next(validator.iter_errors(arguments), None)
@@ -58,7 +59,7 @@ def check_against(schema: Json, arguments: Json) -> None:
 
 
 class _Budget:
-    """What one check may still take."""
+    """Counts the steps and the depth of one check, and raises `_TooLarge` beyond their limits."""
 
     def __init__(self) -> None:
         self._steps = self._depth = 0
@@ -66,7 +67,7 @@ class _Budget:
     def counted(self, keyword: Keyword) -> Keyword:
         def check(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:
             self._take(1 + (len(wanted) if isinstance(wanted, list | dict) else 0))
-            if self._depth > MAX_DEPTH:  # Python's own limit would meet the library where it cannot bear it
+            if self._depth > MAX_DEPTH:  # before Python's own limit, which would strike inside the library
                 raise _TooLarge
             self._depth += 1
             try:
@@ -85,7 +86,8 @@ class _Budget:
 
 
 def _other_fields(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:
-    """Fields that are not named: with `patternProperties` they would be by patterns, which may be slow."""
+    """Checks `additionalProperties`. Beside `patternProperties` it is left out: finding the fields that it
+    applies to would take matching patterns, which may be slow."""
     if "patternProperties" not in within:
         keyword = Draft202012Validator.VALIDATORS["additionalProperties"]
         yield from keyword(validator, wanted, value, within) or ()

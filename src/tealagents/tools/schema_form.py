@@ -1,4 +1,4 @@
-"""JSON Schema as model services take it: one tool's schema that they refuse fails every request."""
+"""Makes JSON Schema that model services accept: one tool's schema that they refuse fails every request."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 
-#: keywords whose values are lists of schemas, schemas by name, and schemas
+#: keywords whose value is a list of schemas, an object with a schema for each name, or one schema
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAPS = ("properties", "patternProperties", "dependentSchemas")
 SINGLE = (
@@ -18,19 +18,22 @@ SINGLE = (
 _DEFINITIONS = ("$defs", "definitions")
 _NAMED = (*MAPS, *_DEFINITIONS)
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf")
-#: what the root of a tool's schema must not have
+#: keywords that model services refuse at the root of a tool's schema
 _REFUSED = frozenset({*_COMPOSITIONS, "enum", "const", "not", "if", "then", "else", "$schema"})
-#: keywords of texts and of flags; bounds
+#: keywords whose value is text
 _TEXTS = (
     *("$ref", "$id", "$comment", "title", "description", "pattern", "format"),
     *("contentEncoding", "contentMediaType"),
 )
+#: keywords whose value is true or false
 _FLAGS = ("uniqueItems", "deprecated", "readOnly", "writeOnly")
+#: keyword → the inclusive bound beside which earlier drafts write it as a flag
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+#: keywords whose value is a number of characters, items or fields
 _COUNTS = tuple(
     f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")
 )
-#: what the value of a keyword is; one that is something else says nothing, and model services refuse it
+#: keyword → types of its value; a value of another type means nothing, and model services refuse it
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*LISTS, "enum", "required", "examples"), (list,)),
     **dict.fromkeys((*_NAMED, "dependencies", "dependentRequired"), (dict,)),
@@ -43,30 +46,33 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "type": (str, list),
 }
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-#: keywords of which null is a value
+#: keywords that may have the value null
 _NULLABLE = ("const", "default")
-#: what names a schema, or says how it is read, and by itself allows or refuses nothing
+#: keywords that name a schema or say how to read it; without them, the same values are valid
 _NAMES = frozenset(
     {"$schema", "$vocabulary", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "additionalItems"}
 )
-#: references are followed by their path alone
+#: keywords that are dropped: `_NAMES`, and references that are not a path within the document
 _DROPPED = _NAMES | {"$dynamicRef", "$recursiveRef"}
-#: what refuses the more, the more the schemas within it, or beside it, let through; and what goes with it
+#: keywords that refuse more values when the schemas within or beside them allow more (`not` refuses what its
+#: schema allows), and the keywords that only have a meaning beside them
 _OPPOSING = frozenset(
     {"not", "if", "then", "else", "contains", "minContains", "maxContains"}
     | {"unevaluatedItems", "unevaluatedProperties"}
 )
-#: parts of a schema that are searched for fields, and different descriptions that are kept of one field
+#: subschemas of a root that are searched for fields, and different schemas that are kept for one field
 _MOST_PARTS, _MOST_DESCRIPTIONS = 100, 32
 
 
 def as_parameters(schema: Json) -> Json:
-    """The schema of an MCP tool as an object with properties, which lets more through than the server does.
+    """The schema of an MCP tool as an object with properties. It allows all that the original allows, and
+    sometimes more: the server has the last word.
 
-    The fields of what may be chosen at the root become optional ones; one that the choices describe in
-    different ways may be any of these. What is no JSON Schema is left out: nulls, which some servers write
-    for what they leave out, and references that lead nowhere. Where anything is, the rest refuses nothing
-    because of it.
+    - The fields of alternatives at the root become optional fields. A field that the alternatives describe
+      differently may match any of the descriptions.
+    - What is not valid JSON Schema is left out, such as references that lead nowhere, and nulls, which some
+      servers write for absent keywords.
+    - If anything was left out, keywords that would refuse more values because of that are left out as well.
     """
     lost: set[str] = set()
     own = {key: value for key, value in schema.items() if key != "$id"}
@@ -81,11 +87,11 @@ def as_parameters(schema: Json) -> Json:
 
 
 def _with_all_fields(schema: Json) -> Json:
-    """The schema as an object, with the fields of what may be chosen at its root."""
+    """The schema as an object, with the fields of all schemas that are combined at its root."""
     described: dict[str, list[Any]] = {}
     needed: dict[str, None] = {}
     parts = [(schema, True)]
-    for part, whole in parts:  # which grow meanwhile
+    for part, whole in parts:  # `parts` grows during the loop
         for name, one in _object(part.get("properties")).items():
             ones = described.setdefault(name, [])
             if len(ones) <= _MOST_DESCRIPTIONS and one not in ones:
@@ -97,7 +103,7 @@ def _with_all_fields(schema: Json) -> Json:
                 if len(parts) == _MOST_PARTS:
                     break
                 if found := _object(_target(schema, branch)):
-                    # what all of them require is required; what is chosen may be another
+                    # `allOf` always applies, so what it requires is required; another branch may not apply
                     parts.append((found, whole and key == "allOf"))
     fields = {name: _either(ones) for name, ones in described.items()} | _object(schema.get("properties"))
     kept = {key: value for key, value in schema.items() if key not in _REFUSED}
@@ -106,36 +112,40 @@ def _with_all_fields(schema: Json) -> Json:
 
 
 def _either(ones: list[Any]) -> Any:
+    """A schema that allows what any of these allows; anything, if they are too many."""
     if len(ones) > _MOST_DESCRIPTIONS:
         return {}
     return ones[0] if len(ones) == 1 else {"anyOf": ones}
 
 
 def with_items(schema: Json) -> Json:
-    """An array whose items are not described has any, and says so."""
+    """The schema, with `items: {}` added if it is an array that does not describe its items: model services
+    refuse an array without `items`."""
     kinds = schema.get("type")
     is_array = kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
     return {**schema, "items": {}} if is_array and not {"items", "prefixItems"} & schema.keys() else schema
 
 
 def sound(schema: Json) -> Json:
-    """The keywords whose values are of their kind."""
+    """The schema without keywords whose value has a wrong type."""
     kept = {key: value for key, value in schema.items() if key not in _KINDS or type(value) in _KINDS[key]}
     if isinstance(kinds := kept.get("type"), list):
-        # YAML reads a `null` without quotes as a value
+        # YAML reads an unquoted `null` as None
         kept["type"] = ["null" if kind is None else kind for kind in kinds]
     return kept
 
 
 def cleaned(schema: Json) -> Json:
-    """The keywords of a sound schema with what of their values is valid."""
+    """A `sound` schema without the invalid parts of its values; a keyword of which nothing is left is
+    dropped."""
     written = {key: value for key, value in schema.items() if _can_be_written(value)}
     kept = {key: _CLEANED[key](value) if key in _CLEANED else value for key, value in written.items()}
     return {key: value for key, value in kept.items() if value is not None or key in _NULLABLE}
 
 
 def without_booleans(schema: Json) -> Json:
-    """Earlier drafts say `exclusiveMinimum: true` beside the minimum, JSON Schema the bound itself."""
+    """The schema with exclusive bounds as numbers. Earlier drafts write `minimum: 1, exclusiveMinimum: true`
+    for what is now `exclusiveMinimum: 1`."""
     for exclusive, bound in _EXCLUSIVE.items():
         if isinstance(schema.get(exclusive), bool):
             kept = {key: value for key, value in schema.items() if key != exclusive}
@@ -146,7 +156,8 @@ def without_booleans(schema: Json) -> Json:
 
 
 def target_of(document: Any, reference: str) -> Any:
-    """What a reference within a document stands for (RFC 6901); `LookupError` where it leads nowhere."""
+    """What a reference within a document refers to (RFC 6901). `LookupError` if it leads nowhere, or out of
+    the document."""
     place, *parts = reference.split("/")
     if place != "#":
         raise LookupError(reference)
@@ -160,7 +171,7 @@ def target_of(document: Any, reference: str) -> Any:
 
 
 def _throughout(schema: Any, change: Callable[[Json], Json]) -> Any:
-    """The schema with all schemas within it changed, from the outside in."""
+    """The schema with `change` applied to it, and then to all schemas within the result, and so on."""
     if not isinstance(schema, dict):
         return schema
     return {key: _member(key, value, change) for key, value in change(schema).items()}
@@ -175,7 +186,10 @@ def _member(key: str, value: Any, change: Callable[[Json], Json]) -> Any:
 
 
 def _valid(schema: Json, lost: set[str]) -> Json:
-    """What of a schema is JSON Schema (2020-12), with what earlier drafts say in its words."""
+    """The valid part of a schema as JSON Schema (2020-12), into which forms of earlier drafts are translated.
+
+    `lost` collects the keywords that lose something by which a value could be refused.
+    """
     if isinstance(several := schema.get("items"), list):
         schema = {**schema, "prefixItems": several, "items": schema.get("additionalItems", {})}
     kept = cleaned(without_booleans(sound(schema)))
@@ -188,7 +202,8 @@ def _valid(schema: Json, lost: set[str]) -> Json:
 
 
 def _from_the_root(schema: Json, lost: set[str]) -> Json:
-    """Without the references of a part that has an `$id`: they lead from there, not from the root."""
+    """The schema; if it has an `$id`, without the references within it, which start there instead of at the
+    root."""
     return _throughout(schema, partial(_without_references, lost=lost)) if "$id" in schema else schema
 
 
@@ -198,18 +213,21 @@ def _without_references(schema: Json, lost: set[str]) -> Json:
 
 
 def _loosened(schema: Json) -> Json:
-    """Without what refuses a value because schemas that let more through than before take it."""
+    """The schema without the keywords that would refuse a value because other schemas now allow it; `oneOf`,
+    which refuses what two of its schemas allow, becomes `anyOf`."""
     kept = {key: value for key, value in schema.items() if key not in _OPPOSING and key != "oneOf"}
     return {"anyOf": schema["oneOf"], **kept} if "oneOf" in schema else kept
 
 
 def _can_be_written(value: Any) -> bool:
-    """Python reads `1e400`, `Infinity` and `NaN`, and none of them can be written as JSON."""
+    """Whether a value is not a number such as `1e400`, `Infinity` or `NaN`, which Python's parser accepts but
+    JSON cannot express."""
     return not isinstance(value, float) or isfinite(value)
 
 
 def _schemas(value: list[Any]) -> list[Any] | None:
-    """Each in its place: what is no schema lets everything through."""
+    """The schemas, each in its position; what is no schema is replaced by one that allows everything. None if
+    the list is empty."""
     return [one if isinstance(one, dict | bool) else {} for one in value] or None
 
 
@@ -230,19 +248,20 @@ def _types(value: Any) -> Any:
 
 
 def _without_dangling(schema: Json, root: Json, lost: set[str]) -> Json:
+    """The schema without a `$ref` that leads to no schema in `root`."""
     if "$ref" not in schema:
         return schema
     try:
         leads = isinstance(target_of(root, schema["$ref"]), dict | bool)
     except LookupError:
         leads = False
-    if not leads or schema["$ref"] == "#":  # of the root, what it must not have was left out
+    if not leads or schema["$ref"] == "#":  # the root allows more than it did: it has lost `_REFUSED`
         lost.add("$ref")
     return schema if leads else {key: value for key, value in schema.items() if key != "$ref"}
 
 
 def _target(schema: Json, branch: Any) -> Any:
-    """The branch, or the definition that it refers to."""
+    """The branch, or the definition of the schema that it refers to."""
     reference = str(_object(branch).get("$ref", ""))
     for key in _DEFINITIONS:
         name = reference.removeprefix(f"#/{key}/")
@@ -263,7 +282,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-#: what of a keyword's value is valid; None where nothing is
+#: keyword → function that returns the valid part of its value; None if nothing is valid
 _CLEANED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(LISTS, _schemas),
     **dict.fromkeys(_NAMED, _named_schemas),
@@ -271,7 +290,7 @@ _CLEANED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_COUNTS, lambda value: value if value >= 0 else None),
     **dict.fromkeys(_DROPPED, lambda _: None),
     "multipleOf": lambda value: value if value > 0 else None,
-    # without one of its values it would refuse more
+    # all or nothing: an enum without one of its values would refuse more
     "enum": lambda value: value if value and all(map(_can_be_written, value)) else None,
     "required": _texts,
     "type": _types,

@@ -1,11 +1,11 @@
 """Plugins written for the earlier platform: `BasePlugin` classes with `@kernel_function` methods.
 
-What the decorator of the package `semantic_kernel` leaves on a method (`__kernel_function__` and its
-siblings) is all that is used of it. Where that package, or the earlier platform itself (`sk_agents`), is not
-installed, what plugins import of it is stood in for.
+Of the package `semantic_kernel`, only the attributes are used that its decorator sets on a method
+(`__kernel_function__` and the like). Where that package, or the earlier platform itself (`sk_agents`), is not
+installed, stand-in modules provide what plugins import from it.
 
-As there, an instance is made for each use, with the caller's authorization and a collector of extra
-data; here a use is one call.
+As on that platform, each use makes an instance of the class, with the caller's authorization and a collector
+of extra data. Here, a use is one call.
 """
 
 import inspect
@@ -27,18 +27,20 @@ from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
 
 _MARK = "__kernel_function__"
-#: what the framework fills in by itself; here it is left out
+#: parameters that the framework fills in; here they keep their defaults
 _OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
-#: what a constructor is given, in this order
+#: the arguments of a plugin's constructor, in this order
 _CONTEXT = ("authorization", "extra_data_collector")
 
 
 def is_plugin_class(kind: type[Any]) -> bool:
+    """Whether a class has kernel functions."""
     return any(True for _ in marked(kind, _MARK))
 
 
 def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
-    """One tool for each kernel function of the class. `ToolsetError` where one cannot be called."""
+    """One tool for each kernel function of the class. `ToolsetError`, beginning with `where`, if one of them
+    or the constructor cannot be called."""
     construct = _constructor(kind, where)
     return [
         _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, construct)
@@ -63,12 +65,12 @@ class KernelFunctionTool:
         self._attribute = attribute
         self._signature = signature
         self._threads = threads
-        #: makes an instance of the authorization and the collector; None: the class takes neither
+        #: makes an instance from authorization and collector; None: the constructor takes neither
         self._construct = construct
         self._scopes = scopes_of(kind, spec.name)
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        """`ToolFailed` if a call with these arguments would be refused before the method runs."""
         self._signature.check(arguments)
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
@@ -78,28 +80,30 @@ class KernelFunctionTool:
             make = partial(self._construct, await self._authorization(context), ExtraDataCollector(context))
 
         def run(**checked: Any) -> Any:
-            # the constructor where the function runs: it may block, or open what belongs to the event loop
+            # the constructor runs where the method runs: it may block, or open what needs the event loop
             return getattr(make(), self._attribute)(**checked)
 
         async def run_on_loop(**checked: Any) -> Any:
             result = run(**checked)
             return await result if inspect.isawaitable(result) else result
 
-        # not `is_async`: a wrapper that is not async itself may run an event loop of its own
+        # unlike `methods.is_async`: a decorator that is not async may run the method in its own event loop
         is_async = inspect.iscoroutinefunction(getattr(self._kind, self._attribute))
         method = run_on_loop if is_async else run
         nothing = DONE if self._signature.returns_nothing else "null"
         return await run_method(method, checked, context, self._threads, self.spec.name, nothing=nothing)
 
     async def _authorization(self, context: ToolContext) -> str | None:
-        """A token for the declared scopes, else the caller's header where the config lets tools see it."""
+        """An `Authorization` header's value: with a token for the declared scopes, or else the caller's own
+        header, if the config passes it on to tools."""
         if self._scopes:
             return f"Bearer {await context.user_token(self._scopes)}"
         return next((value for key, value in context.headers.items() if key.lower() == "authorization"), None)
 
 
 class ExtraDataCollector:
-    """What plugins of the earlier platform add extra data with; it knows what was added in this call."""
+    """The earlier platform's interface for adding to an answer's extra data. It returns only what this call
+    has added."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
@@ -107,7 +111,7 @@ class ExtraDataCollector:
 
     def add_extra_data(self, key: str, value: Any) -> None:
         self._context.add_extra_data(key, value)
-        # unchecked: a value need not be a text here
+        # not validated, because here a value need not be text
         self._added.append(input_types.ExtraDataElement.model_construct(key=key, value=value))
 
     def add_extra_data_items(self, extra_data: Any) -> None:
@@ -126,7 +130,7 @@ class ExtraDataCollector:
 
 
 class BasePlugin:
-    """The base of the earlier platform's plugins."""
+    """The base class of the earlier platform's plugins."""
 
     def __init__(
         self, authorization: str | None = None, extra_data_collector: ExtraDataCollector | None = None
@@ -136,13 +140,13 @@ class BasePlugin:
 
 
 class Kernel:
-    """What annotations of parameters name that the framework filled in; there is none here."""
+    """Named by annotations of parameters that the framework would fill in; there are no instances here."""
 
 
 def kernel_function(
     func: Callable[..., Any] | None = None, name: str | None = None, description: str | None = None
 ) -> Callable[..., Any]:
-    """The framework's decorator, leaving on a function what the real one documents."""
+    """Stands in for the framework's decorator, and sets the attributes that the real one documents."""
 
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         marked: Any = func
@@ -166,12 +170,12 @@ def _parameter(parameter: inspect.Parameter) -> Json:
             if isinstance(extra, str):
                 described["description"] = extra
             elif isinstance(extra, dict) and "description" in extra:
-                # the real one takes it out of the annotation, too
+                # the real decorator removes it from the annotation, too
                 described["description"] = extra.pop("description")
     return described
 
 
-#: by the module's name, what can be imported of it
+#: module → name → what can be imported from it
 _STAND_INS: dict[str, Mapping[str, Any]] = {
     "semantic_kernel": {"Kernel": Kernel},
     "semantic_kernel.functions": {"kernel_function": kernel_function},
@@ -187,12 +191,12 @@ _STAND_INS: dict[str, Mapping[str, Any]] = {
 
 
 class _StandIns(MetaPathFinder, Loader):
-    """Finds and makes the modules that stand in."""
+    """Finds and fills the stand-in modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # a stand-in has no path: below a package that has one, the real modules alone are there
+        # only a real package has a path, and below it there are only its real modules
         if fullname not in _STAND_INS or path:
             return None
         return ModuleSpec(fullname, self, is_package=True)
@@ -205,16 +209,18 @@ _FINDER = _StandIns()
 
 
 def stand_in() -> None:
-    """From now on, imports of the earlier platform find what plugins need of it, inside functions as well.
+    """Makes the modules that plugins import from the earlier platform importable, until the process ends:
+    a function of a plugin may import them as late as in a call.
 
-    Each of its two packages is stood in for only where the real one is not installed.
+    Each of the two packages has stand-ins only if the real one is not installed.
     """
     if _FINDER not in sys.meta_path:
-        sys.meta_path.append(_FINDER)  # the last to be asked
+        sys.meta_path.append(_FINDER)  # last, so that an installed package is found first
 
 
 def missing_package(module: str) -> str | None:
-    """What to do where a plugin file imports `module` and it is not there; None if it is none of ours."""
+    """What to do if a plugin file imports `module`, which is not there; None if it is not the earlier
+    platform's."""
     if module.partition(".")[0] not in ("semantic_kernel", "sk_agents"):
         return None
     return (
@@ -225,8 +231,11 @@ def missing_package(module: str) -> str | None:
 
 
 def _constructor(kind: type[Any], where: str) -> Callable[[Any, Any], Any] | None:
-    """Makes an instance of the authorization and the collector: of both in this order, or of those that the
-    constructor names. None: it takes neither."""
+    """A function that makes an instance from authorization and collector. It passes both in this order, or by
+    name those that the constructor takes. None if the constructor takes neither.
+
+    `ToolsetError` if the constructor needs other arguments.
+    """
     signature = inspect.signature(kind)
     try:
         signature.bind(None, None)
@@ -259,7 +268,7 @@ def _tool(
     function = getattr(kind, attribute)
     check_method(function, where)
     hidden = {"self", *_hidden(function, where)}
-    # the decorator takes descriptions in dictionaries out of the annotations
+    # the decorator removes from the annotations the descriptions that are in dictionaries
     texts = {one["name"]: one.get("description") or "" for one in bearer.__kernel_function_parameters__}
     signature = Signature(function, where, hidden=hidden, lenient=True, texts=texts)
     spec = ToolSpec(
@@ -272,7 +281,7 @@ def _tool(
 
 
 def _hidden(function: Any, where: str) -> Iterator[str]:
-    """Parameters that the model is not to fill; each must have a default."""
+    """The names of the parameters that the model must not fill. `ToolsetError` if one has no default."""
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if parameter.name not in _OWN_PARAMETERS and not _is_left_out(parameter.annotation):
             continue

@@ -1,7 +1,7 @@
-"""What a Python function takes from a model: its JSON schema, and a check of what the model sent.
+"""The arguments that a Python function takes from a model: their JSON schema, and a check of what was sent.
 
-Both come from one pydantic model made of the function's type hints, with the descriptions of
-`Annotated[…]`, of `Field(…)`, or of the docstring (Google, numpy and Sphinx style).
+Both come from one pydantic model that is made from the function's type hints. Descriptions come from
+`Annotated[…]`, from `Field(…)`, or from the docstring (Google, numpy and Sphinx style).
 """
 
 import inspect
@@ -24,16 +24,16 @@ from tealagents.domain.ports import ToolContext
 from tealagents.tools.errors import ToolsetError, blamed, in_short
 from tealagents.tools.naming import excerpt, suggestion
 
-#: errors of one call that the model is sent
+#: most errors that the model is shown after one call
 MAX_ERRORS = 20
-#: arguments of one call
+#: most arguments of one call
 MAX_ARGUMENTS = 1_000
 #: kinds of parameters that cannot be given by name
 _NAMELESS = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.POSITIONAL_ONLY)
 
 
 class _ToolSchema(GenerateJsonSchema):
-    """Without the titles that pydantic makes of field names: the model pays for every token."""
+    """Leaves out the titles that pydantic derives from field names: each of them would cost tokens."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # type: ignore[misc]
         "skipped-choice",
@@ -50,22 +50,23 @@ class _Arguments(BaseModel):
 
 @dataclass(frozen=True)
 class _Parameter:
-    """One parameter of the function. `attribute` is its place in the model: any name will do there."""
+    """One parameter of the function. `attribute` is the name of its field in the pydantic model."""
 
     name: str
     attribute: str
     annotation: Any
     default: Any
-    #: the default is a `Field(…)`, which means nothing to the function itself
+    #: whether the default is a `Field(…)`: the function cannot use it, so a value is always passed
     is_field: bool = False
 
 
 class Signature:
-    """The arguments of one function.
+    """The arguments of one function. `ToolsetError` if its parameters or type hints cannot be offered.
 
-    `where` begins the text of each error: the file, the class and the method. Parameters named in
-    `hidden` are left to the function's defaults and never shown to the model. `texts` are descriptions
-    known from elsewhere, by parameter. `lenient` leaves out what has no name instead of refusing it.
+    - `where`: the file, the class and the method, with which the text of each error begins
+    - `hidden`: parameters that keep their defaults and are never shown to the model
+    - `lenient`: whether parameters that cannot be given by name (`*args`) are left out; else they are errors
+    - `texts`: parameter → a description known from elsewhere
     """
 
     def __init__(
@@ -102,7 +103,10 @@ class Signature:
         self.schema: Json = self._json_schema()
 
     def check(self, arguments: Json) -> dict[str, Any]:
-        """The arguments as the function's own types. `ToolFailed` says what is wrong with them."""
+        """The arguments, converted to the function's types; those not given are left to its defaults.
+
+        `ToolFailed` says what is wrong with them, for the model.
+        """
         if len(arguments) > MAX_ARGUMENTS:
             raise ToolFailed(f"There are more than {MAX_ARGUMENTS} arguments. Nothing was done.")
         try:
@@ -130,7 +134,7 @@ class Signature:
         fields: Any = {one.attribute: (one.annotation, one.default) for one in self._parameters}
         try:
             model = create_model("Arguments", __base__=_Arguments, **fields)
-        except Exception as error:  # a type may have code of its own
+        except Exception as error:  # a type's own code may raise anything
             raise ToolsetError(f"{self._where}: {self._culprit()}: {in_short(error)}") from error
         if _has_generator(model.__pydantic_core_schema__):
             raise ToolsetError(
@@ -145,7 +149,7 @@ class Signature:
             field: Any = {one.attribute: (one.annotation, one.default)}
             try:
                 create_model("Arguments", __base__=_Arguments, **field)
-            except Exception:  # noqa: BLE001 — what it is has been raised for all of them
+            except Exception:  # noqa: BLE001 — `_arguments_model` reports the error itself
                 return _schemaless(one.name)
         return "the arguments have no JSON schema"
 
@@ -171,7 +175,8 @@ def _schemaless(name: str) -> str:
 
 
 def _is_context(parameter: Parameter, hint: Any) -> bool:
-    """By annotation (`ToolContext`, also optional), or by name where there is none."""
+    """Whether the parameter takes the `ToolContext`: it has that type (or `ToolContext | None`), or has no
+    annotation and is named `context`."""
     if parameter.annotation is parameter.empty:
         return parameter.name == "context"
     if get_origin(hint) is Annotated:
@@ -182,11 +187,11 @@ def _is_context(parameter: Parameter, hint: Any) -> bool:
 def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -> _Parameter:
     default = ... if parameter.default is parameter.empty else parameter.default
     if default is None and not _takes_none(hint):
-        # `limit: int = None` is common, and means what it says at the call
+        # `limit: int = None` is common, and means `int | None`
         hint = hint | None
     hint = _listed(hint)
     description = _annotated_text(hint) or text
-    # an attribute of its own, because `schema`, `json` or `_x` are fine as parameters but not as fields
+    # the field has another name, because `schema`, `json` or `_x` are valid as parameters but not as fields
     extra = Field(alias=parameter.name, description=description or None)
     return _Parameter(
         name=parameter.name,
@@ -198,7 +203,7 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
 
 
 def _listed(hint: Any) -> Any:
-    """The type with an `Iterable` as a list: pydantic checks the items of one only while it is read."""
+    """The type with `list` in place of `Iterable`, whose items pydantic checks only while they are read."""
     inner = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(map(_listed, inner))]  # noqa: UP007 - made of a tuple
@@ -209,7 +214,7 @@ def _listed(hint: Any) -> Any:
     return hint
 
 
-#: parts of pydantic's schemas that hold values of the plugin
+#: keys of pydantic's core schemas that hold a plugin's own values, not schemas
 _GIVEN = frozenset(("default", "expected", "metadata", "serialization"))
 
 
@@ -228,7 +233,8 @@ def _takes_none(hint: Any) -> bool:
 
 
 def _annotated_text(hint: Any) -> str | None:
-    """The description in `Annotated[str, "…"]`, also beside None; that of a `Field` or a dictionary, too."""
+    """The description in an `Annotated[…]`, also in `Annotated[…] | None`: a text, a `Doc`'s, a `Field`'s, or
+    a dictionary's under `description`."""
     if get_origin(hint) in (Union, UnionType):
         described = [one for one in get_args(hint) if one is not NoneType]
         return _annotated_text(described[0]) if len(described) == 1 else None
@@ -271,6 +277,6 @@ def _explained(detail: ErrorDetails, known: list[str]) -> str:
     return f"- {place}: {excerpt(detail['msg'], 500)} (given: {excerpt(_SHORT.repr(detail['input']))})"
 
 
-#: of a value of any size
+#: shortens the text of a value, whatever the value's size
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200

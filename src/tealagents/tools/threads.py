@@ -1,4 +1,4 @@
-"""Threads for functions that block."""
+"""Threads for tools that block."""
 
 import asyncio
 import contextvars
@@ -12,29 +12,33 @@ from tealagents.domain.errors import ToolFailed
 
 _Result = TypeVar("_Result")
 
-#: tenant and id of a user
+#: a user's tenant and object id
 _Owner = tuple[str, str]
 
 
 class Threads:
-    """Runs blocking functions, at most `limit` at once; more wait their turn without blocking the loop.
+    """Runs blocking functions, at most `limit` at once. Further calls wait, without blocking the event loop.
 
     The threads are daemons, unlike those of `concurrent.futures`: a tool that hangs must not keep the
-    process from ending. A canceled caller stops waiting at once, its function runs to its end and
-    holds its place until then.
+    process from ending. A canceled caller stops waiting at once; its function runs to its end and counts
+    towards the limit until then.
 
-    A place that becomes free goes to the waiting owner for whom the fewest run: one message with a hundred
-    calls keeps no other user waiting until all of them are made.
+    The next thread goes to the waiting owner with the fewest running calls: one message with a hundred calls
+    does not make other users wait for all of them.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._running: Counter[_Owner] = Counter()
-        #: calls that wait, by their owners: first the owner who has been given no place for the longest
+        #: waiting calls by owner; among owners, the one that has waited longest since its last turn is first
         self._waiting: dict[_Owner, dict[asyncio.Future[None], None]] = {}
 
     async def run(self, function: Callable[[], _Result], name: str, owner: _Owner) -> _Result:
-        """The function's result or exception, see `_carried`. It sees the caller's context variables."""
+        """Runs the function, with the caller's context variables, in a thread whose name contains `name`.
+
+        Returns its result or raises its exception (as in `_carried`). `ToolFailed` if the call is canceled
+        before it has a thread, `RuntimeError` if no thread can be started.
+        """
         await self._place(owner)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
@@ -54,9 +58,9 @@ class Threads:
             error: Exception | None = None
             try:
                 result = context.run(function)
-            except BaseException as raised:  # noqa: BLE001 - carried to the caller, whatever it is
+            except BaseException as raised:  # noqa: BLE001 - raised in the caller, whatever it is
                 error = _carried(raised)
-            with suppress(RuntimeError):  # the loop is closed: no one waits any more
+            with suppress(RuntimeError):  # the event loop is closed: no one waits any more
                 loop.call_soon_threadsafe(finish, result, error)
 
         try:
@@ -67,7 +71,7 @@ class Threads:
         return await outcome
 
     async def _place(self, owner: _Owner) -> None:
-        """Waits for a place. `ToolFailed` where that is given up: the function has not been called then."""
+        """Waits until a thread may be started. `ToolFailed` if canceled meanwhile: nothing was called."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, {})[turn] = None
         self._give()
@@ -76,14 +80,14 @@ class Threads:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._forget(owner, turn)
-            else:  # it had its place already
+            else:  # its turn had just come
                 self._release(owner)
             raise ToolFailed(
                 f"All threads for tools ({self._limit}) are taken by calls that still run. Nothing was done."
             ) from None
 
     def _release(self, owner: _Owner) -> None:
-        self._running -= Counter([owner])  # one without a thread is dropped
+        self._running -= Counter([owner])  # which also drops an owner whose count is 0
         self._give()
 
     def _forget(self, owner: _Owner, turn: asyncio.Future[None]) -> None:
@@ -93,13 +97,13 @@ class Threads:
             self._waiting.pop(owner, None)
 
     def _give(self) -> None:
-        """Gives the free places to those that wait."""
+        """Lets waiting calls run, up to the limit."""
         while self._waiting and self._running.total() < self._limit:
             owner = min(self._waiting, key=self._running.__getitem__)
             turns = self._waiting.pop(owner)
             turn = next(iter(turns))
             del turns[turn]
-            if turns:  # behind the others
+            if turns:  # the owner's further calls wait behind those of the others
                 self._waiting[owner] = turns
             if not turn.cancelled():
                 self._running[owner] += 1
@@ -107,7 +111,8 @@ class Threads:
 
 
 def _carried(raised: BaseException) -> Exception:
-    """What the caller is given: nothing that would end its request or the process, or that no future has."""
+    """The exception that is raised in the caller: never one that would end the request or the process, or
+    that a future does not accept (`StopIteration`)."""
     if isinstance(raised, SystemExit | KeyboardInterrupt | asyncio.CancelledError):
         return ToolFailed(
             f"The tool broke off ({type(raised).__name__}); whether it took effect is unknown.", unknown=True
