@@ -1,7 +1,7 @@
 """Conversations: the threads of the library, and the view of a conversation that a model is sent.
 
 =================  =====================================================================================
-`base`             what every thread is: checkpoints, JSON, one writer at a time
+`base`             what all threads have: checkpoints, a JSON form, one writer at a time
 `local`            threads whose messages are kept here
 `remote`           threads whose messages the model service keeps
 `workflow`         a thread for each agent that takes part, and the state of execution
@@ -9,13 +9,13 @@
 `stored`           whole threads, saved in any store
 `views`            which part of a conversation the model is sent
 `reducers`         the steps that shorten a view
-`summaries`        the one that asks the model for a summary
+`summaries`        the reducer that has the model write a summary
 `tokens`           counting tokens, without a network
 `windows`          the newest rounds of tasks, kept between turns: in parts for views, or encoded
 `context`          context providers: they add to requests, and learn from them
-`providers`        the built-in ones: `user_preferences`, `facts`
-`mem0`             the one on Mem0
-`components`       reducers and providers by name, as a config gives them
+`providers`        the built-in providers: `user_preferences`, `facts`
+`mem0`             the provider that uses Mem0
+`components`       creates the reducers and providers that a config names
 =================  =====================================================================================
 
 Imports `domain` and `state`; used by `engine`, and by `tealagents.agent`, the library's front. Tasks of the
@@ -92,7 +92,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part when it is first asked for."""
+    """Imports the module of a name when the name is first used."""
     module = _MODULE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -102,5 +102,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Also the names that are imported when they are first asked for."""
+    """All names, also those that are not imported yet."""
     return sorted({*globals(), *__all__})

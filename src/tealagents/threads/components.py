@@ -1,4 +1,4 @@
-"""Reducers and context providers as a config names them: a name each, and its options."""
+"""Creates the reducers and context providers that a config names, each with its options."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -44,12 +44,18 @@ PROVIDERS = Registry(
 
 
 def open_view(components: Sequence[Component], model: str) -> View | None:
-    """The view of a config's reducers; None without any. `ThreadConfigError` for a wrong one."""
+    """A view of the reducers that a config names, for the model called `model`; None if it names none.
+
+    `ThreadConfigError` if one cannot be created or does not fit the model.
+    """
     return prepared_view([open_reducer(name, options) for name, options in components], model)
 
 
 def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
-    """The view of reducers, prepared for a model; None without any. `ThreadConfigError` for a wrong one."""
+    """A view of these reducers, prepared for the model called `model`; None if there are none.
+
+    `ThreadConfigError` if one is not callable or does not fit the model.
+    """
     for reducer in reducers:
         if isinstance(reducer, type) or not callable(reducer):
             raise ThreadConfigError(
@@ -61,7 +67,10 @@ def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
 
 
 def open_reducer(name: str, options: Json) -> Reducer:
-    """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`."""
+    """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`.
+
+    `ThreadConfigError` if it does not exist or does not take these options.
+    """
     found = REDUCERS.find(name)
     made: Reducer = REDUCERS.make(name, found, options) if isinstance(found, type) else found
     if not callable(made):
@@ -72,14 +81,17 @@ def open_reducer(name: str, options: Json) -> Reducer:
 
 
 def open_providers(components: Sequence[Component]) -> "Providers":
-    """The providers of a config, not entered yet. `ThreadConfigError` for a wrong one."""
+    """The providers that a config names, not entered yet. `ThreadConfigError` if one cannot be created."""
     from tealagents.threads.context import Providers
 
     return Providers([open_provider(name, options) for name, options in components])
 
 
 def open_provider(name: str, options: Json) -> "ContextProvider":
-    """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`."""
+    """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`.
+
+    `ThreadConfigError` if it does not exist or does not take these options.
+    """
     from tealagents.threads.context import ContextProvider
 
     found = PROVIDERS.find(name)

@@ -1,14 +1,14 @@
 """Context providers: they add to an agent's requests, and learn from them.
 
-A provider is an object on the agent, shared by all its requests, and keeps no state of them on itself. What
-it remembers is kept
+A provider is an object that all requests of an agent share, so it keeps nothing about a request on itself.
+What it remembers is kept
 
 - with the thread, in `invocation.state`: a rollback restores it;
-- with the user, in `invocation.memory`: it is there in every later session. Erasing a task erases what was
-  learned in it.
+- with the user, in `invocation.memory`: it is available in every later session. Erasing a task erases what
+  was learned in it.
 
-`invoking` is called before the model, `invoked` with the outcome. A provider that fails is a step of the
-trace, and the request continues without it, unless the provider is `required`.
+`invoking` is called before the model, `invoked` with the outcome. A provider's failure becomes a step of the
+trace; the request continues without the provider, unless it is `required`.
 
 The built-in providers are in `tealagents.threads.providers`; third parties add others by the entry-point
 group `tealagents.context`, or as `module:Class`.
@@ -48,20 +48,20 @@ MOST_STATE = 16_384
 
 
 class Invocation(Struct, frozen=True, kw_only=True):
-    """The request that a provider accompanies."""
+    """One request, as one provider sees it."""
 
-    #: what is new: the user's message
+    #: what is new in this request: the user's message
     messages: tuple[Message, ...]
     user: User
     session_id: str
-    #: the task, or the thread of the library
+    #: the id of the task, or of the library's thread
     task_id: str
     request_id: str
     model: Model
-    #: what this provider remembers of the user, over all sessions: at most a few hundred short texts
+    #: what this provider remembers about the user in all sessions: at most a few hundred short texts
     memory: Memory
-    #: this provider's state in the thread, JSON; changes are kept when the request completes. A user may have
-    #: written it, into a document that was imported
+    #: this provider's state in the thread, JSON; changes are kept when the request completes. It cannot be
+    #: trusted: a user may have written it, in a document that was imported
     state: Json
 
     @property
@@ -75,10 +75,8 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a provider adds to one request. It is not kept in the conversation.
-
-    In a remote conversation the model service keeps the messages, as all that it is sent.
-    """
+    """What a provider adds to one request. The conversation does not keep it; but in a remote conversation,
+    the model service keeps the messages, as it keeps everything that it is sent."""
 
     #: sent to the model like the system prompt
     instructions: str = ""
@@ -99,10 +97,10 @@ class ProviderOptions(BaseModel):
 
 
 class ContextProvider:
-    """Base of a provider. Opened by entering its async context, once in a process."""
+    """Base class of providers. Its async context is entered once per process, before the first request."""
 
     Options: ClassVar[type[ProviderOptions]] = ProviderOptions
-    #: its name in the trace, and of its state
+    #: its name in traces, and the name of its state and its memories; by default that of the class
     name: str = ""
 
     def __init__(self, options: ProviderOptions | None = None) -> None:
@@ -110,16 +108,17 @@ class ContextProvider:
         self.name = self.name or type(self).__name__
 
     async def invoking(self, invocation: Invocation) -> Context | None:
-        """What to add to the request, or None. Called before its first call of the model, and again after a
-        pause."""
+        """Called before the request's first model call, and again after a pause. Returns what to add to the
+        request, or None."""
         return None
 
     async def invoked(
         self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
     ) -> None:
-        """The outcome of the request: the messages that answer it, and the exception it failed with, if any.
+        """Called with the outcome of the request: the messages that answer it, and the exception with which
+        it failed, if any.
 
-        Not called for a pause. The user sees the end of the answer only when this returns.
+        Not called for a pause. The user sees the end of the answer only after this has returned.
         """
 
     async def __aenter__(self) -> Self:
@@ -133,7 +132,7 @@ class Gathered(Struct, kw_only=True):
     """What all providers add to one request, and their invocations by name."""
 
     invocations: dict[str, Invocation] = {}
-    #: the providers' states as they were
+    #: the providers' states before they were called
     before: Json = {}
     instructions: list[str] = []
     messages: list[Message] = []
@@ -143,12 +142,13 @@ class Gathered(Struct, kw_only=True):
     @property
     def states(self) -> Json:
         """The providers' states in the thread, without empty ones."""
-        # as they are now: a provider that was left behind may still write into its own
+        # copies: a provider that ignored its cancellation may still change its own state
         return {name: deepcopy(each.state) for name, each in self.invocations.items() if each.state}
 
 
 class Providers:
-    """The context providers of an agent, called concurrently."""
+    """The context providers of an agent, called concurrently. `ThreadConfigError` for what is no provider,
+    and for two of the same name."""
 
     def __init__(self, providers: Sequence[ContextProvider] = ()) -> None:
         for provider in providers:
@@ -180,9 +180,10 @@ class Providers:
         await self._stack.aclose()
 
     async def invoking(self, begin: Callable[[str, Json], Invocation], states: Json) -> Gathered:
-        """Calls all of them. `begin` makes a provider's invocation of its name and its state in the thread.
+        """Calls all of them. `begin` makes a provider's invocation from its name and its state in the thread;
+        `states` are those of all providers, by name.
 
-        `ContextProviderFailed` where a required one fails.
+        `ContextProviderFailed` if a required one fails.
         """
         gathered = Gathered(
             invocations={each: begin(each, deepcopy(states.get(each) or {})) for each in self.names},
@@ -209,8 +210,10 @@ class Providers:
         *,
         most_seconds: float | None = None,
     ) -> list[Report]:
-        """Calls all of them. Failures are in the reports; that of a required one fails the request, unless it
-        has failed already."""
+        """Calls all of them, each for at most `most_seconds`, and reports those that failed.
+
+        `ContextProviderFailed` if a required one fails, unless the request has already failed with `error`.
+        """
         calls = [
             _watched(
                 each,
@@ -226,7 +229,7 @@ class Providers:
 
     @staticmethod
     def _restored_states(gathered: Gathered) -> list[Report]:
-        """Undoes what made a state something else than JSON, or too large to be written with every turn."""
+        """Restores, and reports, each state that has become too large, or is not JSON any more."""
         reports = []
         for name, invocation in gathered.invocations.items():
             error = _unkeepable(invocation.state)
@@ -238,7 +241,7 @@ class Providers:
 
 
 def _check(provider: object) -> None:
-    """`ThreadConfigError` for what cannot be called with each request."""
+    """`ThreadConfigError` unless this is a provider with a name and options."""
     if not isinstance(provider, ContextProvider):
         what = repr(provider) if isinstance(provider, type) else f"a {type(provider).__name__}"
         raise ThreadConfigError(
@@ -254,6 +257,7 @@ def _check(provider: object) -> None:
 
 
 def _unkeepable(state: Json) -> str | None:
+    """Why a provider's state cannot be kept; None if it can."""
     if why := not_json(state):
         return why
     size = len(encode_json(state))
@@ -261,8 +265,8 @@ def _unkeepable(state: Json) -> str | None:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs all concurrently. Where one fails, or the request is stopped, the others are canceled; one that
-    ignores this is left behind."""
+    """Runs all concurrently; returns their results. If one fails, or the request is stopped, the others are
+    canceled; one that ignores this keeps running, and is not waited for."""
     if not works:
         return []
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -277,7 +281,7 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _context(provider: ContextProvider, invocation: Invocation) -> Context | None:
-    """What a provider adds. `TypeError` for anything but a `Context`."""
+    """What a provider adds, made storable. `TypeError` or `ValueError` if that is no valid `Context`."""
     context: object = await provider.invoking(invocation)
     if context is None:
         return None
@@ -313,8 +317,10 @@ async def _watched(
     earlier: BaseException | None = None,
     most_seconds: float | None = None,
 ) -> tuple[T | None, Report]:
-    """The result of a provider's call, and its report. The failure of a required one is raised, unless the
-    request has failed already (`earlier`)."""
+    """The result of a provider's call (None if it failed), and its report.
+
+    `ContextProviderFailed` if it fails and is required, unless the request has already failed (`earlier`).
+    """
     watch = Stopwatch()
     seconds = provider.options.timeout_seconds
     seconds = seconds if most_seconds is None else min(seconds, most_seconds)

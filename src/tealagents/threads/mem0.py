@@ -1,7 +1,7 @@
-"""Memory kept by Mem0: `mem0ai`, in the process or at their service. Extra: `mem0`.
+"""The context provider that keeps memories with Mem0: in this process, or at Mem0's service. Extra: `mem0`.
 
-Imported when a config names it, and opened when the service starts: the import makes no network call, and
-telemetry is switched off before it.
+The package `mem0ai` is imported when the provider is opened, at the service's start. Its telemetry is
+switched off before that, so that the import makes no network call.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ MOST_CHARACTERS = 2000
 
 
 class Mem0Options(ProviderOptions):
-    #: what `mem0.AsyncMemory.from_config` is given: `llm`, `embedder`, `vector_store`, …; empty for the
-    #: service at `host`, whose key is in `MEM0_API_KEY`
+    #: the argument of `mem0.AsyncMemory.from_config`: `llm`, `embedder`, `vector_store`, …; empty: use the
+    #: service at `host`, with the key in `MEM0_API_KEY`
     config: Json = Field(default_factory=dict)
     #: the service's URL
     host: str = "https://api.mem0.ai"
-    #: memories that are added to the instructions
+    #: most memories that are added to the instructions
     top_k: int = Field(default=5, ge=1)
     #: whether Mem0's model extracts memories; otherwise messages are kept as they are
     infer: bool = True
@@ -40,10 +40,10 @@ class Mem0Options(ProviderOptions):
 
 
 class Mem0Provider(ContextProvider):
-    """Adds what Mem0 finds for the user's message, and passes each exchange to Mem0.
+    """Adds the memories that Mem0 finds for the user's message, and passes each exchange to Mem0.
 
-    Its user id is `mem0_id`. Erasing a task, or its user, does not erase the memories that Mem0 has made of
-    it; each has the `task_id` in its metadata. Its files are its own: no key of the service seals them.
+    Mem0 knows the user by `mem0_id`. Erasing a task or a user does not erase the memories that Mem0 has made
+    from it; each has the `task_id` in its metadata. Mem0's files are not encrypted with the service's key.
     """
 
     Options: ClassVar = Mem0Options
@@ -83,7 +83,7 @@ class Mem0Provider(ContextProvider):
 
     async def invoking(self, invocation: Invocation) -> Context | None:
         if not invocation.text.strip():
-            return None  # Mem0 searches by words, and refuses a message that has none
+            return None  # Mem0 refuses to search for a text without words
         found = await self._memory.search(
             invocation.text, filters={"user_id": mem0_id(invocation.user)}, top_k=self.options.top_k
         )
@@ -111,22 +111,22 @@ class Mem0Provider(ContextProvider):
 
 
 def mem0_id(user: User) -> str:
-    """The user's id in Mem0: tenant and object id; one with blanks is percent-encoded, behind a `%`.
+    """The user's id in Mem0: tenant and object id; with whitespace in them, `%` and both percent-encoded.
 
-    It refuses blanks within an id, and drops those at its ends, so that two users would share their memories.
+    Mem0 refuses whitespace within an id, and strips it from the ends: two users could share their memories.
     """
     key = user.key
-    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins so: each has a tenant
+    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins with %, but with a tenant
 
 
 def _imported(directory: str | None) -> Any:
-    """The package, without its telemetry. It reads both variables once, at import."""
+    """The package, with its telemetry switched off. It reads both environment variables only at import."""
     os.environ["MEM0_TELEMETRY"] = "False"
     if directory is not None:
         os.environ["MEM0_DIR"] = directory
     if "mem0" in sys.modules:
         _silence()
-    if find_spec("mem0"):  # which makes the folder itself, for every user of the machine to read
+    if find_spec("mem0"):  # the import would make the folder, readable for every user of the machine
         make_folders(os.environ.get("MEM0_DIR") or os.path.expanduser("~/.mem0"))
     try:
         import mem0
@@ -143,7 +143,7 @@ def _missing(package: str | None) -> ThreadConfigError:
 
 
 def _silence() -> None:
-    """Switches the telemetry off where the package was imported before."""
+    """Switches the telemetry off after other code has imported the package."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mem0.") and getattr(module, "MEM0_TELEMETRY", False):
             module.MEM0_TELEMETRY = False  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """The built-in context providers.
 
-`UserPreferences` is also the example to copy: it remembers what the user prefers. `Facts` remembers what
-users say about themselves and finds it again.
+`UserPreferences` remembers what the user prefers; it is also the example to copy. `Facts` remembers what
+users say about themselves, and finds it again.
 """
 
 import math
@@ -27,9 +27,10 @@ from tealagents.threads.context import (
 
 # --- preferences ----------------------------------------------------------------------------------
 
-#: a character within a sentence; a stop before a letter or a digit is in a number, a name or an address
+#: a character within a sentence; a stop right before a letter or a digit belongs to a number, a name or an
+#: address
 _WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
-#: an “I” that no word before it makes part of a question or a condition
+#: “I”, unless the word before it makes a question or a condition of it (“do I”, “if I”)
 _I = r"\bI" + "".join(
     rf"(?<!\b{word} I)" for word in ("do", "did", "should", "would", "if", "when", "whether")
 )
@@ -37,29 +38,29 @@ _PREFERS = re.compile(
     rf"{_I}(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
-#: ends a part of a sentence with a verb of its own, as far as that can be seen
+#: separates clauses, as far as a pattern can recognise them
 _CLAUSES = re.compile(
     r"[.!?;:—–()\n]"
     r"|(?:(?<=rather not)|(?<!\bnot)(?<!n['’]t)(?<!never)(?<!ever)(?<!please))"
     r"(?:\s-+\s|,(?!\s*(?:ever\b|please\s*,)))",
     re.I,
 )
-#: asks for what it seems to negate: “Can't you …?”, “Why don't you …?”, “Why not …?”
+#: a request in the form of a negation: “Can't you …?”, “Why don't you …?”, “Why not …?”
 _ASKED = re.compile(r"\bwhy\s+(?:not\b|(?:do|ca|could)n['’]t\s+you\b)|\b(?:ca|could)n['’]t\s+you\b", re.I)
-#: stands right before the verb that it negates, with at most some such words between
+#: a negation before the verb that it negates, with at most five of these words between them
 _NEGATED = re.compile(
     r"(?:n['’]t|\b(?:dont|not|cannot|never))"
     r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
     re.I,
 )
-#: makes the verb behind it say what someone does, or may do
+#: before a verb: makes it say or ask what someone does, or a condition, instead of a request
 _TOLD = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
 
 
 class UserPreferences(ContextProvider):
     """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” erases them, unless it is negated or says what someone does.
+    “Forget my preferences” erases them, unless it is negated or is not a request (“if you forget …”).
     """
 
     name = "user_preferences"
@@ -85,7 +86,7 @@ class UserPreferences(ContextProvider):
 
 
 def _is_to_forget(text: str) -> bool:
-    """Whether the user asks somewhere to forget the preferences, and not to keep them."""
+    """Whether any clause of the text is a request to forget the preferences."""
     found = filter(None, map(_FORGET.match, _CLAUSES.split(text)))
     before = (_ASKED.sub("", each[1]) for each in found)
     return any(not _NEGATED.search(each) and not _TOLD.search(each) for each in before)
@@ -111,20 +112,20 @@ _COMMON = frozenset(
 
 
 class FactsOptions(ProviderOptions):
-    #: how many facts are added to the instructions
+    #: most facts that are added to the instructions
     top_k: int = Field(default=5, ge=1)
-    #: characters of one fact
+    #: characters that are kept of one fact
     max_characters: int = Field(default=300, ge=1)
     #: whether the model gets tools to search for facts and to note them
     tools: bool = True
 
 
 class Facts(ContextProvider):
-    """Remembers what users say about themselves, and finds what bears on what they ask.
+    """Remembers what users say about themselves, and adds the facts that concern a new message.
 
-    A sentence such as “My cat is called Tom.” or “Remember that …” is kept as it was said. The instructions
-    get the facts that share words with the new message, or the latest where none does; with tools the model
-    searches for others, and notes some.
+    A sentence such as “My cat is called Tom.” or “Remember that …” is kept word for word. The instructions
+    get the facts from other tasks that share words with the new message, or the latest ones if none does.
+    With the option `tools`, the model can search for further facts and note some itself.
     """
 
     Options: ClassVar = FactsOptions
@@ -150,13 +151,14 @@ class Facts(ContextProvider):
 
 
 def statements(text: str) -> list[str]:
-    """The sentences in which users speak about themselves, without questions: the last that can be kept."""
+    """The sentences, but not questions, in which users speak about themselves: the last `MOST_MEMORIES`, in
+    their order."""
     sentences = (sentence.strip() for sentence in reversed(_SENTENCES.findall(text)))
     told = (each for each in sentences if _ABOUT.search(each) and not each.endswith("?"))
     return [*islice(told, MOST_MEMORIES)][::-1]
 
 
-#: from the first person to the third
+#: patterns of the first person, and what replaces them in the third; applied in this order
 _OF_THE_USER = [
     (re.compile(r"^\W*remember(?: that)?\b", re.I), "the user asked to remember that"),
     (re.compile(r"\bI(?: am|['’]m)\b", re.I), "the user is"),
@@ -170,7 +172,8 @@ _OF_THE_USER = [
 
 
 def phrased(fact: Remembered, now: datetime) -> str:
-    """A fact for the model: in the third person, since it speaks as I itself, and with its age."""
+    """A fact as the model is shown it: in the third person, since the model would take “I” for itself, and
+    with its age at `now`."""
     text = fact.text
     for own, of_the_user in _OF_THE_USER:
         text = own.sub(of_the_user, text)
@@ -180,7 +183,8 @@ def phrased(fact: Remembered, now: datetime) -> str:
 
 
 def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembered]:
-    """The facts that share words with the query, best first: rare words count more, then later facts."""
+    """At most `most` facts that share words with the query, best first. Rare words count more; of facts that
+    are equally good, the later comes first."""
     wanted = _terms(query)
     terms = [_terms(fact.text) for fact in facts]
     spread = Counter(term for each in terms for term in each)
@@ -193,13 +197,13 @@ def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembere
 
 
 def _terms(text: str) -> set[str]:
-    """Words without their endings, and without the most common ones."""
+    """The words of a text without their endings, and without the most common words."""
     words = set(_WORDS.findall(text.lower())) - _COMMON
     return {re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words}
 
 
 class FactTool:
-    """A tool with which the model uses the memory of the user it serves."""
+    """A tool with which the model searches, or adds to, the facts about its user."""
 
     def __init__(self, spec: ToolSpec, memory: Memory, options: FactsOptions) -> None:
         self.spec = spec
@@ -247,4 +251,5 @@ _REMEMBER = _spec(
 
 
 def tools_of(memory: Memory, options: FactsOptions) -> tuple[Tool, ...]:
+    """The tools `facts-search` and `facts-remember` for a user's memory."""
     return (FactTool(_SEARCH, memory, options), FactTool(_REMEMBER, memory, options))

@@ -8,9 +8,9 @@
 `summarize`           a summary of older messages, written by the model
 ====================  ====================================================================================
 
-All but `summarize` count what is always sent, too: the running round, and (tokens) system prompt, notes and
-tools. The first three end the reading: in the last place they bound what is read. `summarize` belongs in the
-first place, where it receives what the others leave out.
+All but `summarize` also count what is always sent: the running round, and for `token_budget` system prompt,
+notes and tools as well. The first three stop the reading of older messages once enough is shown; they do so
+in the last place, too. `summarize` belongs in the first place, so that it receives what the others leave out.
 
 Third parties add others by the entry-point group `tealagents.reducers`, or as `module:Class` (made with its
 `Options`) or `module:function`.
@@ -42,7 +42,7 @@ class ReducerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: when it works: as messages are read for a call of the model, or as they are added
+    #: when it runs: when messages are read for a call of the model, or after they are added
     trigger: Trigger = "before_retrieval"
 
 
@@ -103,17 +103,17 @@ class TokenBudgetOptions(ReducerOptions):
     max_tokens: int | None = Field(default=None, ge=1)
     #: tokens of the window, or of `max_tokens`, that are kept free for the answer
     reserve: int = Field(default=0, ge=0)
-    #: windows of models, by the beginning of their names; they win over the built-in table
+    #: the beginning of a model's name → its window; these come before the built-in table
     windows: dict[str, int] = {}
     #: `o200k_base`, `cl100k_base`, `estimate` or `module:function`; None: the model's
     tokenizer: str | None = None
-    #: tokens of an image; services count by its size
+    #: tokens that each image counts for; services count by the image's size
     image_tokens: int = Field(default=1200, ge=0)
 
     @model_validator(mode="before")
     @classmethod
     def _reserve_of_a_window(cls, data: Any) -> Any:
-        """A model's whole window must leave room for the answer."""
+        """Without `max_tokens`, the budget is the model's whole window, in which the answer needs room."""
         if isinstance(data, dict) and data.get("max_tokens") is None and "reserve" not in data:
             return data | {"reserve": 4096}
         return data
@@ -129,12 +129,15 @@ class TokenBudget:
     def __init__(self, options: TokenBudgetOptions) -> None:
         self.trigger = options.trigger
         self._options = options
-        #: both are the model's, from `prepare` on
+        #: counter and budget are the model's once `prepare` has set them
         self._counter = ESTIMATE
         self._budget = 0
+        #: a prompt or tools → their tokens
         self._fixed: dict[str | bytes, int] = {}
 
     def prepare(self, model: str) -> None:
+        """Finds the model's tokenizer and window. `ThreadConfigError` if they are unknown, or the window
+        leaves no room."""
         options = self._options
         try:
             self._counter = counter_for(model, options.tokenizer)
@@ -158,7 +161,7 @@ class TokenBudget:
             yield part
 
     def weigh(self, part: Part) -> int:
-        """The tokens of a part, counted once."""
+        """The tokens of a part; the part keeps the count."""
         name = self._counter.name
         known = part.weights.get(name)
         if known is None:
@@ -186,7 +189,7 @@ class TokenBudget:
 
 
 class TrimToolResultsOptions(ReducerOptions):
-    #: characters that are left of a result, without the remark on what was cut
+    #: characters that are left of a result, without the note on what was cut
     max_characters: int = Field(default=500, ge=0)
     #: results, counted from the newest, that are shown whole; those of the running round always are
     keep_last: int = Field(default=0, ge=0)
@@ -233,7 +236,7 @@ def _results(part: Part) -> int:
 
 
 def text_message(text: str) -> Message:
-    """A text in the form of a message, to be counted or encoded."""
+    """A text as a user's message, so that it can be counted or encoded."""
     name = ids.random_id()
     now = datetime.now(UTC)
     return Message(message_id=name, request_id=name, role="user", created_at=now, items=(Item("text", text),))

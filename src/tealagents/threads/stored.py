@@ -1,4 +1,4 @@
-"""Whole threads, local or remote or of workflows, in any store the service can use."""
+"""Saves whole threads (local, remote and workflow threads) in any store that the service can use."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -25,11 +25,12 @@ THREADS = "thread/"
 
 
 class StoredThread(Struct, frozen=True, kw_only=True):
-    """`thread/{name}`: the thread's document, or where it is, out of line."""
+    """`thread/{name}`: the thread's document, or a reference to it if it is stored out of line."""
 
-    #: which a name that is a digest does not tell
+    #: for a thread whose name is a digest of its id
     thread_id: str
     document: Json | None = None
+    #: the chunks of a document that is stored out of line
     chunks: BlobRef | None = None
 
 
@@ -41,7 +42,7 @@ class ThreadStore:
             await threads.save(thread)
             thread = await threads.load(thread_id)
 
-    The last save wins. Where the store holds sealed threads and has no key for them, nothing is saved.
+    The last save wins. Nothing is saved in a store whose threads are encrypted with a key that is not set.
     """
 
     def __init__(self, store: Store, agent: str) -> None:
@@ -50,7 +51,10 @@ class ThreadStore:
         self._key_checked = False
 
     async def save(self, thread: AgentThread) -> None:
-        """Keeps the thread as it is now, with what its providers keep in it."""
+        """Saves the thread as it is now, including its providers' state.
+
+        `CorruptState` if the stored threads are encrypted and the key is not set.
+        """
         await self._check_key()
         document = thread.document()
         name = keys.plain(thread.thread_id)
@@ -58,11 +62,11 @@ class ThreadStore:
         kept = StoredThread(thread_id=thread.thread_id, document=document)
         is_large = len(encode_json(document)) > BLOB_BYTES
         while True:
-            # read before the chunks are written: a deletion, which erases them, is then a conflict
+            # read before the chunks are written, so that a deletion, which erases them, causes a conflict
             before = await self._records.get(self._partition, key, StoredThread)
             if is_large:
-                # chunks are named by their digest: two saves of the same must not share, nor drop, each
-                # other's, nor must a second try those that a deletion is erasing
+                # chunks are named by their digest. A random id makes them differ for each attempt: another
+                # save must not share or drop them, and a deletion must not be erasing them already
                 data = encode_json({**document, "saved": ids.random_id()})
                 chunks = await self._records.put_blob(self._partition, name, data)
                 kept = StoredThread(thread_id=thread.thread_id, chunks=chunks)
@@ -81,16 +85,20 @@ class ThreadStore:
             await self._drop(name, before.value.chunks)
 
     async def _check_key(self) -> None:
-        """Among sealed threads nothing is saved in the clear."""
+        """`CorruptState` if the stored threads are encrypted and cannot be read: a new one would be stored
+        among them unencrypted."""
         if not self._key_checked:
             found = await self._records.store.scan(self._partition, THREADS, limit=LOOKED_AT, reverse=True)
             sealed = [key for key, record in found if record.value.startswith(SEALED)]
-            if sealed and len(sealed) == len(found):  # else it is damage, or an old key that is gone
+            if sealed and len(sealed) == len(found):  # a few alone are damaged, or of an old key that is gone
                 raise CorruptState(sealed[0], UNOPENED)
             self._key_checked = True
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
-        """The thread as it was saved. `NotFound` where there is none."""
+        """The thread as it was last saved; `stores` makes its message store.
+
+        `NotFound` if there is none, `CorruptState` if it cannot be read.
+        """
         name = keys.plain(thread_id)
         key = THREADS + name
         found = await self._records.get(self._partition, key, StoredThread)
@@ -104,14 +112,14 @@ class ThreadStore:
             again = await self._records.get(self._partition, key, StoredThread)
             if again is not None and again.version == found.version:
                 raise
-            return await self.load(thread_id, stores=stores)  # another save came between
+            return await self.load(thread_id, stores=stores)  # another save has replaced the chunks
         return opened(decoder(dict).decode(data), stores=stores)
 
     async def list(self) -> AsyncIterator[str]:
-        """The ids of all threads that are kept."""
+        """The ids of all stored threads. One that cannot be found out is logged and left out."""
         async for key, record in self._records.every(self._partition, THREADS):
             name = keys.last_segment(key)
-            if keys.plain(name) != name:  # a digest
+            if keys.plain(name) != name:  # the name is a digest; the id is in the record
                 try:
                     name = unseal(self._partition, key, record.value, StoredThread).thread_id
                 except CorruptState as error:
@@ -120,26 +128,26 @@ class ThreadStore:
             yield name
 
     async def delete(self, thread: AgentThread) -> None:
-        """Erases a thread here and wherever else it is kept."""
+        """Erases a thread here, and wherever its messages are kept."""
         name = keys.plain(thread.thread_id)
         key = THREADS + name
-        with suppress(ThreadDeleted):  # by an earlier try that got no further
+        with suppress(ThreadDeleted):  # by an earlier attempt that got no further
             await thread.delete()
         while True:
-            found = await self._records.store.scan(self._partition, key, limit=1)  # also of a damaged one
+            found = await self._records.store.scan(self._partition, key, limit=1)  # reads damaged ones, too
             version = found[0][1].version if found and found[0][0] == key else None
-            # listed first: those of a save that begins once the thread is gone are not erased
+            # listed before the commit: the chunks of a save that begins after it must stay
             chunks = self._records.every(self._partition, keys.blobs(name), page=ERASED_AT_ONCE)
             erased = [chunk async for chunk, _ in chunks]
             try:
                 await self._records.commit(self._partition, marker=key, expect={key: version}, delete=[key])
-            except Conflict:  # by a save, whose chunks are not among these
+            except Conflict:  # with a save, whose chunks may not be listed
                 continue
             break
         await self._records.delete(self._partition, erased)
 
     async def _drop(self, name: str, old: BlobRef | None) -> None:
-        """Erases the chunks of a version that is not kept."""
+        """Erases the chunks of a version that was not saved or has been replaced."""
         if old is not None:
             chunks = [keys.blob(name, old.blob, number) for number in range(old.pieces)]
             await self._records.delete(self._partition, chunks)

@@ -1,4 +1,4 @@
-"""The reducer `summarize`: a summary of older messages, written by the model and kept with the checkpoint."""
+"""The reducer `summarize`: the model writes a summary of older messages, which the checkpoint keeps."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -25,17 +25,17 @@ _SUMMARY = "Summary of the earlier conversation, which is not shown:\n"
 
 
 class SummarizeOptions(ReducerOptions):
-    #: messages since the last summary beyond which a new one is made
+    #: most messages since the last summary; with more of them, a new summary is made
     max_messages: int = Field(default=40, ge=2)
-    #: messages that are not summarised: at least so many, in whole rounds
+    #: the newest messages are not summarised: at least this many, in whole rounds
     keep_messages: int = Field(default=10, ge=0)
     #: the instructions for the model
     instructions: str = _INSTRUCTIONS
-    #: longest summary, in words; `{max_words}` in `instructions`
+    #: words that the model is asked to use at most; `{max_words}` in `instructions`
     max_words: int = Field(default=200, ge=1)
-    #: characters of one message that the model is sent
+    #: characters of each message that the model is sent to summarise; the rest is cut
     max_characters: int = Field(default=4000, ge=1)
-    #: messages that are read for one summary; older ones are not in it
+    #: messages, as whole parts, that are read for one summary; older ones are not in it
     max_read: int = Field(default=400, ge=2)
 
     @model_validator(mode="after")
@@ -48,10 +48,10 @@ class SummarizeOptions(ReducerOptions):
 class Summarize:
     """Replaces older messages by a summary.
 
-    A summary is made once there are more than `max_messages` since the last one: of that one and the messages
-    since, except the last `keep_messages`. It is kept with the checkpoint and reused until the next one.
-    Where the model fails to make one, declines to, or is cut short, the messages stay, and the next call
-    tries again.
+    Once there are more than `max_messages` messages since the last summary, a new one is made from that
+    summary and from these messages, except the last `keep_messages`. It is kept with the checkpoint, and
+    shown until the next one is made. If the model fails, refuses or is cut short, the messages stay, and the
+    next call tries again.
     """
 
     Options: ClassVar = SummarizeOptions
@@ -81,7 +81,8 @@ class Summarize:
             yield part
 
     async def _since(self, parts: AsyncIterator[Part], upto: int | None) -> tuple[list[Part], list[Part]]:
-        """The parts since the last summary, newest first, and standing ones."""
+        """The parts after the round `upto`, which the last summary ends with, newest first; and the standing
+        parts."""
         fresh: list[Part] = []
         standing: list[Part] = []
         count = 0
@@ -98,7 +99,7 @@ class Summarize:
         return fresh, standing
 
     def _cut(self, fresh: Sequence[Part]) -> int:
-        """The number of the newest parts, in whole rounds, that have at least `keep_messages`."""
+        """How many of the newest parts are not summarised: whole rounds with `keep_messages` or more."""
         kept = 0
         for n, part in enumerate(fresh):
             if kept >= self._options.keep_messages and (n == 0 or fresh[n - 1].turn != part.turn):
@@ -107,7 +108,7 @@ class Summarize:
         return len(fresh)
 
     async def _summary(self, older: Sequence[Part], before: str, upcoming: Upcoming) -> str | None:
-        """The model's summary, or None where it fails; a step of the trace either way."""
+        """The model's summary, or None if it made none; either way, a report for the trace is added."""
         options, watch = self._options, Stopwatch()
         messages = [message for part in reversed(older) for message in part.messages]
         lines = [_line(message, options.max_characters) for message in messages]
@@ -141,18 +142,20 @@ class Summarize:
 
 
 def _intact(known: object) -> Json:
-    """The summary that a conversation remembers; none where an imported document says anything else."""
+    """The summary that a conversation remembers: `text`, and the round `upto` which it reaches. Empty if
+    there is none, or if an imported document had something else in its place."""
     if not isinstance(known, dict):
         return {}
     return known if type(known.get("upto")) is int and isinstance(known.get("text"), str) else {}
 
 
 def standing_text(summary: str) -> str:
-    """What the model is sent of a summary."""
+    """A summary as it is sent to the model."""
     return _SUMMARY + summary
 
 
 def _line(message: Message, most: int) -> str:
+    """A message as text to be summarised, with its content and its tool calls cut at `most` characters."""
     said = "".join("[image]" if item.content_type == "image" else item.content for item in message.items)
     if message.role == "tool":
         return f"{message.tool} said: {said[:most]}"
@@ -162,7 +165,10 @@ def _line(message: Message, most: int) -> str:
 
 
 async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelDone]:
-    """One call of the model, outside of any conversation: what it says, made storable, and how it ends."""
+    """One model call outside any conversation, with each of `texts` as a user's message.
+
+    Returns what the model says, made storable, and how it ended. `ModelFailed` if the call fails.
+    """
     messages = (model.encode(text_message(text)) for text in texts)
     call = ModelCall(prompt=(model.encode_system(instructions), *messages))
     answer: list[str] = []

@@ -1,8 +1,8 @@
-"""Counting tokens, and how many a model can be sent. Nothing is ever fetched.
+"""Counts tokens, and knows the windows of models. Nothing is ever downloaded.
 
-The tokenizers of OpenAI's models come with the package `rs-bpe` (extra `tokens`), tables included. Where
-it is not installed, or where a config chooses it, `estimate` counts by rules that overestimate. Other
-vendors' tokenizers differ by some percent: leave a reserve, or name a function as `module:function`.
+The tokenizers of OpenAI's models come with the package `rs-bpe` (extra `tokens`), tables included. If that is
+not installed, or if the config says so, `estimate` counts by simple rules, which give more for most texts.
+Other vendors' tokenizers differ by some percent: leave a reserve, or name a function as `module:function`.
 """
 
 import re
@@ -16,13 +16,13 @@ from tealagents.domain.models import Message
 #: how many tokens a text has
 Count = Callable[[str], int]
 
-#: what a service adds around one message, and around one tool call
+#: tokens that a service adds around one message, and around one tool call
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
 
 
 class Counter(Struct, frozen=True):
-    """A tokenizer by its name."""
+    """A tokenizer: its name, and the function that counts."""
 
     name: str
     count: Count
@@ -34,7 +34,8 @@ class TokensUnknown(ValueError):
 
 # --- tokenizers -----------------------------------------------------------------------------------
 
-#: models, by the beginning of their names, that read `cl100k_base`; all others are counted as `o200k_base`
+#: beginnings of the names of models that use `cl100k_base`, and exceptions from them. All other models are
+#: counted with `o200k_base`
 _CL100K = ("gpt-4", "gpt-3.5", "gpt-35", "text-embedding")
 _O200K = ("gpt-4o", "gpt-4.1", "gpt-4.5")
 
@@ -42,9 +43,10 @@ _TABLES = ("o200k_base", "cl100k_base")
 
 
 def counter_for(model: str, tokenizer: str | None = None) -> Counter:
-    """The counter `tokenizer` (`o200k_base`, `cl100k_base`, `estimate`, `module:function`), or the model's.
+    """The counter called `tokenizer`: `o200k_base`, `cl100k_base`, `estimate` or `module:function`.
 
-    Without a choice it is the estimate where `rs-bpe` is not installed.
+    None stands for the model's own, or for the estimate if `rs-bpe` is not installed. `TokensUnknown` if a
+    tokenizer that was named does not exist or is not installed.
     """
     if tokenizer is None:
         plain = model.rpartition("/")[2]
@@ -78,10 +80,10 @@ def _table(name: str) -> Counter | None:
     def counted(text: str) -> int:
         try:
             return count(text)
-        except UnicodeEncodeError:  # half characters, which no model is sent either
+        except UnicodeEncodeError:  # lone surrogates, which models are not sent either
             return count(text.encode("utf-8", "replace").decode())
 
-    counted("")  # the tables are unpacked now, not within a request
+    counted("")  # so that the tables are unpacked now, and not during a request
     return Counter(name, counted)
 
 
@@ -94,16 +96,17 @@ def _own(reference: str) -> Count:
     return count
 
 
-#: letters, up to three digits, line ends, anything else that is no blank, one character at a time
+#: a run of letters, up to three digits, a run of line ends, or any other character that is not whitespace
 _PIECES = re.compile(r"[A-Za-z]+|\d{1,3}|\n+|[^\sA-Za-z\d]")
 
 
 def estimate(text: str) -> int:
     """An estimate of the tokens of a text, without a tokenizer. It is the same on every machine.
 
-    One for every four letters of a word or part of four, one for up to three digits, one for every four line
-    ends in a row, one for any other character, and two for one beyond the basic plane (emoji). It
-    overestimates English prose by about a third, but is no upper bound: random letters have more.
+    A word counts one token for every four letters, rounded up; line ends in a row likewise; a number one for
+    every three digits; any other character one, or two beyond the basic plane (emoji). Whitespace counts
+    nothing. This overestimates English prose by about a third, but is no upper bound: random letters take
+    more tokens.
     """
     return sum(
         (len(piece) + 3) // 4 if piece.isascii() else 1 + (piece > "\uffff")
@@ -128,8 +131,9 @@ def message_tokens(message: Message, count: Count, image_tokens: int) -> int:
 
 # --- windows --------------------------------------------------------------------------------------
 
-#: tokens of prompt and answer together, by the model's name without a date. Names that only begin alike have
-#: other windows: `gpt-4` and `gpt-4-1106-preview`, `gpt-5.1` and `gpt-5.1-chat-latest`
+#: a model's name without its version → tokens of prompt and answer together. Names are compared as a whole,
+#: since some begin alike and have different windows: `gpt-4` and `gpt-4-1106-preview`, `gpt-5.1` and
+#: `gpt-5.1-chat-latest`
 WINDOWS: Mapping[str, int] = {
     **dict.fromkeys(("gpt-5", "gpt-5-mini", "gpt-5-nano", "gpt-5-pro", "gpt-5-codex"), 400_000),
     **dict.fromkeys(("gpt-5.1", "gpt-5.1-codex", "gpt-5.1-codex-mini", "gpt-5.2"), 400_000),
@@ -154,15 +158,15 @@ WINDOWS: Mapping[str, int] = {
     **dict.fromkeys(("gemini-2.0-flash", "gemini-2.0-flash-lite"), 1_048_576),
     **dict.fromkeys(("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite"), 1_048_576),
 }
-#: what a vendor adds to a model's name for one version of it: `-2024-08-06`, `-20241022`, `-0613`, `-latest`
+#: what vendors add to a model's name for a version: `-2024-08-06`, `-20241022`, `-0613`, `-latest`
 _VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3,4}|latest)$")
 
 
 def window_of(model: str, own: Mapping[str, int]) -> int:
-    """The model's window: by the longest of the operator's names that it begins with, or else the known one.
+    """The model's window, in tokens: that of the longest name in `own` with which the model's name begins, or
+    else that in `WINDOWS`.
 
-    `TokensUnknown` for a model that neither names. A name that a vendor prefixes (`openai/gpt-4o`) is found
-    by what follows the last slash.
+    A vendor's prefix (`openai/gpt-4o`) may be left out in `own`. `TokensUnknown` if the model is in neither.
     """
     plain = model.rpartition("/")[2]
     for name in (model, plain):

@@ -1,13 +1,13 @@
 """The newest rounds of tasks, as far back as they are needed.
 
-A window is what a process keeps of a task between two turns, in parts for a view, or encoded where the model
-is sent the whole history. It grows by the turns that run here, and shrinks to what a view read. Where more
-is asked for, the log is read backwards from there. So a turn costs what is shown, however long the task is,
-and a whole history is encoded once.
+A window is what a process keeps of a task between two turns: its newest rounds, in parts for a view, or
+encoded if the model is sent the whole history. Turns in this process extend it; what a view does not read is
+dropped from it. If a turn needs older rounds, they are read from the log, backwards. So a turn costs what it
+shows, however long the task is, and a whole history is encoded only once.
 
-A window is of one log (`Head.log_id`). Where the head's path continues its own, what other processes have
-added is read; on any other path it begins anew. The last batches are read again with every turn, so that
-damage is not covered up.
+A window belongs to one log (`Head.log_id`). If the head's path continues the window's, only what other
+processes have added is read; on any other path, the window starts empty. The last batches are read again
+with every turn, so that the window does not hide damage to the log.
 """
 
 from collections import OrderedDict
@@ -25,23 +25,27 @@ from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore
 from tealagents.threads.views import Part, parts_of
 
-#: bytes of messages that one process keeps
+#: bytes, as estimated, of all windows in one `Windows`
 KEPT_BYTES = 64 * 1024 * 1024
 #: how many of the last batches are read again with every turn
 RECHECK_KEYS = 4
-#: rounds of other processes that are added to a window, if it knows no more than that itself
+#: rounds of other processes that are added to a window. If there are more of them, and more than it has
+#: itself, it starts empty instead
 CAUGHT_UP = 16
-#: bytes of a message besides its text; of an encoded one; of a round; of a window without any
+#: estimated bytes of a message besides its text; of an encoded one; of a round; of an empty window
 OVERHEAD, ENCODED_OVERHEAD, ROUND_OVERHEAD, WINDOW_OVERHEAD = 400, 80, 240, 650
 
 T = TypeVar("T")
 
 
 class KnownRound(Struct, Generic[T]):
-    """What is kept of one round, oldest first."""
+    """What is kept of one round."""
 
+    #: the number of its first entry in the log
     first_seq: int
+    #: oldest first
     parts: list[T]
+    #: in bytes, as estimated
     size: int
 
 
@@ -53,20 +57,22 @@ class Window(Generic[T]):
         self.log_id = head.log_id
         self.path = head.path
         self.checkpoint_id = head.checkpoint_id
-        #: of providers and reducers, as of the checkpoint
+        #: what providers and reducers remember at the checkpoint
         self.context: Json = {}
-        #: the batches that a turn reads again
+        #: the numbers of the batches that a turn reads again
         self.recheck_keys: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
         #: oldest first; a list, since an empty deque has room for 64 and most tasks are short
         self.rounds: list[KnownRound[T]] = []
-        #: there is nothing older than the first round
+        #: whether there is nothing older than the first round
         self.complete = not head.path
         self.size = WINDOW_OVERHEAD
+        #: how many rounds, counted from the newest, have been read since the last `shrink`
         self._reached = 0
-        #: what all rounds hold, oldest first, from when it was asked for
+        #: the result of `all`, once it has been asked for
         self._all: list[T] | None = None
 
     def add(self, known: KnownRound[T], *, newest: bool) -> None:
+        """Adds a round after the newest one, or before the oldest."""
         self.rounds.insert(len(self.rounds) if newest else 0, known)
         self.size += known.size
         if newest and self._all is not None:
@@ -75,13 +81,13 @@ class Window(Generic[T]):
             self._all = None
 
     def all(self) -> list[T]:
-        """What all rounds hold, oldest first. It is not to be changed."""
+        """The parts of all rounds, oldest first. The caller must not change the list."""
         if self._all is None:
             self._all = [part for known in self.rounds for part in known.parts]
         return self._all
 
     def shrink(self) -> None:
-        """Drops what the view has not read since the last time."""
+        """Drops the rounds that have not been read since the last `shrink`."""
         unread = self.rounds[: max(0, len(self.rounds) - self._reached)]
         if unread:
             del self.rounds[: len(unread)]
@@ -90,6 +96,7 @@ class Window(Generic[T]):
         self._reached = 0
 
     def reach(self, rounds: int) -> None:
+        """Marks the newest `rounds` rounds as read."""
         self._reached = max(self._reached, rounds)
 
     @property
@@ -99,9 +106,9 @@ class Window(Generic[T]):
 
 
 class Windows(Generic[T]):
-    """The windows of the tasks last used, within `KEPT_BYTES`.
+    """The windows of the tasks used last, within `KEPT_BYTES`.
 
-    `known` makes what is kept of a round. Without `remembers` no context is read: there is none.
+    `known` makes what is kept of a round. `remembers`: whether checkpoints have a context to be read.
     """
 
     def __init__(
@@ -120,7 +127,7 @@ class Windows(Generic[T]):
         self._size = 0
 
     async def load(self, partition: str, head: Head) -> Window[T]:
-        """The window on the head's path. Of the log only what others have added is read."""
+        """The window for the head's path. If one is kept, only what other processes have added is read."""
         kept = self._kept.get(head.task_id)
         if kept is not None and kept.log_id != head.log_id:
             kept = None
@@ -129,7 +136,7 @@ class Windows(Generic[T]):
             return kept
         window: Window[T] = Window(head)
         if kept is not None and continues(kept.path, head.path):
-            # what is kept may grow while this reads: it continues from the present state
+            # a copy, because the kept window may grow during the reading
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
             await self._catch_up(partition, window, known, floor, complete=complete)
         if self._remembers:
@@ -138,7 +145,7 @@ class Windows(Generic[T]):
         return window
 
     async def rounds(self, partition: str, window: Window[T]) -> AsyncGenerator[KnownRound[T]]:
-        """The rounds of the window's path, newest first; older ones are read as they are asked for."""
+        """The rounds of the window's path, newest first. Those older than the window are read on demand."""
         older = self._older(partition, window)
         n = 0
         async with aclosing(older):
@@ -151,7 +158,7 @@ class Windows(Generic[T]):
                 yield known
 
     async def whole(self, partition: str, window: Window[T]) -> list[T]:
-        """All that the window's path holds, oldest first. It is not to be changed."""
+        """The parts of all rounds on the window's path, oldest first. The caller must not change the list."""
         if not window.complete:
             async with aclosing(self._older(partition, window)) as older:
                 async for _ in older:
@@ -166,7 +173,7 @@ class Windows(Generic[T]):
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
                 known = self._known(completed)
-                if known.first_seq < window.below:  # else another reader of this window was first
+                if known.first_seq < window.below:  # else another reader of this window has added it
                     self._grow(window, known, newest=False)
                 yield known
         window.complete = True
@@ -174,7 +181,8 @@ class Windows(Generic[T]):
     async def _catch_up(
         self, partition: str, window: Window[T], known: Sequence[KnownRound[T]], floor: int, *, complete: bool
     ) -> None:
-        """Takes over the rounds known up to number `floor`, if few were added after them."""
+        """Fills the window with the known rounds, which reach up to the entry `floor`, and the rounds after
+        them. If these are too many, the window stays empty."""
         newer: list[KnownRound[T]] = []
         _, path = split(window.path, floor)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
@@ -187,10 +195,11 @@ class Windows(Generic[T]):
         window.complete = complete
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
-        """The request whose entries begin at `first_seq` has ended and left `head`; it need not be read.
+        """Adds a request that has ended to its task's window, so that it need not be read from the log. Its
+        entries begin at `first_seq`; `head` is the head that it left.
 
-        Without messages it had none, and shows only in the path. A window grows only where it lacks just
-        this request: a reader between its commit and this call has added it already.
+        Without messages, it changes only the path. If the window has the request already, because it was read
+        since the commit, nothing is done; if it lacks more than this request, it is dropped.
         """
         window = self._kept.get(head.task_id)
         if window is None or (window.log_id == head.log_id and window.path == head.path):
@@ -210,18 +219,20 @@ class Windows(Generic[T]):
         self._shrink()
 
     def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
-        """The batches whose records a turn on a window reads again, and the log that they belong to."""
+        """The id of a window's log, and the numbers of the batches that a turn reads again. Both are empty if
+        no window is kept."""
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.recheck_keys) if kept is not None else ("", ())
 
     def shrink(self, window: Window[T]) -> None:
-        """Drops what the view of a turn has not read."""
+        """Drops the rounds that the view of a turn has not read."""
         before = window.size
         window.shrink()
         if self._kept.get(window.task_id) is window:
             self._size -= before - window.size
 
     def forget(self, task_id: str) -> None:
+        """Drops a task's window, if one is kept."""
         kept = self._kept.pop(task_id, None)
         if kept is not None:
             self._size -= kept.size
@@ -244,13 +255,13 @@ class Windows(Generic[T]):
 
 
 def in_parts(completed: Round) -> KnownRound[Part]:
-    """What a view needs of a round."""
+    """A round in parts, as views need it."""
     size = ROUND_OVERHEAD + sum(_size(message) for message in completed.messages)
     return KnownRound(completed.first_seq, parts_of(completed.messages), size)
 
 
 def encoded_by(model: Model) -> Callable[[Round], KnownRound[bytes]]:
-    """A round as the model is sent it."""
+    """A function that encodes a round's messages as this model is sent them."""
 
     def encoded(completed: Round) -> KnownRound[bytes]:
         parts = [model.encode(message) for message in completed.messages]
@@ -271,9 +282,9 @@ def _size(message: Message) -> int:
 
 
 def _rechecked(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
-    """The batches that are read again, when a request has been added to a path.
+    """The numbers of the batches to be read again, after a request has been added to the path `before`.
 
-    A task that began with earlier messages holds them and the first request's own in one batch.
+    A task that was created with earlier messages has these and its first request's in one batch.
     """
     together = known == (1,) and before == ((1, first_seq - 1),)
     return (*known, *(() if together else (first_seq,)), tail_key)[-RECHECK_KEYS:]
