@@ -1,7 +1,7 @@
-"""A span and the metrics of each HTTP request, as OpenTelemetry's conventions for servers name them.
+"""A span and metrics for each HTTP request, with the names of OpenTelemetry's conventions for servers.
 
-A span continues the caller's trace. No label is what a client made up: of a path only the route is one. The
-query, in which an authorization comes back with its code, is nowhere.
+A span continues the caller's trace. Metrics have no label that a client could make up: of a path, only the
+route. The query is recorded nowhere, since OAuth's callback has the authorization code in it.
 """
 
 import time
@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.telemetry.requests import logged_within, method_of, route_of, status_in
 
-#: how a trace comes from the caller and goes on to what is called; a caller's baggage is for neither
+#: reads the trace context that a caller sends, and writes it for the services that are called. Baggage is
+#: neither read nor passed on
 TRACE_CONTEXT = TraceContextTextMapPropagator()
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 #: seconds; as the conventions advise
@@ -24,18 +25,18 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0
 
 
 def trace_headers() -> dict[str, str]:
-    """Those that continue the current trace where they are sent."""
+    """The headers with which a service continues the current trace."""
     headers: dict[str, str] = {}
     TRACE_CONTEXT.inject(headers)
     return headers
 
 
 class HttpRequests:
-    """ASGI middleware: observes every request except probes, whatever the protocol. A WebSocket is one."""
+    """ASGI middleware: observes the requests of all protocols, except probes. A WebSocket is one request."""
 
     def __init__(self, app: ASGIApp, *, probes: str, traced: bool) -> None:
         self._app = app
-        #: the beginning of the paths that are asked again and again
+        #: what the paths of probes begin with
         self._probes = probes
         self._tracer = trace.get_tracer("tealagents") if traced else None
         meter = metrics.get_meter("tealagents")
@@ -86,7 +87,10 @@ class HttpRequests:
                 context.detach(token)
 
     def _begun(self, scope: Scope, about: dict[str, str | int]) -> tuple[trace.Span, Any]:
-        """The span of a request, made the current one; one that is not recorded where there are no traces."""
+        """Starts the span of a request and makes it the current one; without tracing, it is not recorded.
+
+        Returns the span, and what detaches it from the context (None: nothing is attached).
+        """
         if self._tracer is None:
             return trace.INVALID_SPAN, None
         parent = TRACE_CONTEXT.extract(Headers(scope=scope))

@@ -1,7 +1,7 @@
 """Spans and metrics of an agent, its model calls and its tools.
 
-Names follow OpenTelemetry's semantic conventions for generative AI: `invoke_agent {agent}`,
-`chat {model}`, `execute_tool {tool}`; token usage and durations as histograms.
+Names follow OpenTelemetry's semantic conventions for generative AI. Spans are called `invoke_agent {agent}`,
+`chat {model}` and `execute_tool {tool}`; tokens and durations are histograms.
 """
 
 import time
@@ -50,10 +50,10 @@ _GAUGES = (
 
 
 class OpenTelemetryObserver(LoggedRequests):
-    """Reports to OpenTelemetry. `content` allows what was said into spans.
+    """Reports to OpenTelemetry. `content`: whether spans contain answers, and arguments and results of tools.
 
-    Metrics name nothing that a user, the model or a tool server could make up: of tools only the plugin,
-    where it is one of `plugins`.
+    Metrics have no label that a user, the model or a tool server could make up. For a tool, the label is its
+    plugin if that is one of `plugins`, and otherwise `other`.
     """
 
     def __init__(self, agent: str, version: str, *, plugins: Iterable[str] = (), content: bool) -> None:
@@ -113,6 +113,7 @@ class OpenTelemetryObserver(LoggedRequests):
         self._count(request.status, request.error.code if request.error else None)
 
     def count(self, status: str, code: str | None, seconds: float) -> None:
+        """Counts a run that ended or paused, and records how long it took. `code` is that of its error."""
         self._count(status, code)
         self._request_duration.record(seconds, {"status": status})
 
@@ -121,7 +122,7 @@ class OpenTelemetryObserver(LoggedRequests):
 
     def refused(self, error: TealError) -> None:
         super().refused(error)
-        # anyone who reaches the port can call without a token; refused tokens may mean a wrong setting
+        # a label of its own: anyone can call without a token, but a refused token may mean a wrong setting
         anonymous = isinstance(error, Unauthenticated) and not error.credentials_given
         credentials = {"tealagents.credentials": "none"} if anonymous else {}
         self._refusals.add(1, {"error.type": error.code, **credentials})
@@ -149,6 +150,7 @@ class OpenTelemetryObserver(LoggedRequests):
         return _ModelWatch(span, self, attributes)
 
     def record_model(self, attributes: dict[str, str], seconds: float, done: ModelDone | None) -> None:
+        """Records a model call's duration, and its tokens unless it failed (`done` is None)."""
         self._duration.record(seconds, attributes)
         if done is not None:
             usage = done.usage
@@ -156,6 +158,7 @@ class OpenTelemetryObserver(LoggedRequests):
             self._tokens.record(usage.completion_tokens, {**attributes, "gen_ai.token.type": "output"})
 
     def record_first(self, attributes: dict[str, str], seconds: float) -> None:
+        """Records the seconds from a model call to the first text of its answer."""
         self._first.record(seconds, attributes)
 
     @contextmanager
@@ -172,6 +175,7 @@ class OpenTelemetryObserver(LoggedRequests):
             yield _ToolWatch(span, self, call.tool)
 
     def record_tool(self, tool: str, outcome: str, seconds: float) -> None:
+        """Records a tool call's duration. `outcome` is `done`, `error` or `deferred`."""
         known = (name for name in self._plugins if tool.startswith(name + TOOL_SEPARATOR))
         attributes = {"tealagents.plugin": max(known, key=len, default="other"), "outcome": outcome}
         self._tools.record(seconds, attributes)
@@ -206,7 +210,7 @@ class _RequestWatch(RequestWatch):
         self._span.set_attribute("gen_ai.usage.output_tokens", request.usage.completion_tokens)
         if code is not None:
             _fail(self._span, code)
-        if here:  # else it is counted there
+        if here:  # otherwise it is counted where its end was written
             self._observer.count(request.status, code, time.perf_counter() - self._began)
 
     def failed(self, error: TealError) -> None:

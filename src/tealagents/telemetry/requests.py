@@ -1,8 +1,8 @@
-"""One line in the log for each request: what was asked, how it ended, how long it took. Never content.
+"""One line in the log for each request: its route, how it ended, how long it took. Never content.
 
-A message is logged when its request ends or pauses, with the request's status and tokens, wherever it runs:
-in the background, after its client has left, or after a wait for its turn. Every other call is logged when it
-is answered, with the HTTP status. Calls of probes are logged at DEBUG.
+A call that starts a run of a request is logged when the run ends or pauses, with the request's status and
+tokens, even if it runs in the background or its client has left. So is a run of a request that was queued.
+Every other call is logged when it is answered, with the HTTP status. Calls of probes are logged at DEBUG.
 """
 
 import logging
@@ -31,16 +31,17 @@ class _Call:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.began = time.perf_counter()
-        #: 0 until it is answered
+        #: the HTTP status; 0 until it is answered
         self.status = 0
+        #: the code of the error that it was answered with
         self.code: str | None = None
         #: why its token was refused
         self.reason: str | None = None
-        #: the request that it began or resumed
+        #: the request that it started or resumed
         self.request_id: str | None = None
-        #: what it has named
+        #: the ids that it is about (`Observer.named`)
         self.ids: dict[str, str] = {}
-        #: makes its span the current one, where it has one
+        #: makes the call's span, if there is one, the current one
         self.within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
@@ -49,12 +50,12 @@ class _Call:
 
 
 def method_of(scope: Scope) -> str:
-    """The method; a WebSocket begins as a GET."""
+    """The HTTP method; a WebSocket begins as a GET."""
     return str(scope.get("method", "GET"))
 
 
 def status_in(message: Message) -> int:
-    """The HTTP status that a message answers with; 0 where it is none that begins an answer.
+    """The HTTP status in an ASGI message; 0 if the message does not begin an answer.
 
     A WebSocket that is closed before it was accepted is answered with 403 by the server.
     """
@@ -69,10 +70,10 @@ def status_in(message: Message) -> int:
 
 
 def route_of(scope: Scope) -> str | None:
-    """The path, with names for what the client wrote into it.
+    """The request's path with the names of its parameters in place of their values.
 
-    None where no route has taken the request, or where a parameter is no whole part of the path: the rest of
-    that part is the client's as well.
+    None if no route matched, or if a parameter is not a whole segment of the path: the client could have made
+    up the rest of the segment as well.
     """
     if "endpoint" not in scope:
         return None
@@ -84,11 +85,12 @@ def route_of(scope: Scope) -> str | None:
 
 
 def _named(path: str, value: str, name: str) -> str | None:
-    """A path whose last parts of this value are named; an id may repeat parts that come before it."""
+    """The path with `{name}` in place of `value`, which begins with a slash and must end with a segment. None
+    if it is not there. If it is there twice, the last is replaced: an id may equal a segment before it."""
     at = path.rfind(value)
     while at >= 0:
         rest = path[at + len(value) :]
-        if rest[:1] in ("", "/", ":"):  # and not the beginning of a part
+        if rest[:1] in ("", "/", ":"):  # not merely the beginning of a segment
             return f"{path[:at]}/{{{name}}}{rest}"
         at = path.rfind(value, 0, at + len(value) - 1)
     return None
@@ -98,7 +100,8 @@ _call: ContextVar[_Call | None] = ContextVar("call", default=None)
 
 
 def logged_within(span: Callable[[], AbstractContextManager[object]]) -> None:
-    """Has the line of the current call written within its span, which has ended by then."""
+    """Has the current call's line written within its span, so that it gets the span's ids. `span` makes the
+    span the current one again, since it has ended by then."""
     if (call := _call.get()) is not None:
         call.within = span
 
@@ -109,7 +112,7 @@ class LoggedRequests(Observer):
     def request(self, request: RequestRecord) -> RequestWatch:
         call = _call.get()
         if call is None or call.request_id is not None:
-            return _Watch(request, None)  # a request that waited is begun by the end of another
+            return _Watch(request, None)  # a queued request, which is started at the end of another
         call.request_id = request.request_id
         return _Watch(request, call.route)
 
@@ -132,7 +135,7 @@ class LoggedRequests(Observer):
 
 
 def _seconds(request: RequestRecord) -> float:
-    """From the beginning of a request that has ended to its end."""
+    """Seconds from the creation of a request to its end; 0 if it has not ended."""
     return (request.ended_at - request.created_at).total_seconds() if request.ended_at else 0.0
 
 
@@ -159,11 +162,12 @@ class _Watch(RequestWatch):
 
 
 class RequestLog:
-    """ASGI middleware: logs the calls that begin no request, and lets those that do know their route."""
+    """ASGI middleware: logs the calls that start no run, or are answered before it ends (202). For the others
+    it provides the route, which `LoggedRequests` logs."""
 
     def __init__(self, app: ASGIApp, probes: str) -> None:
         self._app = app
-        #: the beginning of the paths that are asked again and again
+        #: what the paths of probes begin with
         self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,5 +201,5 @@ def _write(
     facts |= {"duration": round(time.perf_counter() - began, 4), **more}
     given = {name: value for name, value in facts.items() if value is not None}
     text = f"{route or 'request'} {status}"
-    # made here rather than by `log.log`, which would look for the line of code that it is called from
+    # `log.log` would look up the calling line of code, which is not shown
     log.handle(log.makeRecord(log.name, level, "", 0, text, (), None, extra={"facts": given}))
