@@ -226,6 +226,14 @@ def _output(e: Estate) -> Json:
     return {"input": [answer]}
 
 
+def _with_reference(kind: str, e: Estate) -> Json:
+    """A history that names what was said, or a call that waits, by its id alone."""
+    asked: Json = {"type": "function_call_output", "call_id": f"call_{e.asked_approval}_0", "output": "x"}
+    known = {"msg": (f"msg_{e.last}_1_0", []), "fc": (f"fc_{e.asked_approval}_0", [asked])}
+    name, behind = known[kind]
+    return {"input": [_ITEM, {"type": "item_reference", "id": name}, *behind, _ITEM]}
+
+
 _RESPONSE = f"{_V1}/responses/{{response_id}}"
 _CONVERSATION = f"{_V1}/conversations/{{conversation_id}}"
 _CHAT = f"{_V1}/chat/completions"
@@ -249,6 +257,8 @@ OPENAI: dict[str, list[Recipe]] = {
             lambda e: {"input": "hi", "conversation": f"conv_{e.task}"},
             _approval,
             _output,
+            partial(_with_reference, "msg"),
+            partial(_with_reference, "fc"),
         )
     ],
     f"GET {_RESPONSE}": [_get(_response), _get(_response, stream="true")],
@@ -364,10 +374,24 @@ def _decided(e: Estate) -> Json:
     return {"request_id": e.paused, "approval_id": e.approval, **APPROVE}
 
 
+def _again(path: str, **answers: Json) -> Recipe:
+    """The call that was asked about a decision, sent again: with these answers, or to be asked again."""
+
+    def made(e: Estate) -> Call:
+        sent = {"name": "ask", "arguments": {"message": "hi"}, "requestState": f"{e.paused}/{e.approval}"}
+        body = modern("tools/call", sent | ({"inputResponses": answers} if answers else {}), elicits=True)
+        return Call("POST", path, body, headers=headers_of(body))
+
+    return made
+
+
 MCP: dict[str, list[Recipe]] = {
     f"POST {path}": [
         _tool(path, "ask", lambda e: {"message": "hi", "conversation": e.task}),
         _tool(path, "decide", _decided),
+        _again(path),
+        _again(path, decision={"action": "accept", "content": APPROVE}),
+        _again(path, decision={"action": "cancel"}),
     ]
     for path in ("/mcp", "/mcp/")
 }

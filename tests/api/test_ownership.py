@@ -40,6 +40,7 @@ class Town:
         self.mallory = self.client("mallory")
         self.approver = self.client("carol", roles=["Approver"])
         self.auditor = self.client("dave", roles=["Auditor"])
+        self.both = self.client("erin", roles=["Approver", "Auditor"])
         #: the same object id in another tenant is another user
         self.namesake = self.client("alice", tid=OTHER_TENANT)
         self.foreign_approver = self.client("carol", tid=OTHER_TENANT, roles=["Approver"])
@@ -53,7 +54,7 @@ class Town:
     @property
     def officers(self) -> Mapping[str, httpx.Client]:
         """Those who may read or decide for others over v1alpha1, and over nothing else."""
-        return {"an approver": self.approver, "an auditor": self.auditor}
+        return {"an approver": self.approver, "an auditor": self.auditor, "who is both": self.both}
 
     @property
     def strangers(self) -> Mapping[str, httpx.Client]:
@@ -68,7 +69,7 @@ class Town:
     def stored(self) -> Json:
         """All that is stored for the owner, and for every user who might have received some of it."""
         store, agent = store_of(self.service), self.service.prefix.split("/")[1]
-        users = [(TENANT, name) for name in ("alice", "mallory", "carol", "dave")]
+        users = [(TENANT, name) for name in ("alice", "mallory", "carol", "dave", "erin")]
         users += [(OTHER_TENANT, name) for name in ("alice", "carol", "dave")]
         return {
             f"{tid} {name}": records(store, f"{agent}/user/{tid}.{object_id(name)}") for tid, name in users
