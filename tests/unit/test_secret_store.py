@@ -1,8 +1,9 @@
 """Secrets of users as the store keeps them."""
 
-from engine_setup import ADA, process
+from engine_setup import ADA, Shared, process
 
 from tealagents.state.secret_store import SecretStore
+from tealagents.testing.clock import FakeClock
 
 
 async def test_only_the_secret_that_is_named_is_deleted() -> None:
@@ -15,3 +16,16 @@ async def test_only_the_secret_that_is_named_is_deleted() -> None:
         assert await secrets.get(user, "notes") == "newer"
         await secrets.delete(user, "notes", "newer")
         assert await secrets.get(user, "notes") is None
+
+
+async def test_a_claim_that_its_process_never_gave_back_is_taken_over_after_its_time() -> None:
+    """A replica that died while it renewed a token keeps the others from that only so long."""
+    clock = FakeClock()
+    async with process(Shared(clock=lambda: clock.now().timestamp()), clock=clock) as here:
+        secrets, user = SecretStore(here.records), ADA.user.key
+        assert await secrets.claim(user, "renewal", "dead", ttl=25)
+        clock.advance(24)
+        assert not await secrets.claim(user, "renewal", "alive", ttl=25)
+        clock.advance(1)
+        assert await secrets.claim(user, "renewal", "alive", ttl=25)
+        assert await secrets.get(user, "renewal") == "alive"

@@ -3,11 +3,25 @@
 import asyncio
 import time
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, damage, noting, process, says, waits
+from engine_setup import (
+    ADA,
+    EVE,
+    Faulty,
+    Process,
+    Scripted,
+    Shared,
+    calls,
+    damage,
+    noting,
+    process,
+    says,
+    waits,
+)
 from refusing_store import RefusingStore, refusing
 
 from tealagents.domain.errors import ApprovalExpired, CorruptState, NotFound, NotOwner, PersistenceUnavailable
@@ -20,6 +34,7 @@ from tealagents.state import keys, latest, records, tasks
 from tealagents.state.catalog import Damaged
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
+from tealagents.state.owner_directory import CLAIM_SECONDS
 from tealagents.state.queue import Waiting, try_start
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
@@ -266,6 +281,29 @@ async def test_an_id_that_another_user_is_just_taking_is_named() -> None:
         with pytest.raises(NotOwner, match=session_id) as refused:
             await here.send(session_id=session_id, caller=EVE)
     assert refused.value.ids == {"session_id": session_id}
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["claimed alone", "with its session"])
+async def test_an_id_that_a_dead_process_has_claimed_is_free_again_a_minute_later(made: bool) -> None:
+    """For another user, unless the claim was followed by what it was made for. covers: SESSION-1, STATE-4"""
+    session_id, clock = str(uuid4()), FakeClock()
+    store = Shared(clock=lambda: clock.now().timestamp())
+    async with process(store, clock=clock, lease_seconds=3600) as here:
+        if made:
+            await here.ask(session_id=session_id)
+        else:  # the process dies behind this
+            await here.tasks.directory.claim(keys.session, session_id, ADA.user)
+        claim = partial(here.tasks.directory.claim, keys.session, session_id, EVE.user)
+        clock.advance(CLAIM_SECONDS - 1)
+        with pytest.raises(NotOwner):
+            await claim()
+        clock.advance(1)
+        if made:
+            with pytest.raises(NotOwner):
+                await claim()
+        else:
+            await claim()
+            assert (await here.ask(session_id=session_id, caller=EVE)).status == "Completed"
 
 
 @pytest.mark.parametrize("text", ["second", "x" * 300_000], ids=["small", "large"])
