@@ -651,6 +651,85 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         assert (await other.ask("on", request.task_id)).status == "Completed"
 
 
+async def test_of_two_processes_that_import_one_document_the_first_to_take_the_task_makes_it() -> None:
+    """However their steps fall, the other is refused, and there is one task, whole. covers: TASK-5"""
+    at, until, stood = 1, 1, 0
+    while (reached := await imported_twice(at, until)) is not None:
+        at, until, stood = (at, until + 1, stood + 1) if reached else (at + 1, 1, stood)
+    assert at > 8
+    assert stood > 3 * at
+
+
+async def imported_twice(at: int, until: int) -> bool | None:
+    """One import waits at its await `at` until another has come to its await `until`, and then ends first.
+
+    False where the other has fewer awaits, and None where the first has.
+    """
+    store = Faulty(MemoryStore())
+    one, two = Watched(store), Watched(store)
+    stands, ended, others = asyncio.Event(), asyncio.Event(), list[asyncio.Task[Head]]()
+    async with process(one) as here, process(two) as other:
+        request, document, _ = await exported_and_deleted(here)
+
+        async def begin(point: int) -> None:
+            if point == at:
+                others.append(asyncio.create_task(other.importer.import_(ADA, document)))
+                others[0].add_done_callback(lambda _: stands.set())
+                await stands.wait()
+
+        async def stand(point: int) -> None:
+            if point == until:
+                stands.set()
+                await ended.wait()
+
+        store.commits.clear()
+        one.points, one.there, two.points, two.there = 0, begin, 0, stand
+        first = await asyncio.gather(here.importer.import_(ADA, document), return_exceptions=True)
+        one.there = nothing
+        ended.set()
+        outcomes = [*first, *await asyncio.gather(*others, return_exceptions=True)]
+        two.there = nothing
+        if not others:
+            return None
+        guard = keys.importing(request.task_id)
+        taken = next(commit.put[guard].value for _, commit in store.commits if guard in commit.put)
+        made, refused = outcomes if here.lease.worker_id.encode() in taken else reversed(outcomes)
+        assert made == (await here.tasks.head(here.partition(), request.task_id)).value, (at, until)
+        assert isinstance(refused, AlreadyExists)
+        assert (await here.ask("on", request.task_id)).status == "Completed"
+        assert await names(store, here.partition(), "importing/") == []
+        assert await names(store, keys.erasing("Tester")) == []
+        return two.points >= until
+
+
+async def test_of_two_imports_of_one_document_in_one_process_the_second_is_refused() -> None:
+    """At every step of the first, which it does not disturb. covers: TASK-5"""
+    at = 1
+    while await imported_again(at):
+        at += 1
+    assert at > 8
+
+
+async def imported_again(at: int) -> bool:
+    """The same document comes again at await `at` of its import. False where that has fewer."""
+    store, refused = Watched(MemoryStore()), False
+    async with process(store) as here:
+        request, document, _ = await exported_and_deleted(here)
+
+        async def again(point: int) -> None:
+            nonlocal refused
+            if point == at:
+                refused = True
+                with pytest.raises(AlreadyExists):
+                    await here.importer.import_(ADA, document)
+
+        store.points, store.there = 0, again
+        await here.importer.import_(ADA, document)
+        store.there = nothing
+        assert (await here.ask("on", request.task_id)).status == "Completed"
+    return refused
+
+
 async def test_tasks_of_one_new_session_can_be_imported_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that makes the session changes nothing for the other. covers: TASK-5"""
     async with process() as here:
