@@ -1,6 +1,7 @@
 """The audit's chain: whatever is done to a log, verifying names the first entry that is not as it was."""
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from tealagents.state import codec, keys
 from tealagents.state.audit import Verified, verify
 from tealagents.state.audit_chain import GENESIS, AuditChain, draft
 from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
 
 ADA = User("tenant", "ada")
@@ -24,6 +26,7 @@ OTHER = "7f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 #: entries of each batch of a log; the second batch holds one that is stored out of line
 BATCHES = (2, 1, 3)
 LARGE = "x" * 300_000
+KEY = "correct horse battery staple, and a few words more"
 
 
 class Log:
@@ -245,6 +248,37 @@ async def test_a_record_that_does_not_match_its_checksum_is_named(written: Log) 
     assert fault is not None
     assert fault.seq == 3
     assert "checksum" in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("otherwise_sealed", "said"),
+    [
+        (False, "does not open: it was changed, or moved from another record"),
+        (True, "sealed with the key .*, which is none of those given .*TA_ENCRYPTION_OLD_KEYS"),
+    ],
+    ids=["changed", "sealed with another key"],
+)
+async def test_a_record_that_does_not_open_is_named_with_the_reason(
+    otherwise_sealed: bool, said: str
+) -> None:
+    """Which is not that no key is set, and what to do."""
+    async with MemoryStore() as plain:
+        written = Log(RecordStore(EncryptedStore(plain, KEY), "Tester", SystemClock()))
+        await written.write()
+        key, batch = (await written.batches())[1]
+        if otherwise_sealed:
+            other = EncryptedStore(plain, KEY[::-1])
+            await Log(RecordStore(other, "Tester", SystemClock())).put(key, batch)
+        else:
+            [record] = await plain.read(written.partition, [key])
+            assert record is not None
+            broken = Put(record.value[:-1] + bytes([record.value[-1] ^ 1]))
+            await plain.commit(written.partition, Commit(operation=ids.operation_id(), put={key: broken}))
+        fault = (await written.verified()).fault
+        assert fault is not None
+        assert fault.seq == 3
+        assert re.search(f"{key}.* {said}.*; restore it from a backup", fault.reason)
+        assert "set TA_ENCRYPTION_KEY" not in fault.reason
 
 
 # --- a forger without the key -----------------------------------------------------------------------

@@ -88,12 +88,15 @@ class _Log:
         if key != keys.log(self._task_id, self.seq + 1):
             return self._fault(f"is missing: the log continues at {keys.last_segment(key)}")
         try:
-            batch = unseal(self._partition, key, stored, Batch)
+            try:
+                batch = unseal(self._partition, key, stored, Batch)
+            except CorruptState as listed:
+                raise await self._records.damage(self._partition, key, listed) from None
             if not batch.entries:
                 raise CorruptState(key, "holds no entry")
             bodies = iter(await self._records.bodies(self._partition, self._task_id, batch))
         except CorruptState as error:
-            return self._fault(f"cannot be read: {error.key} {error.reason}")
+            return self._fault(f"cannot be read: {error}")
         return self._entries(batch, bodies)
 
     def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> BadEntry | None:

@@ -144,7 +144,7 @@ class Inventory:
             try:
                 head = Stored(unseal(partition, key, record.value, Head), record.version)
             except CorruptState as error:
-                damage = await self._damage(partition, key, error)
+                damage = await self._records.damage(partition, key, error)
                 yield Found(owner, partition, task_id, record, None, damage)
                 continue
             if not head.value.erased and head.value.session_id not in deleting:
@@ -174,18 +174,9 @@ class Inventory:
             try:
                 value = unseal(partition, key, record.value, kind)
             except CorruptState as error:
-                self.damaged.append(f"{partition}: {await self._damage(partition, key, error)}")
+                self.damaged.append(f"{partition}: {await self._records.damage(partition, key, error)}")
             else:
                 yield value
-
-    async def _damage(self, partition: str, key: str, listed: CorruptState) -> CorruptState:
-        """Why a record cannot be read, which a list does not say of one that does not open: the service reads
-        it by itself, and so is it read here."""
-        try:
-            await self._records.get(partition, key, object)
-        except CorruptState as error:
-            return error
-        return listed
 
     # --- counting --------------------------------------------------------------------------------
 

@@ -184,6 +184,14 @@ class RecordStore:
         found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
         return [(key, codec.unseal(partition, key, record.value, kind)) for key, record in found]
 
+    async def damage(self, partition: str, key: str, listed: CorruptState) -> CorruptState:
+        """Why a record that was `listed` cannot be read: a scan does not say why one does not open."""
+        try:
+            await self.get(partition, key, object)
+        except CorruptState as error:
+            return error
+        return listed
+
     # --- writing ---------------------------------------------------------------------------------
 
     async def commit(
