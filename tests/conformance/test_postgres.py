@@ -21,6 +21,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
 from tealagents.stores import StoreConfigError, postgres
 from tealagents.stores import plain_store as store_of
+from tealagents.stores.base import LacksRight
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
 from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
@@ -389,6 +390,36 @@ async def test_a_role_with_the_grants_of_the_page_serves_what_another_role_has_m
             await store.commit("p", put("key", b"1"))
             await store.commit("p", Commit(operation=operation_id(), expect={"other": None}, delete=["key"]))
             assert await store.read("p", ["key"]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "grants", "denied"),
+    [
+        ("half_0", "", "schema half_0"),
+        ("half_1", "GRANT USAGE ON SCHEMA half_1 TO half_1", "table migrations"),
+        (
+            "half_2",
+            "GRANT USAGE ON SCHEMA half_2 TO half_2; GRANT SELECT ON half_2.migrations TO half_2",
+            "table records",
+        ),
+    ],
+)
+async def test_a_role_that_lacks_a_right_is_refused_with_what_to_grant(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection", name: str, grants: str, denied: str
+) -> None:
+    """The server runs and its address is right: neither is to be looked at."""
+    async with store_of(f"{postgres_server.url}?schema={name}"):
+        await sql.execute(f"CREATE ROLE {name} LOGIN; {grants}")
+    url = postgres_server.url.replace("tealagents:", f"{name}:")
+    with pytest.raises(LacksRight, match=f"permission denied for {denied}") as refused:
+        async with store_of(f"{url}?schema={name}") as store:
+            await store.read("p", ["key"])
+    said = str(refused.value)
+    [page] = re.findall(r"^```sql\nGRANT USAGE.*?^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for rights in re.findall("GRANT (.*?) ON", page):
+        assert rights in said
+    assert "`tealagents migrate`" in said
+    assert "is running" not in said
 
 
 async def test_a_role_that_may_create_nothing_is_an_obstacle(

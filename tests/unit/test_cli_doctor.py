@@ -24,7 +24,9 @@ from typer.testing import CliRunner
 from tealagents.cli import doctor
 from tealagents.cli.chat import finding
 from tealagents.cli.main import command_line
+from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
+from tealagents.stores.base import LacksRight
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
@@ -285,6 +287,20 @@ class ClosedDatabase(ClosedStore):
         return []
 
 
+class StoreWithoutRights(MemoryStore):
+    """One that runs, and lets its user do nothing."""
+
+    async def exists(self) -> bool:
+        raise LacksRight("permission denied for schema closed. Grant USAGE on it.")
+
+
+class StoreToBeRead(MemoryStore):
+    """One that lets its user write nothing."""
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        raise LacksRight("permission denied for table records. Grant INSERT on it.")
+
+
 def provider_that_fails(patient: Patient) -> None:
     (patient.folder / "odd_provider.py").write_text(ODD)
     editing("spec:", "spec:\n  thread: {context_providers: ['odd_provider:Odd']}")(patient)
@@ -381,6 +397,32 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     assert code == 1, found
     assert said.format(config=patient.config) in found
     assert found.count("✗") == 1, found
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        (
+            StoreWithoutRights,
+            "the store cannot be used: permission denied for schema closed. Grant USAGE on it.",
+        ),
+        (
+            StoreToBeRead,
+            "the store cannot be written to: permission denied for table records. Grant INSERT on it.",
+        ),
+    ],
+)
+def test_a_right_that_the_store_denies_is_said_as_the_store_says_it(
+    patient: Patient, store: type[MemoryStore], said: str
+) -> None:
+    """What to grant is in its words; that it may not run, or that its disk is full, is not."""
+    patient.env["TA_PERSISTENCE"] = f"{__name__}:{store.__name__}"
+    code, found = patient.examined()
+    assert code == 1
+    assert f"✗ {said}" in found
+    assert found.count("✗") == 1, found
+    assert "Start it" not in found
+    assert "Free space" not in found
 
 
 class KeptStore(CountingStore):

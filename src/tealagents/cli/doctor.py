@@ -164,6 +164,7 @@ def _port(port: int) -> list[Ailment]:
 async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     from tealagents.bootstrap import store_of
     from tealagents.stores import StoreConfigError, plain_store
+    from tealagents.stores.base import LacksRight
 
     plain = plain_store(config.persistence)
     try:
@@ -174,7 +175,7 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
         async with store_of(config) as store:
             async for ailment in _opened(config, store):
                 yield ailment
-    except (StoreConfigError, CorruptState) as error:
+    except (StoreConfigError, CorruptState, LacksRight) as error:
         yield Ailment(f"the store cannot be used: {error}")
     except (PersistenceUnavailable, OSError) as error:
         yield _unopened(plain, error)
@@ -229,9 +230,13 @@ def _unwritable(folder: Path) -> OSError | None:
 
 
 async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
+    from tealagents.stores.base import LacksRight
+
     seconds = 0.0
     try:
         seconds = await _write(config, store)
+    except LacksRight as error:
+        yield Ailment(f"the store cannot be written to: {error}")
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written to: {error}",

@@ -28,6 +28,7 @@ __all__ = [
     "MAX_RECORDS",
     "MAX_TOPICS",
     "BaseStore",
+    "LacksRight",
     "ReadableFile",
     "StoreConfigError",
     "StoreOptions",
@@ -63,6 +64,10 @@ T = TypeVar("T")
 
 class StoreConfigError(ValueError):
     """A store's URL or options cannot be used. The text says what to do and holds no credentials."""
+
+
+class LacksRight(PersistenceUnavailable):
+    """The store can be reached, and its user lacks a right. `str()` says which, and what to grant."""
 
 
 # --- URLs and options -------------------------------------------------------------------------------

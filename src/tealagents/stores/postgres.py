@@ -34,6 +34,7 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
+    LacksRight,
     ReadableFile,
     StoreConfigError,
     StoreOptions,
@@ -327,7 +328,7 @@ class PostgresStore(BaseStore):
                 self._pool.give_back(connection)
                 raise Conflict(*(error.detail or "").split()) from None
             await self._pool.drop(connection)
-            raise self.unavailable(_reason(error)) from None
+            raise self._refusal(error) from None
         except LOST as error:
             await self._give_up(connection, error)
             raise Unknown(_reason(error)) from None
@@ -349,7 +350,7 @@ class PostgresStore(BaseStore):
         except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
             if not again or isinstance(error, TimeoutError) or not _session_ended(error):
-                raise self.unavailable(_reason(error)) from None
+                raise self._refusal(error) from None
         except BaseException as error:
             await self._give_up(connection, error)
             raise
@@ -366,7 +367,7 @@ class PostgresStore(BaseStore):
             yield connection
         except (PostgresError, *LOST) as error:
             await self._give_up(connection, error)
-            raise self.unavailable(_reason(error)) from None
+            raise self._refusal(error) from None
         except BaseException as error:
             await self._give_up(connection, error)
             raise
@@ -376,7 +377,7 @@ class PostgresStore(BaseStore):
         try:
             return await self._pool.borrow()
         except (PostgresError, *LOST) as error:
-            raise self.unavailable(_reason(error)) from None
+            raise self._refusal(error) from None
 
     async def _give_up(self, connection: "asyncpg.Connection[Any]", error: BaseException) -> None:
         """Drops a connection and cancels its statement; if it was lost, drops the idle connections, too.
@@ -399,6 +400,17 @@ class PostgresStore(BaseStore):
     async def _notify(self, prefix: str, payloads: Sequence[str]) -> None:
         """A connection that has gone mute is given up soon: later notifications wait for this one."""
         await self._ask("notify", prefix, payloads, seconds=ANSWER_SECONDS)
+
+    def _refusal(self, error: BaseException) -> PersistenceUnavailable:
+        refusal = self.unavailable(_reason(error))
+        if not isinstance(error, InsufficientPrivilegeError):
+            return refusal
+        return LacksRight(
+            f"The {self.name} store at {self.where} refuses its user: {error.args[0]}. As the owner of the "
+            "database, or of the schema if it is there, run `tealagents migrate`, and grant this user USAGE "
+            "on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables, and EXECUTE on all its "
+            "functions."
+        )
 
     # --- erasing what has expired -----------------------------------------------------------------
 
