@@ -560,6 +560,30 @@ class P(Plugin):
     assert await asyncio.gather(*calls[1:]) == ["2"] * 5
 
 
+async def test_64_threads_run_tools_at_once(tmp_path: Path) -> None:
+    """Further calls wait, and are made in the places that become free."""
+    source = """
+import threading
+class P(Plugin):
+    places = threading.Semaphore(0)
+    begun = []
+    @tool
+    def wait(self) -> str:
+        "Wait."
+        self.begun.append(1)
+        self.places.acquire(timeout=60)
+        return "done"
+"""
+    [tool] = loaded(tmp_path, source, "P").values()
+    plugin = tool._method.__self__  # type: ignore[attr-defined]
+    calls = [asyncio.create_task(tool.call(Context(), {})) for _ in range(70)]
+    await eventually(lambda: len(plugin.begun) >= 64)
+    await asyncio.sleep(0.02)
+    assert len(plugin.begun) == 64
+    plugin.places.release(70)
+    assert await asyncio.gather(*calls) == ["done"] * 70
+
+
 async def test_a_free_thread_goes_to_the_owner_with_the_fewest_calls() -> None:
     """A message with many calls, of synchronous tools, keeps no other user waiting until all are made."""
     threads, made = Threads(2), list[str]()

@@ -28,7 +28,7 @@ from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
 from tealagents.tooling import Tooling
-from tealagents.tools import oauth_clients, oauth_tokens
+from tealagents.tools import mcp, oauth_clients, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -212,6 +212,25 @@ async def test_a_401_that_passes_costs_no_later_call(callback: str | None) -> No
             with pytest.raises(ToolFailed, match=reported):
                 await call(server, Context())
             assert [await call(server, Context(user)) for user in ("alice", "bob")] == ["no token"] * 2
+
+
+async def test_after_a_401_the_wait_for_a_token_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that lists for all: where no token comes in time, the call was not made, and says so."""
+
+    async def no_token(*_: object) -> str:
+        return await asyncio.Event().wait() and ""
+
+    with listing_for_all(401, 200) as (url, _):
+        async with opened(url, Consents(CALLBACK)) as server:
+            monkeypatch.setattr(mcp, "TOKEN_SECONDS", 0.05)
+            monkeypatch.setattr(server, "_token", no_token)
+            async with asyncio.timeout(30):
+                with pytest.raises(
+                    ToolFailed, match=r"Nothing was done\. The user cannot be asked"
+                ) as called:
+                    await call(server, Context())
+            assert not called.value.unknown
+            assert await call(server, Context()) == "no token"
 
 
 async def test_a_server_that_lists_for_all_may_want_a_token_for_calls() -> None:

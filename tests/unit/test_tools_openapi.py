@@ -1,5 +1,6 @@
 """OpenAPI plugins: documents that become tools, and the requests these make, seen on the wire."""
 
+import asyncio
 import importlib.util
 import json
 import re
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import jsonschema
@@ -26,6 +27,7 @@ from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Checking, Tool
 from tealagents.domain.tool_specs import VALID_NAME
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
+from tealagents.testing.clock import advance
 from tealagents.tools import openapi_schema
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.openapi import OpenAPIPlugin
@@ -894,6 +896,31 @@ async def test_a_request_without_a_token_has_none_to_pass_on(
     async with opened(tmp_path, library.document(), server, pass_user_token=True) as tools:
         with pytest.raises(ToolFailed, match="none came with this request; with TA_AUTH=gateway none does"):
             await sent(tools, "listBooks")
+
+
+async def test_the_wait_for_a_token_is_limited(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose token never comes is given up half a minute behind its own limit."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def never(self: Context, scopes: Sequence[str]) -> str:
+        asked.set()
+        return await asyncio.Event().wait() and ""
+
+    monkeypatch.setattr(Context, "user_token", never)
+    async with opened(tmp_path, library.document(), server, pass_user_token=True, timeout=5) as tools:
+        box, context = Toolbox(Scripted(), 120), Context()
+        box.load([Tools(*tools.values())])
+        called = asyncio.create_task(box.call(ToolCall("1", "Library-listBooks", "{}"), cast("Any", context)))
+        await asked.wait()
+        advance(loop, 5 + 25)
+        done, _ = await asyncio.wait([called], timeout=0.02)
+        assert not done
+        advance(loop, 5 + 1)
+        await asyncio.wait([called], timeout=30)
+        assert called.done()
+        assert "no result within 35 seconds" in cast("ToolOutput", called.result()).output
 
 
 # --- documents -----------------------------------------------------------------------------------
