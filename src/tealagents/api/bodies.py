@@ -333,12 +333,19 @@ def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
 
 @contextlib.asynccontextmanager
 async def fields_as(**names: str) -> AsyncIterator[None]:
-    """Reports what is wrong with a field, or within it, by the name it has in the protocol that answers."""
+    """Reports what is wrong with a field, or within it, by the name it has in the protocol that answers.
+
+    A `*` in both names stands for the same index.
+    """
     try:
         yield
     except InvalidRequest as error:
-        of = next((name for name in names if f"{error.field}.".startswith(f"{name}.")), "")
-        field = names.get(of, "") + error.field.removeprefix(of)
+        field = error.field
+        for name, sent in names.items():
+            pattern = re.escape(name).replace(r"\*", r"(\d+)")
+            if found := re.match(rf"{pattern}(?=\.|$)", field):
+                field = sent.replace("*", "".join(found.groups())) + field[found.end() :]
+                break
         raise InvalidRequest(field, error.reason, malformed=error.malformed, **error.ids) from None
 
 

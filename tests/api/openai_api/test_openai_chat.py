@@ -223,6 +223,27 @@ def test_a_refusal_names_the_fields_of_this_api(ada: OpenAI) -> None:
         assert refused.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("tool", "field"),
+    [
+        ({"name": "Work-note"}, "function.name"),
+        ({"name": 5}, "function.name"),
+        ({"name": "x", "description": 5}, "function.description"),
+        ({"name": "x", "parameters": "none"}, "function.parameters"),
+    ],
+)
+def test_a_refused_function_is_named_as_it_was_sent(ada: OpenAI, tool: Any, field: str) -> None:
+    """Within `function`, which Responses does not have: there is the same field beside the type."""
+    tools: Any = [TOOL, {"type": "function", "function": tool}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.chat.completions.create(model="Tester", messages=asked("hi"), tools=tools)
+    assert refused.value.param == f"tools.1.{field}"
+    flat: Any = [WEATHER, {"type": "function", **tool}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.responses.create(model="Tester", input="hi", tools=flat)
+    assert refused.value.param == f"tools.1.{field.removeprefix('function.')}"
+
+
 def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
     """It is another in each of the two APIs."""
     with serving(limits={"max_items": 3}) as (service, _), sdk(service) as ada:

@@ -24,10 +24,11 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
 HEADER = "X-Conversation-Id"
-_FORMAT = {"text.format.type": "response_format.type", "text.format": "response_format.json_schema"}
+_SENT = {"text.format.type": "response_format.type", "text.format": "response_format.json_schema"}
+_SENT |= {f"tools.*.{name}": f"tools.*.function.{name}" for name in ("name", "description", "parameters")}
 
 
-@bodies.fields_as(**dict.fromkeys(("items", "earlier", "input"), "messages"), conversation=HEADER, **_FORMAT)
+@bodies.fields_as(**dict.fromkeys(("items", "earlier", "input"), "messages"), conversation=HEADER, **_SENT)
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, conversation := request.headers.get(HEADER))

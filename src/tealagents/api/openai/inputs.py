@@ -85,8 +85,7 @@ def create(value: Any) -> CreateResponse:
     value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     if isinstance(named := value.get("conversation"), dict):
         value["conversation"] = bodies.string(named, "id", "conversation")
-    value["tools"] = tools(value.get("tools"))
-    body = bodies.validated(CreateResponse, value)
+    body = bodies.validated(CreateResponse, {**value, "tools": tools(value.get("tools"))})
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest("previous_response_id", "cannot be combined with `conversation`")
     return body
