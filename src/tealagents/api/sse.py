@@ -180,7 +180,10 @@ class _Stream:
             self._on_disconnect()
 
     def over(self) -> None:
-        """Nothing more is sent."""
+        """Nothing more is to be sent: calls `on_end`, once a sender that was just canceled has ended."""
+        if self._sender is not None and not self._sender.done():
+            self._sender.add_done_callback(lambda _: self.over())
+            return
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()

@@ -1,5 +1,6 @@
 """Agents without state as a service: who may call, tools, what is imported, how they stop."""
 
+import asyncio
 import http.client
 import json
 import logging
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,17 @@ from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from tealagents.api.skagents.turns import CallEvents, Done, Turns
+from tealagents.config import load
+from tealagents.config.skagents import EarlierConfig
 from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
 from tealagents.llm.offline import OfflineModel
+from tealagents.skagents import application
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import ServiceThread, agent_config
-from tealagents.testing.waits import until
+from tealagents.testing.waits import eventually, until
 from tealagents.tools.errors import ToolsetError
 
 post = partial(httpx.post, timeout=60)
@@ -515,6 +520,52 @@ def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
             until(lambda: len(model.requests) == 1)
             client.close()
             until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+
+
+@pytest.mark.parametrize("path", ["", "/sse", "/stream"])
+async def test_a_call_that_its_server_cancels_has_its_place_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """While it cleans up, it is one of those that the process may have. covers: STATE-4"""
+    began, ended = asyncio.Event(), asyncio.Event()
+    held: list[int] = []
+
+    async def events(turns: Turns, *_: object, **__: object) -> CallEvents:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+            yield Done({})
+        finally:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.02)
+            held.append(turns.admission.in_flight)
+            ended.set()
+
+    monkeypatch.setattr(Turns, "events", events)
+    config = load(write(tmp_path, CHAT), env={"TA_API_KEY": "x", "TA_AUTH": "gateway"}, dotenv=None)
+    assert isinstance(config, EarlierConfig)
+    app = application(config)
+    body, kind = json.dumps(HELLO).encode(), "websocket" if path == "/stream" else "http"
+    arrived: list[Any] = [{"type": "http.request", "body": body}]
+    if kind == "websocket":
+        arrived = [{"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": body}]
+
+    async def receive() -> Any:
+        return arrived.pop(0) if arrived else await asyncio.Event().wait()
+
+    async def send(_: object) -> None: ...
+
+    where = f"{app._prefix}{path}"
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer ada")]
+    scope = {"type": kind, "path": where, "raw_path": where.encode(), "query_string": b"", "headers": headers}
+    scope |= {"method": "POST", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
+    call = asyncio.create_task(app(scope, receive, send))
+    await began.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    await ended.wait()
+    assert held == [1]
+    await eventually(lambda: app._front.turns.admission.in_flight == 0)
 
 
 def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:

@@ -135,16 +135,16 @@ class StatelessApp:
 
     async def _invoke(self, request: Request) -> Response:
         caller, given, size = await self._read(request)
-        with self._admitted(caller, size):
-            answered = await _unless_left(self._answer(caller, given, request), request.receive)
+        answered = await _unless_left(self._answer(caller, given, size, request), request.receive)
         return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
-    async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
+    async def _answer(self, caller: Caller, given: inputs.Input, size: int, request: Request) -> Json:
         answered: Json | None = None
-        async with aclosing(self._events(caller, given, request, streamed=False)) as events:
-            async for event in events:  # to their end: who leaves before has canceled the call
-                if isinstance(event, Done):
-                    answered = event.response
+        with self._admitted(caller, size):
+            async with aclosing(self._events(caller, given, request, streamed=False)) as events:
+                async for event in events:  # to their end: who leaves before has canceled the call
+                    if isinstance(event, Done):
+                        answered = event.response
         if answered is None:
             raise InternalError(FAULT)
         return answered
@@ -233,15 +233,15 @@ class StatelessApp:
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
         given = self._given(bodies.parse(body))
-        with self._admitted(caller):  # its bytes are counted for as long as the connection is open
-            await _unless_left(self._say(socket, caller, given), socket.receive)
+        await _unless_left(self._say(socket, caller, given), socket.receive)
 
     async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
-        async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
-            async for event in events:
-                if isinstance(event, StepPiece):
-                    await socket.send_text(event.text)
-        await socket.close()
+        with self._admitted(caller):  # its bytes are counted for as long as the connection is open
+            async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
+                async for event in events:
+                    if isinstance(event, StepPiece):
+                        await socket.send_text(event.text)
+            await socket.close()
 
     def _admitted(self, caller: Caller, size: int = 0) -> AbstractContextManager[None]:
         """Around a call with so many bytes that nothing else counts. `Overloaded`, `Draining`."""
@@ -329,7 +329,10 @@ class StatelessApp:
 
 
 async def _unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of some work; None where the client has left, who alone could have read it."""
+    """The result of some work; None where the client has left, who alone could have read it.
+
+    The work takes its place itself: canceled from here, it has it until it has cleaned up.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
