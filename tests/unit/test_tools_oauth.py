@@ -994,6 +994,44 @@ async def test_a_consent_that_cannot_be_stored_is_not_kept_and_says_so(
     assert await consents.tokens.get(Context(), server) == "granted"
 
 
+class Lossy(Fickle):
+    """While it is away, it takes what is put, and its reply is lost; perhaps it cannot be read either."""
+
+    unreadable = False
+
+    async def get(self, user_key: str, server: str) -> str | None:
+        if self.away and self.unreadable and self.taken.is_set():
+            raise PersistenceUnavailable("The store is away.")
+        return await super().get(user_key, server)
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        self.secrets[user_key, server] = secret
+        self.taken.set()
+        if self.away:
+            raise PersistenceUnavailable("The store did not say whether a write was applied.")
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+async def test_a_consent_whose_storing_is_in_doubt_is_not_said_to_be_lost(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch, unreadable: bool
+) -> None:
+    """It is looked for. What was stored after all is used, and the user is not asked again."""
+    monkeypatch.setattr(oauth_tokens, "STORE_SECONDS", 0.0)
+    secrets = Lossy()
+    consents, server, state = await link_visited_while_away(pretender, secrets)
+    secrets.taken.clear()
+    secrets.unreadable = unreadable
+    if unreadable:
+        with pytest.raises(PersistenceUnavailable) as doubted:
+            await consents.complete(state, "code")
+        assert "may not have been kept" in doubted.value.detail
+        assert "was not kept" not in doubted.value.detail
+    else:
+        assert await consents.complete(state, "code") == "x"
+    secrets.away = False
+    assert await consents.tokens.get(Context(), server) == "granted"
+
+
 async def test_an_endpoint_that_does_not_answer_in_time_is_not_looked_for(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,7 +182,10 @@ class Consents:
         try:
             await self.tokens.accept(pending, answer)
         except PersistenceUnavailable as error:
-            advice = "The authorization was not kept. Resume the request for a new link."
+            advice = (
+                "The authorization may not have been kept. Resume the request for a new link, or to continue "
+                "if it was kept."
+            )
             raise PersistenceUnavailable(str(error), advice=advice) from error
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name

@@ -101,8 +101,9 @@ class Tokens:
     async def accept(self, pending: PendingConsent, answer: Json) -> None:
         """Keeps the tokens that a token endpoint issued for the code of a user's consent.
 
-        Raises `PersistenceUnavailable` if the store stays unavailable; then nothing is kept. A token known
-        only to this process would be lost when it ends, and other replicas would ask the user again.
+        Raises `PersistenceUnavailable` if the store stays unavailable; then the grant is kept only if the
+        store has taken it after all. A token known only to this process would be lost when it ends, and other
+        replicas would ask the user again.
         """
         grant = _Grant(
             at=pending.at,
@@ -322,7 +323,10 @@ class Tokens:
         self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
 
     async def _store(self, user_key: str, server_key: str, grant: _Grant) -> None:
-        """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable."""
+        """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable.
+
+        One that is then found in the store counts as stored: only the reply was lost.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + STORE_SECONDS
         while True:
@@ -330,12 +334,23 @@ class Tokens:
                 return await self._put(user_key, server_key, grant)
             except PersistenceUnavailable:
                 if clock() >= deadline:
+                    if await self._is_stored(user_key, server_key, grant):
+                        return None
                     raise
             await asyncio.sleep(STORE_PAUSE)
 
     async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
         if self._secrets and grant.refresh_token:
-            await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
+            await self._secrets.put(user_key, server_key, _text_of(grant))
+
+    async def _is_stored(self, user_key: str, server_key: str, grant: _Grant) -> bool:
+        with suppress(PersistenceUnavailable):
+            return bool(self._secrets and await self._secrets.get(user_key, server_key) == _text_of(grant))
+        return False
+
+
+def _text_of(grant: _Grant) -> str:
+    return msgspec.json.encode(grant).decode()
 
 
 async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
