@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
-from tealagents.domain.errors import ToolFailed, described, ungrouped
+from tealagents.domain.errors import NeedsOwner, ToolFailed, described, ends_task, ungrouped
 from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import Commit, ToolContext
@@ -136,6 +136,16 @@ async def test_what_led_to_a_failure_in_a_group_is_logged(
     assert "OSError: no file of rivers" in caplog.text
     assert "ValueError: cannot load the table" in caplog.text
     assert "ExceptionGroup" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "others", [[ValueError("x")], [ToolFailed("x")], [ExceptionGroup("y", [NeedsOwner(), OSError("x")])]]
+)
+def test_an_interrupt_of_the_process_is_not_lost_in_a_group(others: list[Exception]) -> None:
+    """Some libraries group it with what failed as they were interrupted; it is no failure of the tool."""
+    with pytest.raises(KeyboardInterrupt) as interrupted, ungrouped():
+        raise BaseExceptionGroup("two tasks", [*others, BaseExceptionGroup("one", [KeyboardInterrupt()])])
+    assert ends_task(interrupted.value)
 
 
 def test_what_else_has_failed_in_a_group_stays_behind_what_is_meant() -> None:

@@ -416,8 +416,8 @@ def _current_task() -> asyncio.Task[Any] | None:
 def ungrouped() -> Iterator[None]:
     """Unwraps an exception group raised in the block, such as one from `asyncio.TaskGroup`.
 
-    Raises its `NeedsAuthorization`, `NeedsOwner` or else `ToolFailed`, if there is one, or its only
-    exception. A group of several others is raised as it is.
+    Raises its `KeyboardInterrupt`, its `NeedsAuthorization` or `NeedsOwner`, or else its `ToolFailed`, if
+    there is one, or its only exception. A group of several others is raised as it is.
     """
     try:
         yield
@@ -432,7 +432,8 @@ def ungrouped() -> Iterator[None]:
 
 
 def _meant(group: BaseExceptionGroup[Any]) -> BaseException:
-    for kind in ((NeedsAuthorization, NeedsOwner), ToolFailed):
+    # the interrupt first: were it taken for a failure of the tool, the process would not end
+    for kind in (KeyboardInterrupt, (NeedsAuthorization, NeedsOwner), ToolFailed):
         answers = group.subgroup(kind)
         if answers is not None:
             return next(_leaves(answers))
