@@ -159,6 +159,7 @@ class Named(Struct, frozen=True):
         # the last request with each of the marks, None where a rollback has taken its answer away; and of
         # each request that was repeated, the last that repeats it
         known, latest, newest = dict[str, str | None](), dict[str, str](), None
+        current = _current(head)  # those that end while this reads are not on the path that `head` has
         async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
             async for record in newest_first:
                 newest = newest or record
@@ -168,7 +169,8 @@ class Named(Struct, frozen=True):
                 if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
                 theirs = await self._begun_by(record, sent, issued.get(record.request_id))
-                left = record.status == "Completed" and not holds(head.path, record.first_seq)
+                on_path = record.request_id in current or holds(head.path, record.first_seq)
+                left = record.status == "Completed" and not on_path
                 known = {**dict.fromkeys(theirs, None if left else last), **known}
         fresh = [mark for mark in marks if known.get(mark) is None]
         if fresh or not marks:
@@ -317,8 +319,7 @@ async def of_task(
     exchange: Exchange, partition: str, head: Head, most: int = MOST_REQUESTS
 ) -> AsyncGenerator[RequestRecord]:
     """The last requests of a task, newest first: those that wait, the one under way, and those that ended."""
-    names = [each.request_id for each in reversed(head.queue)]
-    names += [each.request_id for each in (head.running, head.pending) if each]
+    names = _current(head)
     for name in names[:most]:
         yield (await exchange.tasks.request(partition, name)).value
     left, path = most - len(names), ((1, head.tail_seq),)
@@ -330,6 +331,12 @@ async def of_task(
             if isinstance(logged.body, RequestEnd):
                 left -= 1
                 yield (await exchange.tasks.request(partition, logged.body.request_id)).value
+
+
+def _current(head: Head) -> list[str]:
+    """The requests of a task that had not ended, newest first."""
+    waiting = [each.request_id for each in reversed(head.queue)]
+    return waiting + [each.request_id for each in (head.running, head.pending) if each]
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:

@@ -4,7 +4,9 @@ import asyncio
 import gc
 import json
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -33,6 +35,8 @@ from talk import PLUGINS, call
 
 from tealagents.api import requests
 from tealagents.api.ag_ui import inputs
+from tealagents.api.exchange import Exchange
+from tealagents.domain.models import Head, RequestRecord
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
@@ -471,6 +475,38 @@ def test_answers_and_a_message_that_come_again_under_another_run_are_stored_once
         late = Page(client, page.thread)
         late.run()
         assert late.said("user")[1:] == ["pieces-3"]
+
+
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt"])
+def test_a_message_that_comes_again_as_it_is_answered_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, concurrency: str
+) -> None:
+    """The second run finds it running, and the answer is complete before it has read more."""
+    of_task = requests.of_task
+
+    async def later(
+        exchange: Exchange, partition: str, head: Head, *most: int
+    ) -> AsyncGenerator[RequestRecord]:
+        if head.running is not None:
+            model.release()
+            while (
+                await exchange.tasks.request(partition, head.running.request_id)
+            ).value.status == "Running":
+                await asyncio.sleep(0.01)
+        async with aclosing(of_task(exchange, partition, head, *most)) as newest_first:
+            async for record in newest_first:
+                yield record
+
+    monkeypatch.setattr(requests, "of_task", later)
+    told = {"rules": [{"when": {"text": "dripping"}, "reply": DRIPPING}]}
+    with serving(told, concurrency=concurrency) as (service, model), service.client() as client:
+        page = Page(client)
+        begin(page, "dripping")
+        assert streamed_text(events(page.post().text)) in ("", DRIPS)
+        assert len(model.requests) == 1
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user") == ["dripping"]
 
 
 @pytest.mark.parametrize("begun", [True, False])
