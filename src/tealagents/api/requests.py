@@ -159,7 +159,6 @@ class Named(Struct, frozen=True):
         # the last request with each of the marks, None where a rollback has taken its answer away; and of
         # each request that was repeated, the last that repeats it
         known, latest, newest = dict[str, str | None](), dict[str, str](), None
-        current = _current(head)  # those that end while this reads are not on the path that `head` has
         async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
             async for record in newest_first:
                 newest = newest or record
@@ -169,9 +168,7 @@ class Named(Struct, frozen=True):
                 if (repeated := kept(record, "repeats", str)) is not None:
                     latest[repeated] = last
                 theirs = await self._begun_by(record, sent, issued.get(record.request_id))
-                on_path = record.request_id in current or holds(head.path, record.first_seq)
-                left = record.status == "Completed" and not on_path
-                known = {**dict.fromkeys(theirs, None if left else last), **known}
+                known = {**dict.fromkeys(theirs, None if _is_left(record, head) else last), **known}
         fresh = [mark for mark in marks if known.get(mark) is None]
         if fresh or not marks:
             return fresh, None
@@ -337,6 +334,12 @@ def _current(head: Head) -> list[str]:
     """The requests of a task that had not ended, newest first."""
     waiting = [each.request_id for each in reversed(head.queue)]
     return waiting + [each.request_id for each in (head.running, head.pending) if each]
+
+
+def _is_left(record: RequestRecord, head: Head) -> bool:
+    """Whether a rollback took the answer away. One that came after `head` was read is not on its path either."""
+    ended = record.status == "Completed" and record.request_id not in _current(head)
+    return ended and not holds(head.path, record.first_seq)
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:
