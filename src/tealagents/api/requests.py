@@ -337,7 +337,7 @@ def _current(head: Head) -> list[str]:
 
 
 def _is_left(record: RequestRecord, head: Head) -> bool:
-    """Whether a rollback took the answer away. One that came after `head` was read is not on its path either."""
+    """Whether a rollback took the answer away. One that came after `head` was read is not on its path."""
     ended = record.status == "Completed" and record.request_id not in _current(head)
     return ended and not holds(head.path, record.first_seq)
 

@@ -30,11 +30,8 @@ async def run_method(
 ) -> str:
     """Calls a method and returns its result as text. An async method is awaited, another runs in a thread.
 
-    `name` is the tool's; `nothing` is the text for None. Raises what the method raises, except:
-
-    - `NeedsAuthorization` and `NeedsOwner` are raised with `begun` set, since the method had started
-    - `SystemExit`, `KeyboardInterrupt`, and a cancellation that is not this call's, become `ToolFailed`:
-      they would end the process or the request
+    `name` is the tool's; `nothing` is the text for None. Raises what the method raises, with two exceptions:
+    what it needs its user for is `begun`, and what would end the process or the request is a `ToolFailed`.
     """
     try:
         with ungrouped():
