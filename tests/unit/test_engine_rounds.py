@@ -126,17 +126,28 @@ def test_of_very_many_calls_not_each_is_named() -> None:
     assert needed.message.endswith(f", Shell-{NAMES_LISTED - 1} and 1,000 more can run.")
 
 
-@pytest.mark.parametrize(("count", "verbs"), [(1, ("is", "waits", "has")), (2, ("are", "wait", "have"))])
-def test_one_call_or_several_wait(count: int, verbs: tuple[str, str, str]) -> None:
-    """The sentence that a human reads is right for both."""
-    tools = tuple(f"Shell-{n}" for n in range(count))
-    waiting, names = tuple(ToolCall(tool, tool, "{}") for tool in tools), ", ".join(tools)
+@pytest.mark.parametrize(
+    ("names", "verbs"),
+    [
+        ("Shell-0", ("is", "waits", "has")),
+        ("Shell-0 and Shell-1", ("are", "wait", "have")),
+        ("Shell-0, Shell-1 and Shell-2", ("are", "wait", "have")),
+    ],
+)
+def test_one_call_or_several_wait(names: str, verbs: tuple[str, str, str]) -> None:
+    """The sentence that a human reads is right for all of them."""
+    tools = tuple(f"Shell-{n}" for n in range(names.count("Shell-")))
+    waiting = tuple(ToolCall(tool, tool, "{}") for tool in tools)
+    assert (
+        loop.HumanNeeded(waiting, {}, awaits_owner=False).message
+        == f"Approval is needed before {names} can run."
+    )
     owner = loop.HumanNeeded(waiting, {}, awaits_owner=True)
     be, wait, have = verbs
     assert owner.message == f"{names} {be} approved and {wait} for the owner of the task to resume it."
     changed = loop.HumanNeeded(waiting, {}, awaits_owner=False, changed=tools)
     assert changed.message.startswith(
-        f"{names} {have} changed since {'it was' if count == 1 else 'they were'} "
+        f"{names} {have} changed since {'it was' if len(tools) == 1 else 'they were'} "
     )
 
 

@@ -1,5 +1,6 @@
-"""Makes texts and JSON from models, tools and clients storable in every store, and cuts long ones."""
+"""Makes texts and JSON of models, tools and clients storable in every store, cuts long ones, lists names."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tealagents.domain.errors import InvalidRequest
@@ -57,6 +58,11 @@ def bounded(text: str, limit: int = LIMIT) -> str:
 def short(text: str) -> str:
     """A client's input as an error message quotes it: at most `REPEATED` characters."""
     return text if len(text) <= REPEATED else text[:REPEATED] + "…"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Such as `A, B and C`; of no names, an empty text."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 class _Unfit(Exception):

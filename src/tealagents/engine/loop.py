@@ -29,7 +29,7 @@ from tealagents.domain.models import (
     ToolSpec,
 )
 from tealagents.domain.ports import Clock, ModelCall
-from tealagents.domain.texts import storable
+from tealagents.domain.texts import enumerated, storable
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
@@ -108,7 +108,7 @@ class HumanNeeded(Struct, frozen=True):
         if self.changed:
             changed = list(dict.fromkeys(self.changed))
             have = "has changed since it was" if len(changed) == 1 else "have changed since they were"
-            return f"{', '.join(changed)} {have} approved. Approve again before {names} can run."
+            return f"{enumerated(changed)} {have} approved. Approve again before {names} can run."
         if not approved:
             return f"The client has to run {names} and send what it returned, or reject it."
         if self.awaits_owner:
@@ -118,9 +118,8 @@ class HumanNeeded(Struct, frozen=True):
 
 
 def _named(calls: Sequence[ToolCall]) -> str:
-    names = [call.tool for call in calls[:NAMES_LISTED]]
-    more = len(calls) - len(names)
-    return ", ".join(names) + (f" and {more:,} more" if more else "")
+    more = len(calls) - NAMES_LISTED
+    return enumerated([call.tool for call in calls[:NAMES_LISTED]] + [f"{more:,} more"] * (more > 0))
 
 
 class Noted(Struct, frozen=True):

@@ -16,6 +16,7 @@ from tealagents.api.gate import AdmittedCall
 from tealagents.api.http import retry_after, rpc_response, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
+from tealagents.domain.texts import enumerated
 from tealagents.engine.approvals import Command
 
 #: id of the domain → its name in the tools' results
@@ -121,7 +122,7 @@ def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
 
 def _form(pause: Approval) -> types.ElicitRequest:
     """The decision as a form; forms are flat."""
-    servers = ", ".join(each["server"] for each in pause.authorizations)
+    servers = enumerated([each["server"] for each in pause.authorizations])
     text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
     params = types.ElicitRequestFormParams(message=text, requested_schema=fields(pause))
     return types.ElicitRequest(params=params)
