@@ -798,6 +798,24 @@ def test_a_notice_covers_no_control(ada: Tab, service: ServiceThread, width: int
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+@pytest.mark.parametrize("width", [360, 800, 1180])
+def test_a_long_notice_covers_no_button_of_a_pause(ada: Tab, service: ServiceThread, width: int) -> None:
+    """However many lines it has, and at any time: an approver may be about to decide."""
+    (pause,) = talk(service, 'call Files-delete {"path": "a"} and call Files-delete {"path": "b"}')
+    ada.page.set_viewport_size({"width": width, "height": 640})
+    ada.expected = {500}
+    words = {"code": "internal_error", "title": "It broke", "detail": "This is what went wrong. " * 8}
+    _once(ada, "**/cancel", status=500, json=words)
+    ada.open("tasks", pause["task_id"])
+    expect(ada.button("Approve all")).to_be_in_viewport()
+    ada.button("Stop the answer").click()
+    expect(ada.page.locator(".notice[data-shown=true]")).to_contain_text("This is what went wrong.")
+    assert ada.page.evaluate(COVERED.replace(".frame", ":is(.pause .actions, .dock)")) == []
+    ada.button("Reject all").click()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def _lost(route: Route) -> None:
     """The service answers, and nothing of it arrives."""
     route.fetch()
