@@ -94,6 +94,8 @@ const TITLES = {
   not_owner: "This belongs to another user",
   request_canceled: "It was canceled",
   task_busy: "The agent is still answering",
+  too_large: "Too large",
+  too_many: "Too many requests",
   unauthenticated: "You are no longer signed in",
 };
 
@@ -108,6 +110,7 @@ const DETAILS = {
   interrupted: "The process that was answering stopped before it was done. If an answer is still wanted, the message must be sent again.",
   persistence_unavailable: AGAIN,
   request_timeout: "Send the message again, or ask for less at once.",
+  too_many: AGAIN,
   too_large: "It is too large for this service. Shorten it, or use fewer or smaller images.",
 };
 
@@ -116,7 +119,9 @@ export const isAway = (error) => error.name === "ConnectionLost" || error instan
 
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
-  const {code, status, detail, words = DETAILS[code]} = error;
+  const {status, detail} = error;
+  const code = error.code ?? {413: "too_large", 429: "too_many"}[status];
+  const {words = DETAILS[code]} = error;
   if (error.inDoubt) return {title: "No answer came", detail: "The service may be away, or it may have been done. Check before you try again."};
   if (typeof code === "string") return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: words ?? detail};
   if (isAway(error))
@@ -125,8 +130,8 @@ export function inWords(error) {
       detail: "Check that the service is running and that you are online. Running requests continue without this page.",
     };
   if (status === 401 || status === 403 || error.name === "UnexpectedAnswer")
-    return {title: "Something between you and the service answered", detail: "Reload the page; you may have to sign in there."};
-  return {title: "Something went wrong", detail: {413: DETAILS.too_large, 429: AGAIN}[status] ?? detail ?? error.message ?? String(error)};
+    return {title: "A gateway answered in place of the service", detail: "Reload the page; you may have to sign in there."};
+  return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
 }
 
 /** Resolves once an element comes into view; never if it is left before. */
