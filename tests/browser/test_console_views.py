@@ -1470,6 +1470,20 @@ def test_a_list_begins_with_its_number_and_columns_are_aligned(ada: Tab, service
     assert code == block
 
 
+def test_a_break_within_a_cell_is_drawn(ada: Tab, service: ServiceThread) -> None:
+    """Markdown has no other way to say it. A tag that says more, or that stands in code, is text."""
+    (answer,) = talk(service, "breaks please")
+    shown = ada.open("tasks", answer["task_id"]).page.locator(".markdown")
+    one, other = (shown.locator("td").nth(n) for n in range(2))
+    expect(one.locator("br")).to_have_count(3)
+    expect(one).to_have_text("onetwothreefour")
+    assert one.evaluate("cell => cell.innerText") == "one\ntwo\nthree\nfour"
+    expect(other).to_have_text("<br> <br class=x> </br>")
+    expect(other.locator("br")).to_have_count(0)
+    expect(shown.locator("p, div")).to_have_text(["a line", "<br onclick=x>"])
+    expect(shown.locator("p + br")).to_have_count(1)
+
+
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {

@@ -25,6 +25,17 @@ rules:
       text: "I would tidy up."
       tool_calls: [{name: Files-delete, arguments: {path: log}}, {name: Files-list, arguments: {}}]
   - {when: columns please, reply: "1990. x\\n\\n|a|b|c|\\n|-|-:|:-:|\\n|1|2|3|\\n\\n```\\ncode\\n```"}
+  - when: breaks please
+    reply: |
+      |a|b|
+      |-|-|
+      |one<br>two<BR/>three<br />four|`<br>` <br class=x> </br>|
+
+      a line
+
+      <br>
+
+      <br onclick=x>
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: WWWWWWWWWW, reply: "LONGWORD"}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}

@@ -1,6 +1,6 @@
 /**
- * What models write, as markdown. Raw HTML is text, images are their addresses, links lead to the web or to mail: nothing
- * runs or is loaded. Marked makes HTML, DOMPurify nodes, and the page's policy would stop what either let through.
+ * What models write, as markdown. Raw HTML but `<br>` is text, images are their addresses, links lead to the web or to
+ * mail: nothing runs or is loaded. Marked makes HTML, DOMPurify nodes, and the policy would stop what either let through.
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
 import {Plain, readable, unbroken} from "./text.js";
@@ -17,7 +17,7 @@ const marked = new Marked({
   // a footnote is no address
   tokenizer: {def: (text) => (/^ *\[\^/.test(text) ? undefined : false)},
   renderer: {
-    html: ({raw, block}) => (block ? `<div>${escaped(raw.trimEnd())}</div>` : escaped(raw)),
+    html: ({raw, block}) => (/^<br ?\/?>\s*$/i.test(raw) ? "<br>" : block ? `<div>${escaped(raw.trimEnd())}</div>` : escaped(raw)),
     image: ({raw}) => escaped(raw),
     checkbox: ({checked}) => (checked ? "☑ " : "☐ "),
   },
