@@ -280,6 +280,24 @@ def test_an_argument_that_is_added_begins_as_the_tool_does(ada: Tab, service: Se
     ada.button("Reject").click()
 
 
+def test_an_argument_that_is_missing_is_no_empty_text(ada: Tab, service: ServiceThread) -> None:
+    """One that a tool needs: it says so, and cannot be approved before something is written, or nothing."""
+    (pause,) = talk(service, 'call Files-delete {"force": true}')
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    path = ada.page.locator(".fields").get_by_label("path required")
+    expect(path).to_have_accessible_description("This is missing.")
+    ada.page.get_by_role("checkbox", name="force").uncheck()
+    for _ in ("edited", "after a look elsewhere"):
+        expect(path).to_have_accessible_description("This is missing.")
+        expect(ada.button("Approve")).to_be_disabled()
+        ada.open("approvals").open("tasks", pause["task_id"])
+    path.fill("a")
+    path.fill("")
+    expect(path).to_have_accessible_description("")
+    ada.button("Approve").click()
+    expect(ada.page.locator(".answer")).to_contain_text("Files-delete said:  is deleted")
+
+
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:
     """What the tool takes and the model has left out can be added, what it needs stays; types are kept to."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')

@@ -26,7 +26,7 @@ export function Fields({value, drafts: written, schema, onChange}) {
     onChange(changed);
   };
   const set = (name, text) => put(drafts.map((draft) => (draft.name === name ? {...draft, text, touched: true} : draft)));
-  const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, draftOf(name, undefined, known[name])], name);
+  const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, {text: "", ...draftOf(name, undefined, known[name])}], name);
   const absent = Object.keys(known).filter((name) => !drafts.some((draft) => draft.name === name));
   return html`
     <div class="fields" ref=${box}>
@@ -96,7 +96,7 @@ function begun(value, known, required) {
 
 const SCALARS = {boolean: "switch", integer: "integer", number: "number", string: "text"};
 
-/** `{name, kind, text, options, about}`: a value that does not fit its schema is shown as it is, in JSON. */
+/** `{name, kind, text, options, about}`: what is missing has no text, and what does not fit its schema is JSON. */
 function draftOf(name, value, schema) {
   if (value === undefined) value = schema?.default ?? undefined;
   const about = typeof schema?.description === "string" ? schema.description : "";
@@ -108,7 +108,7 @@ function draftOf(name, value, schema) {
   const given = value === undefined ? wanted ?? "text" : kindOf(value);
   const fits = wanted === given || (wanted === "number" && given === "integer");
   const kind = wanted === undefined ? given.replace("integer", "number") : fits ? wanted : "json";
-  return {name, about, kind, text: written(kind, value)};
+  return {name, about, kind, ...(value !== undefined && {text: written(kind, value)})};
 }
 
 /** Each property by its name. Of what may be null, what it is otherwise: null is given by leaving it out. */
@@ -134,13 +134,13 @@ function kindOf(value) {
   return SCALARS[typeof value] ?? "json";
 }
 
-function written(kind, value) {
-  if (value === undefined) return kind === "switch" ? "false" : "";
-  return kind === "json" ? escapedJson(JSON.stringify(value, null, 2)) : String(value.rawJSON ?? value);
-}
+const written = (kind, value) =>
+  kind === "json" ? escapedJson(JSON.stringify(value, null, 2)) : String(value.rawJSON ?? value);
 
 function read({kind, text}) {
+  if (text === undefined) return new Error("This is missing.");
   if (kind === "text") return text;
+  if (kind === "switch") return text === "true";
   if (kind === "number" || kind === "integer") return numberIn(text, kind);
   if (kind === "choice" && text === "") return new Error("Choose one.");
   try {

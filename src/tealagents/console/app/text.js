@@ -51,7 +51,7 @@ export function Plain({text, code = false}) {
 }
 
 /** Below a field, which shows a text as browsers lay it out: what it holds, where that is not what is seen. */
-export function Unseen({text, id}) {
+export function Unseen({text = "", id}) {
   const hides = useMemo(() => exact(text) !== text, [text]);
   if (!hides) return null;
   return html`<div class="unseen" id=${id}>
