@@ -49,6 +49,26 @@ def test_time_travel(ada: Tab, service: ServiceThread) -> None:
     expect(page.locator(".branch").last).to_contain_text("red")
 
 
+def test_what_was_marked_is_marked_when_one_comes_back_from_the_comparison(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """By the way back of the browser; in no other conversation."""
+    first, *_ = talk(service, "hello", "My name is Ada.", "What is my name?")
+    (other,) = talk(service, "hello")
+    ada.open("tasks", first["task_id"], "travel")
+    for text in ("My name is Ada.", "What is my name?"):
+        ada.page.get_by_label(f"Mark “{text}” for comparing").check()
+    compare = ada.link("Compare the marked two")
+    compare.click()
+    expect(ada.page.get_by_role("heading", name="Two branches")).to_be_visible()
+    ada.page.go_back()
+    expect(compare).to_be_visible()
+    expect(ada.page.get_by_role("checkbox", checked=True)).to_have_count(2)
+    ada.open("tasks", other["task_id"], "travel")
+    expect(ada.page.get_by_role("checkbox")).to_have_count(1)
+    expect(ada.page.get_by_role("checkbox")).not_to_be_checked()
+
+
 def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, service: ServiceThread) -> None:
     """And the tree is drawn in its measure: rows do not lie over each other."""
     first, _ = talk(service, "My name is Ada.", "hello")

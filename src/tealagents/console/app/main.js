@@ -6,7 +6,7 @@ import {Inbox, traces, useRead} from "./data.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
 import {Approvals} from "./approvals.js";
-import {Compare} from "./travel.js";
+import {Compare, marks} from "./travel.js";
 import {ran} from "./live.js";
 import {NewConversation} from "./conversation.js";
 import {applyTheme, Sidebar, titles} from "./sidebar.js";
@@ -21,7 +21,7 @@ function Console({config, session, onSignOut, onLapsed}) {
   const leaving = useRef(new AbortController());
   const leave = () => {
     leaving.current.abort();
-    for (const kept of [ran, titles.values, traces, unfolded]) kept.clear();
+    for (const kept of [ran, marks.values, titles.values, traces, unfolded]) kept.clear();
   };
   useEffect(() => leave, []);
   const app = useMemo(() => {

@@ -1,7 +1,7 @@
 /** Time travel: the tree of requests, and the comparison of two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
-import {FRESH, turnsOf, useMessages, usePages, useRead} from "./data.js";
+import {FRESH, Shared, turnsOf, useMessages, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
@@ -17,6 +17,9 @@ const MOST_LANES = 12;
 /** nodes that are read and drawn at once */
 const DRAWN = 500;
 
+/** points to compare, by the id of their task, for when one comes back */
+export const marks = new Shared();
+
 export function Travel({task, foreign, reload, left}) {
   const {client} = useApp();
   const [drawn, setDrawn] = useState(DRAWN);
@@ -25,7 +28,7 @@ export function Travel({task, foreign, reload, left}) {
   const {data: nodes, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status, drawn]);
   const shown = useMemo(() => nodes?.slice(-drawn), [nodes, drawn]);
   const [looked, setLooked] = useState(null);
-  const [marked, setMarked] = useState([]);
+  const marked = marks.use(task.task_id) ?? [];
   if (!nodes) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
   if (nodes.length === 0)
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
@@ -33,7 +36,7 @@ export function Travel({task, foreign, reload, left}) {
     <//>`;
   /** Where one was in the conversation says nothing of the one that ends at another point. */
   const moved = () => ((left.current = null), reload());
-  const mark = (id) => setMarked((chosen) => (chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-2)));
+  const mark = (id) => marks.set(task.task_id, marked.includes(id) ? marked.filter((each) => each !== id) : [...marked, id].slice(-2));
   return html`
     <div class="page travel">
       <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
