@@ -5,6 +5,7 @@ import enum
 from pathlib import Path
 from typing import Literal
 
+from tealagents.domain.errors import NeedsAuthorization
 from tealagents.plugins import Plugin, tool
 
 
@@ -55,3 +56,10 @@ class Gate(Plugin):
         while not Path(path).exists():
             await asyncio.sleep(0.02)
         return "open"
+
+    @tool
+    async def enter(self, path: str, name: str) -> str:
+        """Go in, which needs the user's authorization until there is a file at the path."""
+        if not Path(path).exists():
+            raise NeedsAuthorization("gate", "https://gate.example/consent")
+        return f"{name} is in"

@@ -201,6 +201,33 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
 
 
+def test_edits_of_a_call_that_still_waits_outlive_the_decision_of_another_user(
+    ada: Tab, service: ServiceThread, tmp_path: Path
+) -> None:
+    """It waits for its owner's authorization, with all that the owner has written."""
+    consent = tmp_path / "consent"
+    calls = f'call Files-delete {{"path": "a"}} and call Gate-enter {{"path": "{consent}", "name": "Ida"}}'
+    (pause,) = talk(service, calls)
+    ada.open("tasks", pause["task_id"])
+    deleting, entering = (ada.page.locator(".pause fieldset", has_text=name) for name in ("Files", "Gate"))
+    deleting.get_by_role("button", name="Reject").click()
+    entering.get_by_role("button", name="Edit the arguments").click()
+    entering.get_by_label("name required").fill("Ada")
+    entering.get_by_role("button", name="Approve").click()
+    with service.client("carol") as client:
+        where = f"/requests/{pause['request_id']}/resume"
+        client.post(where, json={"action": "approve"}).raise_for_status()
+    expect(ada.page.locator(".pause fieldset")).to_have_count(1)
+    expect(ada.page.get_by_label("name required")).to_have_value("Ada")
+    approve = ada.page.get_by_role("group", name="Decision on Gate-enter").get_by_role(
+        "button", name="Approve"
+    )
+    expect(approve).to_have_attribute("aria-pressed", "true")
+    consent.touch()
+    ada.button("Send the decisions").click()
+    expect(ada.page.locator(".answer")).to_contain_text("Gate-enter said: Ada is in")
+
+
 def test_a_click_on_one_decision_does_not_make_the_next(ada: Tab, service: ServiceThread) -> None:
     """A double click, or one for what was there before: the next pause stands where the first one was, and
     has not been read. The keyboard is not held up."""

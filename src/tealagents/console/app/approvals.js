@@ -19,7 +19,7 @@ const sending = new Shared();
  * pause's id once the service has the decision; `onDecided` is called once the outcome is known.
  */
 export function Pause({pause, foreign = false, open, onTaken, onDecided}) {
-  /** of what was sent and not refused: `{status, decisions}`, each call's decision by its id, and the outcome */
+  /** `{status, decisions}`, each call's decision by its id, and the outcome */
   const [known, setOutcome] = useState(null);
   const sent = sending.use(pause.approval_id);
   const outcome = known ?? sent ?? null;
@@ -100,8 +100,12 @@ const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   const {client, patient, drafts, ended, notify} = useApp();
   const {reload: readInbox} = useInbox();
-  const draft = `pause:${pause.approval_id}`;
-  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft))}));
+  // a call that waits for its owner comes back in another pause, however this one is decided
+  const draft = `pause:${pause.authorizations?.[0] ? pause.request_id : pause.approval_id}`;
+  const [{choices, reason}, setWritten] = useState(() => {
+    const {choices, reason = ""} = asObject(drafts.get(draft)) ?? {};
+    return {choices: Object.fromEntries(pause.tool_calls.map(({id}) => [id, choices?.[id] ?? {}])), reason};
+  });
   const [error, setError] = useState(null);
   const left = useRef(new AbortController());
   useEffect(() => () => left.current.abort(), []);
@@ -158,7 +162,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
     `;
   return html`
     ${pause.tool_calls.map((call) => html`
-      <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id] ?? {}}
+      <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id]}
         schemas=${schemas} onEdit=${() => setEditing(true)} onChange=${(change) => choose(call.id, change)} />
     `)}
     <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
@@ -173,7 +177,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
 const once = (event) => event.detail > 1 && event.stopPropagation();
 
 function Buttons({calls, choices, unfit, onDecide}) {
-  const chosen = calls.filter((call) => choices[call.id]?.action).length;
+  const chosen = calls.filter((call) => choices[call.id].action).length;
   if (chosen === calls.length)
     return html`<div class="actions" onClickCapture=${once}>
       <button class="primary" disabled=${unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
@@ -201,7 +205,7 @@ function decisions(choices, action) {
 
 const editedIn = ({drafts}) => drafts && collected(drafts);
 
-const decisionOf = (choice = {}, given) => {
+const decisionOf = (choice, given) => {
   const {action = given} = choice;
   return {action, arguments: action === "approve" ? editedIn(choice) : undefined};
 };
@@ -291,7 +295,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
         html`<button class="quiet" onClick=${editing ? stop : edit}>
           <${Icon} name="edit" /> ${editing ? "Keep the original arguments" : "Edit the arguments"}
         </button>`}
-        ${several && call.plugin_name &&
+        ${(several || choice.action) && call.plugin_name &&
         html`<div class="segments" role="group" aria-label=${`Decision on ${exact(name)}`}>
           ${["approve", "reject"].map((action) => html`
             <button key=${action} aria-pressed=${choice.action === action}
