@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import pytest
-from agents import ENVIRONMENT, agent, talk
+from agents import DOT, ENVIRONMENT, agent, talk
 from playwright.sync_api import FilePayload, Locator, Response, Route, expect
 from tabs import Tab, Tabs
 
@@ -804,14 +804,15 @@ def test_of_a_text_that_comes_with_a_picture_the_text_is_pasted(ada: Tab) -> Non
     def taken(text: str) -> bool:
         """Whether the picture was taken, and the text left to the browser not to paste."""
         refused: bool = field.evaluate(
-            """(field, text) => {
+            """(field, [text, dot]) => {
               const clipboardData = new DataTransfer();
               if (text) clipboardData.setData("text/plain", text);
-              clipboardData.items.add(new File([new Uint8Array([1])], "cells.png", {type: "image/png"}));
+              const bytes = Uint8Array.fromBase64(dot);
+              clipboardData.items.add(new File([bytes], "cells.png", {type: "image/png"}));
               const paste = new ClipboardEvent("paste", {clipboardData, bubbles: true, cancelable: true});
               return !field.dispatchEvent(paste);
             }""",
-            text,
+            [text, DOT],
         )
         return refused
 
@@ -823,16 +824,16 @@ def test_of_a_text_that_comes_with_a_picture_the_text_is_pasted(ada: Tab) -> Non
 
 def test_files_are_dropped_into_a_message_and_text_is_left_to_the_browser(ada: Tab) -> None:
     """It inserts the text where it is dropped."""
-    dragged = """(field, text) => {
+    dragged = """(field, [text, dot]) => {
       const dataTransfer = new DataTransfer();
       if (text) dataTransfer.setData("text/plain", text);
-      else dataTransfer.items.add(new File([new Uint8Array([1])], "dropped.png", {type: "image/png"}));
+      else dataTransfer.items.add(new File([Uint8Array.fromBase64(dot)], "dropped.png", {type: "image/png"}));
       const how = {dataTransfer, bubbles: true, cancelable: true};
       return ["dragover", "drop"].map((name) => !field.dispatchEvent(new DragEvent(name, how)));
     }"""
     field = ada.open("new").page.get_by_role("textbox", name="Message", exact=True)
-    assert field.evaluate(dragged, "some words") == [False, False]
-    assert field.evaluate(dragged, "") == [True, True]
+    assert field.evaluate(dragged, ["some words", DOT]) == [False, False]
+    assert field.evaluate(dragged, ["", DOT]) == [True, True]
     ada.button("Remove dropped.png").click()
 
 
@@ -878,6 +879,22 @@ def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab, tmp_path: Pat
         images.set_input_files(large)
         expect(notice).to_have_text("You can add only images of up to 10 MB.")
     expect(ada.page.get_by_label("Images to send")).to_have_count(0)
+
+
+def test_a_damaged_image_is_not_added(ada: Tab) -> None:
+    """What no browser can draw is refused at once; what was written, and a sound image, stay."""
+    ada.open("new").page.get_by_label("Message", exact=True).fill("Look at this.")
+    sound = (Path(__file__).parents[2] / "demos/images/teapot.png").read_bytes()
+    files = [
+        FilePayload(name=f"{name}.png", mimeType="image/png", buffer=data)
+        for name, data in {"cut": sound[:40], "sound": sound, "text": b"no image", "empty": b""}.items()
+    ]
+    ada.page.get_by_label("Images", exact=True).set_input_files(files)
+    expect(ada.page.locator(".notice")).to_have_text("A damaged image cannot be added.")
+    expect(ada.page.get_by_label("Images to send").get_by_role("img")).to_have_count(1)
+    expect(ada.page.get_by_label("Message", exact=True)).to_have_value("Look at this.")
+    ada.button("Remove sound.png").click()
+    ada.page.get_by_label("Message", exact=True).fill("")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from agents import talk
+from agents import DOT, talk
 from playwright.sync_api import FilePayload, Route, expect
 from tabs import Tab, Tabs
 
@@ -125,9 +125,7 @@ def test_a_message_that_arrives_once_one_is_back_is_not_there_to_be_sent_again(
 _PICTURE: FilePayload = {
     "name": "dot.png",
     "mimeType": "image/png",
-    "buffer": b64decode(
-        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-    ),
+    "buffer": b64decode(DOT),
 }
 
 

@@ -7,6 +7,9 @@ from tealagents.testing.service import ServiceThread
 
 HERE = Path(__file__).parents[1]
 
+#: a picture of one point, as base64
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
 #: what the offline model says besides what it says by itself
 SCRIPT = """
 rules:

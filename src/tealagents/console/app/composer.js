@@ -19,7 +19,6 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
   const now = () => ({text: drafts.get(draft) ?? (written ? "" : initial), images: drafts.images.get(draft) ?? []});
   const {text, images} = now();
   const [error, setError] = useState(null);
-  /** `slow` once it takes more than a second */
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   const file = useRef(null);
@@ -87,7 +86,8 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
     const chosen = known.filter((each) => each.size <= LARGEST_IMAGE);
     if (known.length < files.length) notify("You can add only images: PNG, JPEG, GIF or WebP.");
     else if (chosen.length < known.length) notify("You can add only images of up to 10 MB.");
-    const read = await Promise.all(chosen.map(asImage));
+    const read = (await Promise.all(chosen.map((each) => asImage(each).catch(() => {})))).filter(Boolean);
+    if (read.length < chosen.length) notify("A damaged image cannot be added.");
     keep((known) => [...known, ...read]);
   };
   const pressed = (event) => {
@@ -158,7 +158,9 @@ function Images({images, onRemove}) {
 
 let images = 0;
 
-function asImage(blob) {
+/** Fails for what cannot be drawn. */
+async function asImage(blob) {
+  (await createImageBitmap(blob)).close();
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve({source: reader.result, name: blob.name || "Pasted image", key: (images += 1)});
