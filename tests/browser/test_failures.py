@@ -820,6 +820,22 @@ def test_a_long_notice_covers_no_button_of_a_pause(ada: Tab, service: ServiceThr
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_in_the_inbox_one_can_scroll_the_last_buttons_clear_of_a_notice(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """On a phone, where it has the most lines."""
+    talk(service, 'call Files-delete {"path": "a"}', user="ivy")
+    ivy = tabs.signed_in(f"{service.url}/console/", "ivy").open("approvals")
+    ivy.page.set_viewport_size({"width": 360, "height": 640})
+    ivy.expected = {409}
+    _once(ivy, "**/resume/sse**", status=409, json={"code": "approval_expired", "detail": "Too late."})
+    ivy.button("Reject").click()
+    expect(ivy.page.locator(".notice[data-shown=true]")).to_contain_text("must be sent again")
+    ivy.page.get_by_role("main").evaluate("main => main.scrollTo(0, main.scrollHeight)")
+    assert ivy.page.evaluate(COVERED.replace(".frame", ".pause .actions")) == []
+    ivy.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def _lost(route: Route) -> None:
     """The service answers, and nothing of it arrives."""
     route.fetch()
