@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -42,12 +43,11 @@ from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
 from tealagents.engine.service import Service, Submitted
-from tealagents.state import keys
+from tealagents.state import forking, keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes, check_metadata
 from tealagents.state.erasing import Eraser
-from tealagents.state.forking import fork
 from tealagents.state.history import History
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
@@ -251,6 +251,30 @@ class Exchange:
         with self.holding(caller, sum(each.size for each in said)):
             return await self.changes.add(partition, head.task_id, caller.user, said, remote=remote)
 
+    async def fork(
+        self,
+        caller: Caller,
+        partition: str,
+        task_id: str,
+        *,
+        checkpoint_id: str | None = None,
+        message_id: str | None = None,
+        failed: RequestRecord | None = None,
+        expires_at: datetime | None = None,
+    ) -> Head:
+        """A new task with the history of another one, as `forking.fork`; it waits for others of its user."""
+        async with self.copying(caller):
+            return await forking.fork(
+                self.tasks,
+                partition,
+                task_id,
+                caller.user,
+                checkpoint_id=checkpoint_id,
+                message_id=message_id,
+                failed=failed,
+                expires_at=expires_at,
+            )
+
     async def branch(
         self,
         caller: Caller,
@@ -270,16 +294,14 @@ class Exchange:
             return await self.submit(caller, message, key, streamed=streamed)
         answered = behind.status == "Completed"
         with self.holding(caller, message.size):
-            async with self.copying(caller):
-                forked = await fork(
-                    self.tasks,
-                    partition,
-                    behind.task_id,
-                    caller.user,
-                    checkpoint_id=behind.request_id if answered else None,
-                    failed=None if answered else behind,
-                    expires_at=message.expires_at,
-                )
+            forked = await self.fork(
+                caller,
+                partition,
+                behind.task_id,
+                checkpoint_id=behind.request_id if answered else None,
+                failed=None if answered else behind,
+                expires_at=message.expires_at,
+            )
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:

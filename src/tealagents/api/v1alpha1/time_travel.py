@@ -16,7 +16,6 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Head
 from tealagents.state import keys
 from tealagents.state.exporting import export
-from tealagents.state.forking import fork
 
 routes = Routes(prefix="/tasks", tags=["tasks"])
 
@@ -67,15 +66,9 @@ async def fork_task(request: Request, task_id: TaskId) -> Response:
     if command.checkpoint_id is not None and command.message_id is not None:
         raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
     partition = await exchange.locate(caller, keys.task, name)
-    async with exchange.copying(caller):
-        head = await fork(
-            exchange.tasks,
-            partition,
-            name,
-            caller.user,
-            checkpoint_id=command.checkpoint_id,
-            message_id=command.message_id,
-        )
+    head = await exchange.fork(
+        caller, partition, name, checkpoint_id=command.checkpoint_id, message_id=command.message_id
+    )
     return _made(exchange, head)
 
 
