@@ -21,7 +21,11 @@ from tealagents.domain.errors import (
     Refusal,
     TealError,
 )
+from tealagents.domain.models import Json
 from tealagents.state.codec import encode_json
+
+#: the media type of problem documents
+PROBLEM_JSON = "application/problem+json"
 
 #: code → status
 STATUSES: Mapping[str, int] = {
@@ -115,6 +119,16 @@ def retry_after(error: TealError) -> str | None:
 def worded(error: TealError, advice: Mapping[str, str]) -> str:
     """What happened, and what to do about it where the protocol has a way of its own: code → advice."""
     return " ".join(filter(None, (error.detail, advice.get(error.code))))
+
+
+def problem_document(code: str, title: str, detail: str, status: int, **fields: object) -> Json:
+    """An error as a problem document (RFC 9457); each code is explained in `docs/http.md`."""
+    kind = f"urn:tealagents:problem:{code}"
+    return {"type": kind, "title": title, "status": status, "detail": detail, "code": code, **fields}
+
+
+def problem_response(document: Json, *, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(document, status=document["status"], headers=headers, media_type=PROBLEM_JSON)
 
 
 def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:

@@ -7,9 +7,9 @@ address, names a loopback host, and no one has passed it on.
 
 from collections.abc import Callable
 
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from tealagents.api.http import problem_document, problem_response
 from tealagents.outbound.addresses import host_of
 
 #: what proxies add to a request
@@ -36,11 +36,5 @@ def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
 async def refuse(reason: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the reason, and what to do."""
     detail = f"{reason}, because authentication is off and was not chosen. Set TA_AUTH on the service."
-    problem = {
-        "type": "urn:tealagents:problem:invalid_request",
-        "title": "The request is not valid",
-        "status": 400,
-        "detail": detail,
-        "code": "invalid_request",
-    }
-    await JSONResponse(problem, 400, media_type="application/problem+json")(scope, receive, send)
+    document = problem_document("invalid_request", "The request is not valid", detail, 400)
+    await problem_response(document)(scope, receive, send)

@@ -18,6 +18,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 
 from tealagents.api.bodies import DISCARD_SECONDS, MESSAGE_COUNTER
+from tealagents.api.http import problem_document
 from tealagents.domain.errors import Draining, Overloaded
 from tealagents.engine.admission import FREE
 from tealagents.limits import Limits
@@ -30,13 +31,12 @@ MOST_HEAD: Final = 64 * 1024
 FRAGMENT: Final = 64
 
 _PROBLEM: Final = json.dumps(
-    {
-        "type": "urn:tealagents:problem:too_large",
-        "title": "Too large",
-        "status": 431,
-        "detail": f"The request line and the headers may have {MOST_HEAD} bytes together. Send less.",
-        "code": "too_large",
-    }
+    problem_document(
+        "too_large",
+        "Too large",
+        f"The request line and the headers may have {MOST_HEAD} bytes together. Send less.",
+        431,
+    )
 ).encode()
 _ANSWER: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"

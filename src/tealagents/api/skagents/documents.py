@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tealagents.api import sse
 from tealagents.api.bearer import refusal_headers
-from tealagents.api.http import json_response, status_of
+from tealagents.api.http import problem_document, problem_response, status_of
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json, TokenUsage
 
@@ -50,20 +50,10 @@ def error_event(error: TealError) -> bytes:
 
 
 def problem(error: TealError) -> Json:
-    return {
-        "type": f"urn:tealagents:problem:{error.code}",
-        "title": error.code.replace("_", " ").capitalize(),
-        "status": status_of(error),
-        "detail": error.detail,
-        "code": error.code,
-    }
+    title = error.code.replace("_", " ").capitalize()
+    return problem_document(error.code, title, error.detail, status_of(error))
 
 
 def refusal(error: TealError, challenge: str) -> Response:
     """The response for an error."""
-    return json_response(
-        problem(error),
-        status=status_of(error),
-        headers=refusal_headers(error, challenge),
-        media_type="application/problem+json",
-    )
+    return problem_response(problem(error), headers=refusal_headers(error, challenge))

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import FAULT, WrongMethod, nowhere, own_path
+from tealagents.api.http import FAULT, WrongMethod, nowhere, own_path, problem_response
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
@@ -98,7 +98,7 @@ class AppV3(Starlette):
             return refused(request, _no_route(request, error, self.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
-            return problems.problem_response(problems.problem("internal_error", FAULT))
+            return problem_response(problems.problem("internal_error", FAULT))
 
         self.add_exception_handler(TealError, teal_error)
         self.add_exception_handler(InvalidQuery, invalid)

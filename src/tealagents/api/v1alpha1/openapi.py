@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import RETRY_AFTER, STATUSES
+from tealagents.api.http import PROBLEM_JSON, RETRY_AFTER, STATUSES
 from tealagents.api.settings import ApiSettings
 from tealagents.api.v1alpha1 import inputs, problems, schemas
 from tealagents.domain.models import Json
@@ -100,7 +100,7 @@ def _response(status: int, codes: list[str], keyed: bool) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": ", ".join(f"`{code}`" for code in codes),
         "content": {
-            problems.MEDIA_TYPE: {
+            PROBLEM_JSON: {
                 "schema": ref("Problem"),
                 "examples": {
                     code: {"value": problems.problem(code, "A sentence that says what to do.", status=status)}

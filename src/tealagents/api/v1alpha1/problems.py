@@ -6,11 +6,9 @@ from typing import Any
 from starlette.responses import Response
 
 from tealagents.api.bearer import refusal_headers
-from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of, worded
+from tealagents.api.http import RETRY_AFTER, STATUSES, problem_document, problem_response, status_of, worded
 from tealagents.domain.errors import ApprovalPending, InsufficientScope, InvalidRequest, NotOwner, TealError
 from tealagents.domain.models import Failure, Json
-
-MEDIA_TYPE = "application/problem+json"
 
 TITLES: Mapping[str, str] = {
     "invalid_request": "The request is not valid",
@@ -43,9 +41,6 @@ TITLES: Mapping[str, str] = {
     "request_timeout": "The request took too long",
 }
 
-#: each code is explained in the reference of errors (`docs/http.md`)
-TYPE_PREFIX = "urn:tealagents:problem:"
-
 #: what to do about an error, where this API has a way of its own; the error itself says what happened
 _ADVICE: Mapping[str, str] = {
     "task_busy": "Wait for it, or cancel it.",
@@ -71,23 +66,12 @@ def document(error: TealError) -> Json:
 
 
 def problem(code: str, detail: str, *, status: int | None = None, **fields: Any) -> Json:
-    return {
-        "type": TYPE_PREFIX + code,
-        "title": TITLES[code],
-        "status": status or STATUSES[code],
-        "detail": detail,
-        "code": code,
-        **fields,
-    }
+    return problem_document(code, TITLES[code], detail, status or STATUSES[code], **fields)
 
 
 def of_failure(failure: Failure, ids: Mapping[str, str]) -> Json:
     """The problem that a request ended with."""
     return {**problem(failure.code, failure.detail), **ids}
-
-
-def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) -> Response:
-    return json_response(body, status=body["status"], headers=headers, media_type=MEDIA_TYPE)
 
 
 def respond(error: TealError, challenge: str) -> Response:
