@@ -59,7 +59,7 @@ async def test_followers_of_what_is_deleted_meanwhile_hear_so() -> None:
         sent = await here.send(streamed=True)
         request_id = sent.request.request_id
         following = [asyncio.create_task(each.followed(request_id)) for each in (here, there)]
-        while not (here.model.calls and there.service.tails._followed):
+        while not (here.model.calls and there.service.followers._followed):
             await asyncio.sleep(0)
         await UserErasure(there.eraser, ADA.user).erase()
         gate.set()
@@ -303,7 +303,7 @@ async def test_a_pause_that_is_decided_while_its_log_is_read_is_passed_over_else
     class Slow(Faulty):
         async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
             """Of the tail's first look: the pause comes before it, and the decision behind it."""
-            first = bool(there.service.tails._followed) and not goes_on.is_set()
+            first = bool(there.service.followers._followed) and not goes_on.is_set()
             if first:
                 goes_on.set()
                 await eventually(lambda: is_at("Paused"))
@@ -388,10 +388,10 @@ async def test_who_comes_later_does_not_get_an_error_that_is_over() -> None:
         assert (await anext(slow))[0].event == TextDelta("one")
         faulty.unreadable = True
         gates[0].set()
-        await eventually(lambda: all(tail.closed for tail in there.service.tails._followed))
+        await eventually(lambda: all(tail.closed for tail in there.service.followers._followed))
         faulty.unreadable = False
         following = asyncio.ensure_future(there.followed(request_id))
-        await eventually(lambda: any(not tail.closed for tail in there.service.tails._followed))
+        await eventually(lambda: any(not tail.closed for tail in there.service.followers._followed))
         gates[1].set()
         assert isinstance((await following)[-1].event, Completed)
         with pytest.raises(PersistenceUnavailable):
@@ -404,9 +404,9 @@ async def test_a_drain_lets_all_followers_go() -> None:
     async with process(store, Scripted(waits(asyncio.Event(), "one"))) as here, process(store) as there:
         sent = await here.send(streamed=True)
         ahead = asyncio.ensure_future(there.followed(sent.request.request_id, 50))
-        await eventually(lambda: len(there.service.tails._followed) == 1)
+        await eventually(lambda: len(there.service.followers._followed) == 1)
         behind = asyncio.ensure_future(there.followed(sent.request.request_id))
-        await eventually(lambda: len(there.service.tails._followed) == 2)
+        await eventually(lambda: len(there.service.followers._followed) == 2)
         await there.service.drain(0)
         assert await ahead == []
         assert isinstance((await behind)[0].event, Started)

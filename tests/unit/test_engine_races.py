@@ -485,7 +485,7 @@ async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
             _, waiting = await two_queues(here)
             store.may.clear()
             draining = asyncio.create_task(here.service.drain(0))
-            await eventually(lambda: here.service.closed, every=0)
+            await eventually(lambda: here.service.followers.closed, every=0)
             store.may.set()
             await draining
         ended = [await there.request(each) for each in waiting]

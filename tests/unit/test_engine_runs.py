@@ -634,7 +634,7 @@ async def test_who_stops_a_request_whose_time_is_up_waits_for_its_end(way: str) 
             assert ended.error is not None
             assert (ended.status, ended.error.code) == ("Failed", "request_timeout")
         if way == "drain":
-            assert here.service.closed
+            assert here.service.followers.closed
         else:
             await there.service.cancel(partition, other.request.request_id, ADA.user.key)
         assert (await here.request(other.request.request_id)).status in ENDED

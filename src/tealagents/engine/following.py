@@ -6,77 +6,23 @@ event is written, nothing is read.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.engine.run import TASK_GONE
+from tealagents.engine.run import TASK_GONE, Run
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks, next_look
-
-if TYPE_CHECKING:
-    from tealagents.engine.service import Service
 
 log = logging.getLogger(__name__)
 
 #: seconds between checks whether the processes that run the followed requests are still alive
 CHECK_SECONDS = 5.0
-
-
-async def follow(
-    service: "Service", partition: str, request_id: str, after: int
-) -> AsyncGenerator[Sequence[Recorded]]:
-    """The events after `after`, in batches, until one ends the stream.
-
-    Decided pauses are left out, a pending one ends the stream; a follower that has seen it waits for the
-    decision. Only when the process shuts down, the stream ends early: the follower continues in another.
-    """
-    tasks = service.tasks
-    service.followers += 1
-    try:
-        while True:
-            run = service.run_of(request_id)
-            lost: BaseException | None = None
-            if run is not None and after >= run.stream.base:
-                async for batch in run.stream.follow(after):
-                    yield batch
-                    after = batch[-1].id
-                lost = run.outcome.exception()
-                if lost is None:
-                    return
-                if isinstance(lost, NotFound):
-                    raise lost
-            record = (await tasks.request(partition, request_id)).value
-            if lost is not None and record.status not in ENDED:
-                raise lost  # the end could not be stored, or another process has to write it
-            if after < 1:
-                yield [Recorded(1, beginning(record))]
-                after = 1
-            async for batch in tasks.streams.read(partition, request_id, after):
-                yield batch
-                after = batch[-1].id
-            if (last := _last(record, after)) is not None:
-                yield [last]
-                return
-            if run is not None and record.status != "Paused":
-                after = max(after, run.stream.base)  # the id of the decided pause, which is left out
-                continue
-            if service.closed:  # requests that ended during the drain were handled above
-                return
-            with service.tails.open(partition, record, after) as tail:
-                async for batch in tail.follow(after):
-                    yield batch
-                    after = batch[-1].id
-                    if isinstance(batch[-1].event, Terminal):
-                        return
-    finally:
-        service.followers -= 1
 
 
 def _last(record: RequestRecord, after: int) -> Recorded | None:
@@ -86,17 +32,69 @@ def _last(record: RequestRecord, after: int) -> Recorded | None:
     return None
 
 
-class Tails:
-    """Followed requests that run in other processes, with one `Tail` each."""
+class Followers:
+    """The followers of requests in this process, with one `Tail` for each request that runs in another."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, run_of: Callable[[str], Run | None]) -> None:
+        """`run_of` finds the run of a request, if it runs in this process."""
         self._tasks = tasks
+        self._run_of = run_of
+        #: open streams of events
+        self.count = 0
+        #: the process has drained: followers have to continue in other processes
+        self.closed = False
         self._open: dict[str, Tail] = {}
         #: those in `_open`, and replaced ones that slow followers are still reading
         self._followed: set[Tail] = set()
 
+    async def follow(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
+        """The events after `after`, in batches, until one ends the stream.
+
+        Decided pauses are left out, a pending one ends the stream; a follower that has seen it waits for the
+        decision. Only when the process shuts down, the stream ends early: the follower continues in another.
+        """
+        self.count += 1
+        try:
+            while True:
+                run = self._run_of(request_id)
+                lost: BaseException | None = None
+                if run is not None and after >= run.stream.base:
+                    async for batch in run.stream.follow(after):
+                        yield batch
+                        after = batch[-1].id
+                    lost = run.outcome.exception()
+                    if lost is None:
+                        return
+                    if isinstance(lost, NotFound):
+                        raise lost
+                record = (await self._tasks.request(partition, request_id)).value
+                if lost is not None and record.status not in ENDED:
+                    raise lost  # the end could not be stored, or another process has to write it
+                if after < 1:
+                    yield [Recorded(1, beginning(record))]
+                    after = 1
+                async for batch in self._tasks.streams.read(partition, request_id, after):
+                    yield batch
+                    after = batch[-1].id
+                if (last := _last(record, after)) is not None:
+                    yield [last]
+                    return
+                if run is not None and record.status != "Paused":
+                    after = max(after, run.stream.base)  # the id of the decided pause, which is left out
+                    continue
+                if self.closed:  # requests that ended during the drain were handled above
+                    return
+                with self._tail(partition, record, after) as tail:
+                    async for batch in tail.follow(after):
+                        yield batch
+                        after = batch[-1].id
+                        if isinstance(batch[-1].event, Terminal):
+                            return
+        finally:
+            self.count -= 1
+
     @contextmanager
-    def open(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
+    def _tail(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
         """A buffer that receives the events of a request after `after` for as long as the block lasts."""
         tail = self._open.get(record.request_id)
         if tail is None or tail.closed or tail.base > after:
@@ -129,6 +127,7 @@ class Tails:
 
     def close(self) -> None:
         """The process shuts down: its followers continue in another."""
+        self.closed = True
         for tail in self._followed:
             tail.close()
 

@@ -17,7 +17,7 @@ from tealagents.domain.models import (
 from tealagents.engine.admission import Admission, counted
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
-from tealagents.engine.following import Tails, follow
+from tealagents.engine.following import Followers
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
 from tealagents.engine.run import Run, Stop
@@ -61,19 +61,14 @@ class Service:
             per_user=agent.limits.max_requests_per_user,
             largest=agent.limits.max_body_bytes,
         )
-        #: the process has drained: followers have to continue in other processes
-        self.closed = False
         self.submission = Submission(tasks, self.conversations.windows.recheck_keys)
         self._runs: dict[str, Run] = {}
         #: the asyncio tasks in which the runs run
         self._carrying: set[asyncio.Task[None]] = set()
         self._wait_queues = WaitQueues(tasks)
-        #: requests that are followed here and run in other processes
-        self.tails = Tails(tasks)
+        self.followers = Followers(tasks, self.run_of)
         #: by request id, the requests that wait here for their turn, and the asyncio tasks in which they do
         self._waiting: dict[str, tuple[asyncio.Task[None], Waiting]] = {}
-        #: open streams of events
-        self.followers = 0
 
     @property
     def records(self) -> RecordStore:
@@ -164,7 +159,7 @@ class Service:
             extra_data=dict(request.extra_data or {}),
         )
         run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
-        self.tails.runs_here(request.request_id)
+        self.followers.runs_here(request.request_id)
         if self.tasks.ended_early.get(request.request_id) == len(request.approvals):
             run.stop(Stop(CANCELED))
         task = asyncio.create_task(
@@ -239,8 +234,8 @@ class Service:
         return (await self.tasks.request(partition, request_id)).value if turn is not None else None
 
     def events(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
-        """The events of a request after `after`, in batches (`following.follow`)."""
-        return follow(self, partition, request_id, after)
+        """The events of a request after `after`, in batches (`Followers.follow`)."""
+        return self.followers.follow(partition, request_id, after)
 
     # --- cancel ----------------------------------------------------------------------------------
 
@@ -270,7 +265,7 @@ class Service:
         return Load(
             in_flight=self.admission.in_flight,
             queued=len(self._waiting),
-            followers=self.followers,
+            followers=self.followers.count,
             lease_used=self.tasks.lease.used,
             leases_lost=self.tasks.lease.losses,
         )
@@ -283,7 +278,7 @@ class Service:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take_signals())
             group.create_task(self._drop_lost())
-            group.create_task(self.tails.attend())
+            group.create_task(self.followers.attend())
 
     async def _take_signals(self) -> None:
         """Reads the signals of other processes as they arrive, unless no request is here to be signaled."""
@@ -316,7 +311,7 @@ class Service:
 
     async def drain(self, seconds: float) -> None:
         """Admits nothing new, lets requests end, and after `seconds` interrupts the rest."""
-        if self.closed:
+        if self.followers.closed:
             return
         self.admission.draining = True
         log.info("draining: %d requests in flight", len(self._runs))
@@ -332,8 +327,7 @@ class Service:
             await asyncio.sleep(0)
         await self._interrupt_rest()
         self.tasks.stop()
-        self.closed = True
-        self.tails.close()
+        self.followers.close()
 
     async def _interrupt_rest(self) -> None:
         for run in list(self._runs.values()):
