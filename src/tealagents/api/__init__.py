@@ -24,7 +24,9 @@ What several protocols use:
 
 ===============  ==========================================================================
 `folding`        the fold they have in common: what each event means
-`requests`       a caller's requests, by id alone; `open_calls`: calls that stay open for one
+`requests`       a caller's requests, by id alone; `unstored`: those that are not to be stored
+`task_names`     a caller's tasks, by the names that clients give them
+`open_calls`     calls that stay open while a request runs
 `questions`      what such a call asks its user, and the answer, wherever it arrives
 `stretches`      requests cut at their pauses, for protocols in which a pause ends what was asked for
 `replay`         the events of a stretch: recorded ones, or made of the history

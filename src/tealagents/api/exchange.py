@@ -359,6 +359,11 @@ class Exchange:
         toolbox = self.agent.toolbox.of(approval.owner).with_brought(approval.brought)
         return ShownApproval(approval, {call.id: toolbox.as_shown(call) for call in approval.calls})
 
+    async def task(self, caller: Caller, task_id: str) -> tuple[str, Head]:
+        """A task that the caller may change, as its partition and its head. `NotFound`, `NotOwner`."""
+        partition = await self.locate(caller, keys.task, task_id)
+        return partition, (await self.tasks.head(partition, task_id)).value
+
     async def request(self, caller: Caller, request_id: str) -> RequestView:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
         partition = await self.locate(caller, keys.request, request_id, reading=True)

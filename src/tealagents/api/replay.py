@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from tealagents.api import requests
+from tealagents.api import unstored
 from tealagents.api.exchange import Exchange
 from tealagents.api.folding import EventFold
 from tealagents.api.stretches import Stretch, decided_pause
@@ -86,9 +86,9 @@ def stream(
 ) -> Response:
     """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
     view, events = stretch.view, recorded(exchange, stretch)
-    forgets = forgets and requests.is_unstored(stretch.record)
+    forgets = forgets and unstored.is_unstored(stretch.record)
     # not in the generator: if the client leaves early, it never starts, so its `finally` would not run
-    on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
+    on_end = (lambda: exchange.in_background(unstored.forget(exchange, view))) if forgets else None
     return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)
 
 

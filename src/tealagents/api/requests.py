@@ -1,27 +1,16 @@
-"""A caller's own requests, for protocols that know a request by its id alone."""
+"""A caller's own requests, for protocols that know one by its id alone: found, awaited, followed, read."""
 
-import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from contextlib import aclosing, suppress
-from datetime import datetime, timedelta
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import Receive
 
 from tealagents.api import names
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
-from tealagents.domain.errors import (
-    AlreadyExists,
-    CheckpointMoved,
-    InvalidRequest,
-    NotFound,
-    NotOwner,
-    RequestInProgress,
-    TaskBusy,
-)
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, RequestInProgress
 from tealagents.domain.events import Event, Paused, Recorded
 from tealagents.domain.models import (
     ENDED,
@@ -29,7 +18,6 @@ from tealagents.domain.models import (
     Caller,
     Head,
     IdempotencyRecord,
-    Item,
     Message,
     MessageBody,
     RequestEnd,
@@ -40,16 +28,11 @@ from tealagents.state import keys, latest
 from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import waiting_message
-from tealagents.state.tasks import is_expired
 
 K = TypeVar("K")
 
 #: the most requests of one task that are searched
 MOST_REQUESTS = 50
-#: how long a task that was not to be stored may be there at most
-UNSTORED_KEPT = timedelta(days=1)
-#: more than its expiry can be later than that because of rounding
-_ROUNDED = timedelta(seconds=1)
 
 
 async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
@@ -65,198 +48,6 @@ async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
     if view.partition != exchange.partition(caller):
         raise NotOwner(f"The request {request_id} belongs to another user.")
     return view
-
-
-async def task(exchange: Exchange, caller: Caller, task_id: str) -> tuple[str, Head]:
-    """A task that the caller may change, as its partition and its head. `NotFound`, `NotOwner`."""
-    partition = await exchange.locate(caller, keys.task, task_id)
-    return partition, (await exchange.tasks.head(partition, task_id)).value
-
-
-async def placed(
-    exchange: Exchange, caller: Caller, message: NewMessage, name: str, field: str
-) -> NewMessage:
-    """The message, addressed to the task that its client names, which it creates if there is none.
-
-    Without a name the task is new. `InvalidRequest`, naming `field`, if the name is not an id; `NotOwner`.
-    `NotFound` for an id that the service made: its task was deleted, and would otherwise start again without
-    its history. For an id that a client chose, nothing is kept that could tell these cases apart.
-    """
-    if not name:
-        return message
-    task_id = ids.canonical(name, field)
-    try:
-        await exchange.locate(caller, keys.task, task_id)
-    except NotFound:
-        if ids.is_made_for(caller.user.key, task_id):
-            raise
-        return replace(message, new_task_id=task_id)
-    return replace(message, task_id=task_id)
-
-
-class Named(Struct, frozen=True):
-    """A task under the name that its owner's client gave it; `head` is None before its first request."""
-
-    exchange: Exchange
-    caller: Caller
-    task_id: str
-    partition: str
-    head: Head | None = None
-
-    async def answered_to(self, shown: str) -> int | None:
-        """The last entry of its log, where the last message was answered and nothing has come since.
-
-        None as well where `shown`, the text that a client has of the answer, is only its beginning.
-        """
-        head = self.head
-        if head is None or head.checkpoint_id is None or not head.idle or head.status != "Completed":
-            return None
-        records, key = self.exchange.records, keys.request(head.checkpoint_id)
-        found = await records.get(self.partition, key, RequestRecord)
-        answer = found.value.output.rstrip() if found else ""  # some pages leave out spaces at the end
-        return None if len(shown) < len(answer) and answer.startswith(shown) else head.tail_seq
-
-    async def pause(self, approval_id: str) -> Approval | None:
-        """A pause of this task."""
-        found = await find_pause(self.exchange, self.partition, approval_id)
-        return found if found is not None and found.task_id == self.task_id else None
-
-    def at_tip(self, message: NewMessage) -> NewMessage:
-        """The message for the task as it stands: the first with what was said before, others without.
-
-        Where nothing is under way, `CheckpointMoved` refuses it once another one was quicker.
-        """
-        if self.head is None:
-            return replace(message, new_task_id=self.task_id)
-        at = self.head.checkpoint_id if self.head.idle else None
-        return replace(message, task_id=self.task_id, at_checkpoint=at, earlier=())
-
-    async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
-        """Returns if another request created the task first. Otherwise raises: `refusal` if the task is being
-        imported or was deleted, `NotFound` if it has expired."""
-        if (await named(self.exchange, self.caller, self.task_id)).head is not None:
-            return
-        if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
-            raise refusal
-        raise _expired(self.task_id)
-
-    async def fresh(
-        self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None
-    ) -> tuple[Sequence[str], str | None]:
-        """Those of a client's messages that are new; or the last one once more, where it was not answered.
-
-        Without new ones comes the request of the last: it is repeated only if it is the newest. `sent` are
-        the messages since the answer of the request `seen`, by marks: those that began a request are kept in
-        `client` there, and which one it repeats. `issued` are the marks of messages whose names are of a
-        request.
-        """
-        head, marks = self.head, list(sent)
-        if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
-            return marks, None
-        # as far back as what the client has, which nothing says of a single message under a name of its own
-        far = len(marks) > 1 or any([await self._request(each) for each in {seen, *issued}])
-        most = sys.maxsize if far else MOST_REQUESTS
-        # the last request with each of the marks, None where a rollback has taken its answer away; and of
-        # each request that was repeated, the last that repeats it
-        known, latest, newest = dict[str, str | None](), dict[str, str](), None
-        async with aclosing(of_task(self.exchange, self.partition, head, most)) as newest_first:
-            async for record in newest_first:
-                newest = newest or record
-                if record.request_id == seen or known.keys() >= set(marks):
-                    break
-                last = latest.get(record.request_id, record.request_id)
-                if (repeated := kept(record, "repeats", str)) is not None:
-                    latest[repeated] = last
-                theirs = await self._begun_by(record, sent, issued.get(record.request_id))
-                known = {**dict.fromkeys(theirs, None if _is_left(record, head) else last), **known}
-        fresh = [mark for mark in marks if known.get(mark) is None]
-        if fresh or not marks:
-            return fresh, None
-        again = newest and newest.request_id == known[marks[-1]] and newest.status in ("Failed", "Canceled")
-        return marks[-1:] if again else (), known[marks[-1]]
-
-    async def _begun_by(
-        self, record: RequestRecord, sent: Mapping[str, tuple[Item, ...]], issued: str | None
-    ) -> list[str]:
-        """The marks of those of the messages that a request began with; one is `issued` for its message."""
-        theirs = [mark for mark in kept(record, "messages", list) or () if isinstance(mark, str)]
-        if issued is not None:
-            said = await asked(self.exchange, self.partition, record)
-            if said is not None and said.items == sent[issued]:
-                theirs.append(issued)
-        return [mark for mark in theirs if mark in sent]
-
-    async def last_pauses(self, request_id: str | None) -> Sequence[str]:
-        """The last pause of this task's newest request, as all that there is; none where that is another."""
-        if self.head is None or request_id is None:
-            return ()
-        async with aclosing(of_task(self.exchange, self.partition, self.head, 1)) as newest_first:
-            newest = await anext(newest_first, None)
-        return newest.approvals[-1:] if newest is not None and newest.request_id == request_id else ()
-
-    async def _request(self, request_id: str | None) -> RequestRecord | None:
-        """One of this task's requests."""
-        if request_id is None:
-            return None
-        key = keys.request(request_id)
-        found = await self.exchange.records.get(self.partition, key, RequestRecord)
-        return found.value if found is not None and found.value.task_id == self.task_id else None
-
-    async def settled(self, request_ids: Set[str | None]) -> "Named":
-        """The task once its running request has ended or paused, where that is one of these."""
-        running = self.head.running if self.head else None
-        if running is None or running.request_id not in request_ids:
-            return self
-        view = await self.exchange.request(self.caller, running.request_id)
-        for approval_id in view.record.approvals[-1:]:  # behind which it runs
-            if (decided := await self.pause(approval_id)) is not None:
-                view = replace(view, after=decided.event_id)
-        await settled(self.exchange, view)
-        return await named(self.exchange, self.caller, self.task_id)
-
-
-async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
-    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one.
-
-    `NotOwner` where it is another user's, `NotFound` once it has expired.
-    """
-    try:
-        task_id, shared = ids.canonical(name, "name"), True
-    except InvalidRequest:
-        task_id, shared = ids.named_id(caller.user.key, name), False
-    tasks, partition = exchange.tasks, exchange.partition(caller)
-    found = Named(exchange, caller, task_id, partition)
-    with suppress(NotFound):
-        return replace(found, head=(await tasks.head(partition, task_id)).value)
-    gone = await tasks.records.get(partition, keys.task(task_id), Head)
-    if gone is not None and is_expired(gone.value, tasks.records.clock.now()):
-        raise _expired(task_id)
-    with suppress(NotFound):
-        if shared:  # another user can have the same
-            await exchange.locate(caller, keys.task, task_id)
-    return found
-
-
-def _expired(task_id: str) -> NotFound:
-    return NotFound("The thread has expired. Start a new one.", task_id=task_id)
-
-
-async def added(
-    exchange: Exchange, partition: str, head: Head, message: NewMessage, field: str
-) -> NewMessage:
-    """The message for a task that is there. `InvalidRequest` where it brings a history of its own.
-
-    Also, naming `field`, where the task was not to be stored: its expiry would take what is added.
-    """
-    if message.earlier:
-        raise InvalidRequest("input", "contains assistant messages; the conversation has its own")
-    # without an expiry its owner has decided to keep it
-    if head.expires_at is not None:
-        async with aclosing(of_task(exchange, partition, head)) as newest_first:
-            async for record in newest_first:
-                if is_unstored(record):
-                    raise InvalidRequest(field, "was not stored: send the earlier messages instead")
-    return replace(message, task_id=head.task_id)
 
 
 async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Approval | None:
@@ -316,7 +107,7 @@ async def of_task(
     exchange: Exchange, partition: str, head: Head, most: int = MOST_REQUESTS
 ) -> AsyncGenerator[RequestRecord]:
     """The last requests of a task, newest first: those that wait, the one under way, and those that ended."""
-    names = _current(head)
+    names = current(head)
     for name in names[:most]:
         yield (await exchange.tasks.request(partition, name)).value
     left, path = most - len(names), ((1, head.tail_seq),)
@@ -330,15 +121,15 @@ async def of_task(
                 yield (await exchange.tasks.request(partition, logged.body.request_id)).value
 
 
-def _current(head: Head) -> list[str]:
+def current(head: Head) -> list[str]:
     """The requests of a task that had not ended, newest first."""
     waiting = [each.request_id for each in reversed(head.queue)]
     return waiting + [each.request_id for each in (head.running, head.pending) if each]
 
 
-def _is_left(record: RequestRecord, head: Head) -> bool:
+def is_left(record: RequestRecord, head: Head) -> bool:
     """Whether a rollback took the answer away. One that came after `head` was read is not on its path."""
-    ended = record.status == "Completed" and record.request_id not in _current(head)
+    ended = record.status == "Completed" and record.request_id not in current(head)
     return ended and not holds(head.path, record.first_seq)
 
 
@@ -425,28 +216,3 @@ def kept(record: RequestRecord, name: str, kind: type[K]) -> K | None:
     """What a protocol keeps with a request; None also where it is of another kind, as it may be imported."""
     value = record.client.get(name)
     return value if isinstance(value, kind) else None
-
-
-def unstored_until(exchange: Exchange) -> datetime:
-    """When an unstored task expires, in case the process dies before it can erase the task."""
-    return exchange.tasks.records.clock.now() + UNSTORED_KEPT
-
-
-def is_unstored(record: RequestRecord) -> bool:
-    """Whether a request was not to be stored, and its task with it."""
-    return record.client.get("store") is False
-
-
-async def forget(exchange: Exchange, view: RequestView) -> None:
-    """Erases the task of a request that was not to be stored, once the request has ended.
-
-    Not a task that its owner has decided to keep for longer.
-    """
-    with suppress(NotFound, TaskBusy):  # erased by another, or left to its expiry by what else runs there
-        record, eraser = (await settled(exchange, view)).record, exchange.eraser
-        while record.status in ENDED:
-            stored = await exchange.tasks.head(view.partition, record.task_id)
-            expires_at = stored.value.expires_at
-            kept = expires_at is None or expires_at > record.created_at + UNSTORED_KEPT + _ROUNDED
-            if kept or await eraser.delete_as_read(view.partition, stored):
-                return

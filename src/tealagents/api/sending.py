@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from tealagents.api import names, requests, stretches
+from tealagents.api import names, requests, stretches, unstored
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
@@ -71,7 +71,7 @@ async def _begun(
     if behind is not None:
         if message.expires_at is not None:
             raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
-        message = await requests.added(exchange, *behind, message, "conversation")
+        message = await stretches.added(exchange, *behind, message, "conversation")
     return await exchange.submit(caller, message, key, streamed=streamed)
 
 
@@ -188,10 +188,10 @@ async def _check_earlier(exchange: Exchange, view: RequestView, answered: Mappin
 
 async def _check_message(exchange: Exchange, view: RequestView, message: NewMessage) -> None:
     """`InvalidRequest` where a message does not go with answers to calls of this request."""
-    unstored = requests.is_unstored(view.record)
-    if message.expires_at is not None and not unstored:
+    is_stored = not unstored.is_unstored(view.record)
+    if message.expires_at is not None and is_stored:
         raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
-    if message.client.get("background") and unstored:
+    if message.client.get("background") and not is_stored:
         raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
     if message.items:
         said = await requests.asked(exchange, view.partition, view.record)

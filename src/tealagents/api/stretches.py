@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import Receive
 
-from tealagents.api import bodies, requests
+from tealagents.api import bodies, requests, unstored
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain.errors import (
@@ -27,6 +27,7 @@ from tealagents.domain.models import (
     Approval,
     Caller,
     Failure,
+    Head,
     RequestRecord,
     RequestSetup,
     Status,
@@ -152,8 +153,8 @@ async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> Asy
     with _forgotten_unanswered(exchange, stretch.view):
         view = await requests.settled(exchange, stretch.view, receive)
         yield await cut(exchange, view, stretch.number)
-    if requests.is_unstored(view.record):
-        await requests.forget(exchange, view)
+    if unstored.is_unstored(view.record):
+        await unstored.forget(exchange, view)
 
 
 @contextmanager
@@ -162,8 +163,8 @@ def _forgotten_unanswered(exchange: Exchange, view: RequestView) -> Iterator[Non
     try:
         yield
     except BaseException:
-        if requests.is_unstored(view.record):
-            exchange.in_background(requests.forget(exchange, view))
+        if unstored.is_unstored(view.record):
+            exchange.in_background(unstored.forget(exchange, view))
         raise
 
 
@@ -215,9 +216,27 @@ async def continued(
     checkpoint = record.request_id if record.status == "Completed" else record.parent
     partition = stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
-    message = await requests.added(exchange, partition, head, message, field)
+    message = await added(exchange, partition, head, message, field)
     if head.idle and head.checkpoint_id == checkpoint and message.expires_at is None:
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
     return await exchange.branch(caller, record, message, key, streamed=streamed)
+
+
+async def added(
+    exchange: Exchange, partition: str, head: Head, message: NewMessage, field: str
+) -> NewMessage:
+    """The message for a task that is there. `InvalidRequest` where it brings a history of its own.
+
+    Also, naming `field`, where the task was not to be stored: its expiry would take what is added.
+    """
+    if message.earlier:
+        raise InvalidRequest("input", "contains assistant messages; the conversation has its own")
+    # without an expiry its owner has decided to keep it
+    if head.expires_at is not None:
+        async with aclosing(requests.of_task(exchange, partition, head)) as newest_first:
+            async for record in newest_first:
+                if unstored.is_unstored(record):
+                    raise InvalidRequest(field, "was not stored: send the earlier messages instead")
+    return replace(message, task_id=head.task_id)

@@ -33,7 +33,7 @@ from agui_talk import (
 from replicas import replicas
 from talk import PLUGINS, call
 
-from tealagents.api import requests
+from tealagents.api import requests, task_names
 from tealagents.api.ag_ui import inputs
 from tealagents.api.exchange import Exchange
 from tealagents.domain.models import Head, RequestRecord
@@ -247,7 +247,7 @@ def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
     code: str,
 ) -> None:
     """What is another user's is not found, and a fault is logged."""
-    begun, named = threading.Event(), requests.named
+    begun, named = threading.Event(), task_names.named
     begun.set()
 
     async def waiting(*args: Any) -> Any:
@@ -256,12 +256,12 @@ def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
             raise fault
         return await named(*args)
 
-    monkeypatch.setattr(requests, "named", waiting)
+    monkeypatch.setattr(task_names, "named", waiting)
     with serving(limits={"keepalive_seconds": 1}) as (service, _), service.client() as client:
         page = Page(client)
         given = run_input(page.thread, user("two"), runId=run)
         with monkeypatch.context() as patches, service.client("bob") as bob:
-            patches.setattr(requests, "named", named)
+            patches.setattr(task_names, "named", named)
             page.say("one", runId="used")
             other = Page(bob)
             other.say("one")

@@ -12,7 +12,7 @@ from a2a.utils.task import validate_history_length, validate_page_size
 from google.protobuf.json_format import ParseDict
 from starlette.responses import Response
 
-from tealagents.api import bodies, decisions, requests
+from tealagents.api import bodies, decisions, requests, task_names
 from tealagents.api.a2a import documents
 from tealagents.api.a2a.fold import Updates, envelope
 from tealagents.api.exchange import Exchange, RequestView, key_of
@@ -80,7 +80,7 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        new = await requests.placed(self._exchange, call.user, new, message.context_id, "message.contextId")
+        new = await task_names.placed(self._exchange, call.user, new, message.context_id, "message.contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 

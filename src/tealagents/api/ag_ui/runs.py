@@ -6,14 +6,14 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import bodies, replay, requests, setups, sse, stretches, transcripts
+from tealagents.api import bodies, replay, requests, setups, sse, stretches, task_names, transcripts
 from tealagents.api.ag_ui import fold
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import GONE, TOO_LATE, CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.names import made, parsed
-from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
+from tealagents.api.task_names import Named
 from tealagents.domain.errors import AlreadyExists, CheckpointMoved, IdempotencyKeyReused, InvalidRequest
 from tealagents.domain.models import Approval, Caller
 from tealagents.state.new_message import Key
@@ -22,7 +22,7 @@ from tealagents.state.new_message import Key
 @bodies.fields_as(items="messages", earlier="messages", user_context="context")
 async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive: Receive) -> Response:
     """The answer to an input."""
-    thread = now = await requests.named(exchange, caller, given.body.thread_id)
+    thread = now = await task_names.named(exchange, caller, given.body.thread_id)
     fresh, of = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
@@ -40,7 +40,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
             view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
             if view.record.status == "Canceled":  # this run was, and that is a part of it
                 return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
-        now = await requests.named(exchange, caller, given.body.thread_id)
+        now = await task_names.named(exchange, caller, given.body.thread_id)
     if fresh:  # the same may have come before, and its answers may be on their way
         now = await now.settled(answered)
     if now is not thread:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, items, names, query, replay, requests, sending, setups, stretches
+from tealagents.api import bodies, items, names, query, replay, requests, sending, setups, stretches, unstored
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -79,7 +79,7 @@ async def send(
         setup=setups.setup(instructions, body.tools or (), shape, body.tool_choice),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
-        expires_at=requests.unstored_until(exchange) if body.store is False else None,
+        expires_at=unstored.until(exchange) if body.store is False else None,
     )
     return await sending.send(
         exchange, caller, given, _CALLS, message, key, behind, declares=declares, streamed=streamed
@@ -97,7 +97,7 @@ async def conversation(exchange: Exchange, caller: Caller, name: str) -> tuple[s
     """A conversation that the caller may change, and its partition. `NotFound`, also for another user's."""
     with names.unknown_as("conversation", name):
         task_id, _ = names.read("conversation", name, "conv", numbered=False)
-        return await requests.task(exchange, caller, task_id)
+        return await exchange.task(caller, task_id)
 
 
 async def retrieve(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
@@ -118,8 +118,8 @@ async def input_items(exchange: Exchange, caller: Caller, request: Request, resp
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await stretches.canceled(exchange, await find(exchange, caller, response_id))
     answer = json_response(await document(exchange, stretch), headers=headers_of(stretch))
-    if stretch.pause is not None and requests.is_unstored(stretch.record) and stretch.status == "Canceled":
-        await requests.forget(exchange, stretch.view)  # what was running is erased where it is waited for
+    if stretch.pause is not None and unstored.is_unstored(stretch.record) and stretch.status == "Canceled":
+        await unstored.forget(exchange, stretch.view)  # what was running is erased where it is waited for
     return answer
 
 

@@ -1,0 +1,39 @@
+"""Requests that are not to be stored: their tasks are erased when they have ended, or expire."""
+
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from tealagents.api import requests
+from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain.errors import NotFound, TaskBusy
+from tealagents.domain.models import ENDED, RequestRecord
+
+#: how long a task that was not to be stored may be there at most
+KEPT = timedelta(days=1)
+#: more than its expiry can be later than that because of rounding
+_ROUNDED = timedelta(seconds=1)
+
+
+def until(exchange: Exchange) -> datetime:
+    """When an unstored task expires, in case the process dies before it can erase the task."""
+    return exchange.tasks.records.clock.now() + KEPT
+
+
+def is_unstored(record: RequestRecord) -> bool:
+    """Whether a request was not to be stored, and its task with it."""
+    return record.client.get("store") is False
+
+
+async def forget(exchange: Exchange, view: RequestView) -> None:
+    """Erases the task of a request that was not to be stored, once the request has ended.
+
+    Not a task that its owner has decided to keep for longer.
+    """
+    with suppress(NotFound, TaskBusy):  # erased by another, or left to its expiry by what else runs there
+        record, eraser = (await requests.settled(exchange, view)).record, exchange.eraser
+        while record.status in ENDED:
+            stored = await exchange.tasks.head(view.partition, record.task_id)
+            expires_at = stored.value.expires_at
+            kept = expires_at is None or expires_at > record.created_at + KEPT + _ROUNDED
+            if kept or await eraser.delete_as_read(view.partition, stored):
+                return
