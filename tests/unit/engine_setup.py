@@ -333,7 +333,7 @@ async def process(
     finally:
         for run in list(made.service._runs.values()):
             run.stop(Stop(None))
-        made.tasks.stop()
+        made.tasks.begun.stop()
         await asyncio.sleep(0)
         await made.lease.stop()
 

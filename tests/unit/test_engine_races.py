@@ -33,7 +33,7 @@ from tealagents.engine import service
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
-from tealagents.state import keys, records, tasks, workers
+from tealagents.state import begun, keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
@@ -189,7 +189,7 @@ async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_e
 async def test_a_begin_in_doubt_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that made it ends it, so that others need not wait for its lease. covers: STATE-3"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     inner = shared()
     store = Faulty(inner)
 
@@ -219,7 +219,7 @@ async def test_a_sender_that_is_canceled_in_its_begin_leaves_nothing_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The commit is applied, its caller gone: the request ends. covers: STATE-3"""
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     inner = shared()
     store = Late(inner)
     async with process(store) as here, process(inner) as there:
@@ -241,7 +241,7 @@ async def test_a_sender_that_is_canceled_at_the_end_of_a_large_begin_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its task is there by then; what is left to do is to forget the note of its making. covers: STATE-3"""
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     store = Watched(MemoryStore())
     async with process(store) as here:
         await here.ask("one")
@@ -255,21 +255,21 @@ async def test_a_sender_that_is_canceled_at_the_end_of_a_large_begin_leaves_noth
         store.there = forgetting
         sending = asyncio.create_task(here.send("x" * 600_000))
         await there.wait()
-        (begun,) = here.tasks.begun_here
+        (request_id,) = here.tasks.begun
         sending.cancel()
         await asyncio.wait([sending])
         store.there = nothing
 
         async def ended() -> bool:
-            return (await here.request(begun)).status == "Failed"
+            return (await here.request(request_id)).status == "Failed"
 
         await eventually(ended)
-        assert here.tasks.begun_here == {}
+        assert list(here.tasks.begun) == []
 
 
 async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store raises what no store should: the run gives up, the request does not stay. covers: STATE-3"""
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     inner = shared()
     store = Faulty(inner)
 
@@ -298,7 +298,7 @@ async def test_a_request_that_is_given_up_in_its_queue_does_not_wait_there_for_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its task was hidden for a moment: it ends, and the queue moves. covers: TASK-5"""
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     gate = asyncio.Event()
     async with process(None, Scripted(waits(gate)), concurrency="enqueue") as here:
         running = await here.send("one")
@@ -341,12 +341,12 @@ async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store that is away comes back; damage stays until an operator has seen to it. covers: STATE-3"""
-    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(begun, "LOOK_SECONDS", 0)
     async with process(model=Scripted(waits(asyncio.Event()))) as here:
         sent = await here.send(streamed=True)
         await damage(here.store, here.partition(), keys.request(sent.request.request_id))
-        here.tasks.leave(here.partition(), sent.request.request_id)
-        await eventually(lambda: not here.tasks._leaving, every=0)
+        here.tasks.begun.leave(here.partition(), sent.request.request_id)
+        await eventually(lambda: not here.tasks.begun._ending, every=0)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -705,7 +705,7 @@ async def test_a_word_for_a_request_that_has_paused_does_not_cancel_it_once_it_i
 
         async def late(worker_id: str, asked: workers.Signal) -> None:
             gate.set()
-            await eventually(lambda: not here.tasks.begun_here)
+            await eventually(lambda: not here.tasks.begun)
             await signal(worker_id, asked)
 
         monkeypatch.setattr(there.tasks.peers, "signal", late)

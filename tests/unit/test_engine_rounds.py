@@ -182,7 +182,7 @@ async def test_what_a_round_has_returned_is_stored_before_the_model_is_called_ag
     commits: list[int] = []
 
     async def looks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
-        (request_id,) = here.tasks.begun_here
+        (request_id,) = here.tasks.begun
         request = await here.request(request_id)
         tail = (await here.tasks.head(here.partition(), request.task_id)).value.tail_seq
         said = await here.tasks.history.messages_of(here.partition(), request, tail)

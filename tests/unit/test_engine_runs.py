@@ -92,7 +92,7 @@ async def check(here: Process, ran: Sequence[Json]) -> None:
     for task_id in await tasks_of(here):
         assert (await here.ask("three", task_id, supersede=True)).status == "Completed"
         await check_log(here, task_id)
-    assert not +here.tasks.begun_here
+    assert not here.tasks.begun
 
 
 async def check_log(here: Process, task_id: str) -> None:
@@ -327,7 +327,7 @@ async def test_a_run_that_ends_with_its_process_is_left_to_others() -> None:
         await here.send(streamed=True)
         await eventually(lambda: here.model.calls, every=0)
         (carrying,) = here.service._carrying
-        here.tasks.stop()
+        here.tasks.begun.stop()
         before, commits = asyncio.all_tasks(), list(store.commits)
         carrying.cancel()
         await asyncio.wait([carrying])

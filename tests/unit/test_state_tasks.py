@@ -45,7 +45,7 @@ async def stale(here: Process, worker: Process) -> tuple[str, str]:
     """A task and its request that a process has left running and that is dead."""
     sent = await worker.send()
     await worker.lease._retire()
-    worker.tasks.stop()
+    worker.tasks.begun.stop()
     return sent.request.task_id, sent.request.request_id
 
 
@@ -95,7 +95,7 @@ async def test_what_a_dead_process_left_keeps_nothing_from_being_read_while_the_
         )
         await dead.lease._renew()
         left = (await dead.send("more", first.task_id)).request
-        dead.tasks.stop()
+        dead.tasks.begun.stop()
         if marked:
             await dead.lease._retire()
         else:
@@ -337,7 +337,7 @@ async def test_a_waiting_request_begins_although_the_reply_was_lost(
         assert (await here.service.outcome(second)).status == "Completed"
         assert f"user: {text}".encode() in here.model.calls[-1].prompt
         assert here.service.admission.in_flight == 0
-        assert not here.tasks.begun_here
+        assert not here.tasks.begun
 
 
 async def test_a_message_that_comes_between_an_end_and_the_next_start_waits_behind_the_queue(

@@ -160,7 +160,7 @@ class Service:
         )
         run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
         self.followers.runs_here(request.request_id)
-        if self.tasks.ended_early.get(request.request_id) == len(request.approvals):
+        if self.tasks.begun.ended_early(request):
             run.stop(Stop(CANCELED))
         task = asyncio.create_task(
             self._carry(run, caller.user.key, share, resumption), name=f"request {request.request_id}"
@@ -176,9 +176,10 @@ class Service:
         finally:
             if self._runs.get(request_id) is run:  # otherwise a decision has already started the next run
                 del self._runs[request_id]
-            self.tasks.over(request_id)
-            if run.outcome.exception() is not None:
-                self.tasks.leave(run.partition, request_id)
+            if run.outcome.exception() is None:
+                self.tasks.begun.over(request_id)
+            else:
+                self.tasks.begun.leave(run.partition, request_id)
             self.admission.leave(user, share)
 
     # --- waiting for a turn ----------------------------------------------------------------------
@@ -204,8 +205,7 @@ class Service:
                 started = True
         finally:
             if not started:
-                self.tasks.over(request.request_id)
-                self.tasks.leave(waiting.partition, request.request_id)  # ends it if it has not ended
+                self.tasks.begun.leave(waiting.partition, request.request_id)
                 self.admission.leave(caller.user.key, share)
 
     # --- outcomes --------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Service:
         """Reads the signals of other processes as they arrive, unless no request is here to be signaled."""
         mailbox = Mailbox(self.records, self.tasks.lease)
         async for _ in mailbox.wakeups():
-            if not self.tasks.begun_here:
+            if not self.tasks.begun:
                 continue
             try:
                 async for signal in mailbox.signals():
@@ -296,8 +296,8 @@ class Service:
         """Stops a request that another process has ended, or asks this one to end."""
         run = self._runs.get(signal.request_id)
         if run is None:
-            if self.tasks.begun_here[signal.request_id] and signal.pauses is not None:
-                self.tasks.ended_early[signal.request_id] = signal.pauses
+            if signal.pauses is not None:
+                self.tasks.begun.note_end(signal.request_id, signal.pauses)
         elif signal.pauses in (None, len(run.request.approvals)):
             run.stop(Stop(SUPERSEDED if signal.superseded else CANCELED, signal.actor))
 
@@ -326,7 +326,7 @@ class Service:
             ends[-1].cancel()
             await asyncio.sleep(0)
         await self._interrupt_rest()
-        self.tasks.stop()
+        self.tasks.begun.stop()
         self.followers.close()
 
     async def _interrupt_rest(self) -> None:

@@ -7,11 +7,9 @@ that request, as its `TaskWriter`. A patch or a queued message may change the he
 continues from the new head (`TaskWriter.rebase`).
 """
 
-import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -23,7 +21,6 @@ from tealagents.domain.errors import (
     CorruptState,
     NotFound,
     PersistenceUnavailable,
-    TealError,
 )
 from tealagents.domain.models import (
     ENDED,
@@ -39,6 +36,7 @@ from tealagents.domain.models import (
     Status,
 )
 from tealagents.state import keys
+from tealagents.state.begun import BegunRequests
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Headless, RecordStore, Stored, blob_ref, no_task
@@ -53,10 +51,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Stored[Head] | None")
 
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
-
-#: how often a request that no run here carries on is looked for, to end it, and the seconds in between
-LOOKS = 20
-LOOK_SECONDS = 0.5
 
 #: the shortest time, in seconds, between two looks at a pause that expires
 SOONEST_LOOK_SECONDS = 0.05
@@ -146,14 +140,8 @@ class Tasks:
         #: `name:version`, the `source` of every answer
         self.source = source
         self.history = History(records)
-        #: requests begun in this process and not yet over. If the store says that another one runs here, it
-        #: was begun by a commit whose reply was lost
-        self.begun_here: Counter[str] = Counter()
-        #: those of them that were ended before their run was stopped, and how many pauses each had by then
-        self.ended_early: dict[str, int] = {}
+        self.begun = BegunRequests(lease, records.clock, self.request)
         self._report = report
-        #: asyncio tasks that end requests which no run here carries on; None once the process ends
-        self._leaving: set[asyncio.Task[None]] | None = set()
         self.streams = StreamLog(records, rules.event_seconds)
 
     # --- finding ---------------------------------------------------------------------------------
@@ -253,61 +241,8 @@ class Tasks:
     async def abandoned(self, work: Running | Queued) -> bool:
         """Whether no process works on a request any more. If so, its process cannot write for it again."""
         if work.worker_id == self.lease.worker_id:
-            return not self.begun_here[work.request_id]
+            return work.request_id not in self.begun
         return await self.peers.dead(work.worker_id)
-
-    @contextmanager
-    def beginning(self, partition: str, request_id: str) -> Iterator[None]:
-        """A context for the commit that gives this process a request; if it raises, that has failed."""
-        self.begun_here[request_id] += 1
-        try:
-            yield
-        except (Conflict, Headless):
-            self.over(request_id)
-            raise
-        except BaseException:  # the commit may have been applied, or still will be
-            self.over(request_id)
-            self.leave(partition, request_id)
-            raise
-
-    def over(self, request_id: str) -> None:
-        """This process is done with a request, or with one attempt to begin it."""
-        self.begun_here[request_id] -= 1
-        if self.begun_here[request_id] <= 0:
-            del self.begun_here[request_id]
-            self.ended_early.pop(request_id, None)
-
-    def stop(self) -> None:
-        """The process ends; once its lease has lapsed, other processes end the requests that it leaves."""
-        leaving, self._leaving = self._leaving or (), None
-        for task in leaving:
-            task.cancel()
-
-    def leave(self, partition: str, request_id: str) -> None:
-        """Ends a request that no run here carries on, if it exists.
-
-        Other processes do not end it, since its worker is alive.
-        """
-        if self._leaving is None:  # the run was canceled with the event loop, which ends no new task
-            return
-        task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-
-    async def _see_ended(self, partition: str, request_id: str, worker_id: str) -> None:
-        looks = 0
-        while looks < LOOKS and worker_id == self.lease.worker_id:
-            try:
-                looks += 1
-                if (await self.request(partition, request_id)).value.status in ENDED:
-                    return
-            except PersistenceUnavailable:
-                looks -= 1
-            except TealError:
-                pass  # it does not exist, perhaps not yet; or it is damaged, as its readers will be told
-            except Exception:
-                log.exception("request %s cannot be ended yet", request_id)
-            await self.records.clock.sleep(LOOK_SECONDS)
 
     # --- changing --------------------------------------------------------------------------------
 
@@ -365,8 +300,7 @@ class Tasks:
                 await forget(records, head, making=True)
         except BaseException:  # the request has begun, but no run will carry it on
             if transition.takes and written.request is not None:
-                self.over(written.request.request_id)
-                self.leave(partition, written.request.request_id)
+                self.begun.leave(partition, written.request.request_id)
             raise
         return written
 
@@ -411,9 +345,8 @@ class Tasks:
             # a new request last, an ended one (above) before its entries: a row that grows between full pages
             # makes SQLite write the neighboring pages, too
             put.setdefault(keys.request(request.request_id), request)
-        taking = (
-            self.beginning(partition, request.request_id) if transition.takes and request else nullcontext()
-        )
+        taken = request if transition.takes else None
+        taking = self.begun.beginning(partition, taken.request_id) if taken else nullcontext()
         try:
             with taking:
                 written = await self.records.commit(
@@ -443,8 +376,7 @@ class Tasks:
             return False
         request = transition.request
         assert request is not None
-        if self.begun_here[request_id]:
-            self.ended_early[request_id] = len(request.approvals)
+        self.begun.note_end(request_id, len(request.approvals))
         self._report(request)
         return True
 
@@ -460,8 +392,7 @@ class Tasks:
         unfinished = await self.streams.unfinished(partition, request)
         last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)
         failure = Failure(ending.code, ending.detail)
-        occupant = head.occupant
-        if occupant is None or occupant.request_id != request_id:
+        if not _occupies(head, request_id):
             nothing = Outcome(unfinished.output, request.usage, request.extra_data)
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
