@@ -124,6 +124,8 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     number, made = 1, set[str]()
     repeats = record.retries is not None  # a retry repeats earlier calls, whose events are not sent again
     async for logged in exchange.history.forwards(partition, record.task_id, record.entries(tail)):
+        if logged.entry.request_id != record.request_id:  # it ended after it was read, and others followed
+            continue
         body = logged.body
         repeats = repeats and not _is_new(body)
         if is_decision(body):
@@ -134,7 +136,7 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
             for call in body.calls:
                 made.add(call.id)
                 yield ToolCalled(call)
-        elif isinstance(body, MessageBody) and body.message.request_id == record.request_id:
+        elif isinstance(body, MessageBody):
             for event in _said(body, made, record):
                 yield event
 

@@ -1,7 +1,8 @@
 """Background, cancel, what is not stored, limits, keys: how responses begin and end."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, create, raw, retrieved, said, sdk, serving, stream, streamed
+from openai_talk import WEATHER, create, kinds, raw, retrieved, said, sdk, serving, stream, streamed
 from talk import call
 from wire import records, store_of
 
+from tealagents.api import replay
+from tealagents.api.exchange import Exchange
+from tealagents.api.stretches import Stretch
+from tealagents.domain.events import Event
 from tealagents.domain.models import User
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
@@ -54,6 +59,31 @@ def test_a_response_in_the_background(wire: httpx.Client, ada: OpenAI) -> None:
     assert ended.output_text == "drip drip drip drip drip drip"
     tail = list(ada.responses.retrieve(begun["id"], stream=True, starting_after=4))
     assert [event.sequence_number for event in tail] == list(range(5, len(followed)))
+
+
+def test_a_response_that_ends_while_it_is_read_shows_nothing_of_the_next_one(
+    wire: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read while it ran; before its entries are read, it ends, and the next one calls a tool."""
+    logged, reads = replay._logged, list[Stretch]()
+    begun = create(wire, input="dripping", background=True)
+    response_id, conversation = begun["id"], begun["conversation"]["id"]
+
+    def end_and_continue() -> None:
+        until(lambda: retrieved(wire, response_id)["status"] == "completed")
+        create(wire, input=call("Work-note", file=str(file), line="one"), conversation=conversation)
+
+    async def later(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
+        if stretch.record.status == "Running" and not reads:
+            reads.append(stretch)
+            await asyncio.to_thread(end_and_continue)
+        async for event in logged(exchange, stretch):
+            yield event
+
+    monkeypatch.setattr(replay, "_logged", later)
+    assert kinds(retrieved(wire, response_id)) == ["message"]
+    assert len(reads) == 1
+    assert kinds(retrieved(wire, response_id)) == ["message"]
 
 
 def test_a_stream_that_is_left_continues(ada: OpenAI) -> None:
