@@ -185,6 +185,24 @@ async def test_the_last_changed_requests_are_found_without_reading_each_task_alo
         assert operations < 10
 
 
+async def test_a_request_that_changes_while_a_page_is_made_is_not_listed_as_one_that_is_wanted() -> None:
+    """It is shown as it is now: if it is canceled after the search, it is not among the paused ones."""
+    async with process(None, Scripted(), noting([], governed=True)) as here:
+        left, waiting = await paused(here), await paused(here)
+
+        class Late(type(here.tasks)):  # type: ignore[misc]
+            async def request(self, partition: str, request_id: str, *, reading: bool = False) -> object:
+                if reading and request_id == left.request_id:
+                    await here.service.cancel(partition, request_id, ADA.user.key)
+                return await super().request(partition, request_id, reading=reading)
+
+        here.tasks.__class__ = Late
+        page = await latest.page(
+            here.tasks, here.partition(), lambda record: record.status == "Paused", limit=9
+        )
+        assert [each.request_id for each in page.records] == [waiting.request_id]
+
+
 async def test_a_page_of_checkpoints_costs_no_more_than_the_largest_one() -> None:
     """However many requests have failed since the last that completed: the page is short, with a next one."""
     store = CountingStore(CountingOptions())

@@ -57,11 +57,15 @@ async def page(
     behind: Changed | None = None,
     limit: int,
 ) -> LatestPage:
-    """A page of the requests for which `wanted` is true, after `behind`."""
+    """A page of the requests for which `wanted` is true, after `behind`.
+
+    It is short where some were deleted, or have changed so that they are not wanted, since they were found.
+    """
     found = await _latest(tasks, partition, wanted)
     due = [each for each in found if behind is None or each < behind]
     shown = due[:limit]
-    records = [record for each in shown if (record := await _read(tasks, partition, each.request_id))]
+    read = [await _read(tasks, partition, each.request_id) for each in shown]
+    records = [record for record in read if record is not None and wanted(record)]
     return LatestPage(records, shown[-1] if len(due) > limit else None, len(found))
 
 
