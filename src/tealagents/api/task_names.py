@@ -76,13 +76,10 @@ class Named(Struct, frozen=True):
         return replace(message, task_id=self.task_id, at_checkpoint=at, earlier=())
 
     async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
-        """Returns if another request created the task first. Otherwise raises: `refusal` if the task is being
-        imported or was deleted, `NotFound` if it has expired."""
-        if (await named(self.exchange, self.caller, self.task_id)).head is not None:
-            return
-        if await self.exchange.tasks.records.get(self.partition, keys.task(self.task_id), Head) is None:
+        """Returns if the task is there, since another request created it first. Otherwise raises: `refusal`
+        if the task is being imported or was deleted, `NotFound` if it has expired."""
+        if (await named(self.exchange, self.caller, self.task_id)).head is None:
             raise refusal
-        raise _expired(self.task_id)
 
     async def fresh(
         self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None

@@ -21,11 +21,14 @@ from agui_talk import (
     unreadable_once_running,
     user,
 )
-from talk import call, lines, send
+from msgspec.structs import replace
+from talk import call, in_service, lines, send
 from threads_setup import CountedStore
 
+from tealagents.api import requests
 from tealagents.domain import ids
-from tealagents.domain.models import User
+from tealagents.domain.errors import AlreadyExists
+from tealagents.domain.models import Caller, User
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
 from tealagents.state.importing import Importing
@@ -433,6 +436,27 @@ def test_a_thread_that_was_deleted_may_as_well_be_new(page: Page, ada: httpx.Cli
         assert "is new, or was deleted" in refused["message"]
     assert Page(ada, page.thread).run()[-1]["outcome"] == {"type": "success"}
     assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_thread_whose_import_ends_while_a_message_is_refused_has_not_expired(
+    service: ServiceThread, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not there when it is looked for, and there right after that."""
+    page.say("hello")
+    exchange, caller = service.app.exchange, Caller(User("mock", "ada"))
+
+    async def looked() -> None:
+        thread = await requests.named(exchange, caller, page.thread)
+        assert thread.head is not None
+
+        async def before(*_: object) -> requests.Named:
+            return replace(thread, head=None)
+
+        monkeypatch.setattr(requests, "named", before)
+        await thread.check_taken(AlreadyExists("It is just being imported."))
+
+    with pytest.raises(AlreadyExists, match="imported"):
+        in_service(service, looked())
 
 
 def test_a_thread_that_is_being_imported_is_not_begun(tmp_path: Path) -> None:
