@@ -8,16 +8,37 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.api import requests
-from tealagents.api.exchange import Exchange
+from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import AlreadyExists, CheckpointMoved, InvalidRequest, NotFound
 from tealagents.domain.models import Approval, Caller, Head, Item, RequestRecord
 from tealagents.state import keys
-from tealagents.state.new_message import NewMessage
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.tasks import is_expired
 
 
-async def placed(
+async def sent_to(
+    exchange: Exchange,
+    caller: Caller,
+    message: NewMessage,
+    key: Key | None,
+    *,
+    name: str,
+    field: str,
+    streamed: bool,
+) -> RequestView:
+    """The request of a message, as `requests.submitted`, in the task that its client names; see `_placed`."""
+    addressed = await _placed(exchange, caller, message, name, field)
+    try:
+        return await requests.submitted(exchange, caller, addressed, key, streamed=streamed)
+    except AlreadyExists:
+        again = await _placed(exchange, caller, message, name, field)
+        if again.new_task_id is not None:  # it is being imported; else another message has created it
+            raise
+        return await requests.submitted(exchange, caller, again, key, streamed=streamed)
+
+
+async def _placed(
     exchange: Exchange, caller: Caller, message: NewMessage, name: str, field: str
 ) -> NewMessage:
     """The message, addressed to the task that its client names, which it creates if there is none.

@@ -3,6 +3,7 @@
 The names in brackets are the requirements, as the public compatibility kit numbers them: see docs/a2a.md.
 """
 
+import asyncio
 import base64
 import re
 import threading
@@ -19,6 +20,10 @@ from google.api.field_behavior_pb2 import FieldBehavior, field_behavior  # type:
 from google.protobuf.json_format import ParseDict
 from talk import working_service
 
+from tealagents.api import requests
+from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain.models import Caller
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -70,6 +75,26 @@ def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
     assert eves.error("SendMessage", {"message": message(contextId=context)})[1] == "TASK_NOT_FOUND"
     refused = wire.error("SendMessage", {"message": message(contextId="my context")})
     assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
+
+
+def test_a_context_that_another_message_has_begun_meanwhile_is_continued(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was unused when it was looked for, and is there when the message is stored."""
+    context, submitted, others = str(uuid.uuid4()), requests.submitted, list[Any]()
+
+    async def later(
+        exchange: Exchange, caller: Caller, new: NewMessage, key: Key | None, *, streamed: bool
+    ) -> RequestView:
+        if new.new_task_id is not None and not others:
+            others.append(new)
+            others.append(await asyncio.to_thread(wire.send, "My name is Ada.", contextId=context))
+        return await submitted(exchange, caller, new, key, streamed=streamed)
+
+    monkeypatch.setattr(requests, "submitted", later)
+    task = wire.send("What is my name?", contextId=context)
+    assert task["contextId"] == others[1]["contextId"] == context
+    assert "Ada" in answer(task)
 
 
 def test_a_context_that_was_deleted_does_not_begin_anew(wire: Wire, ada: httpx.Client) -> None:

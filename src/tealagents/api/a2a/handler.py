@@ -80,9 +80,9 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        new = await task_names.placed(self._exchange, call.user, new, message.context_id, "message.contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
-        return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
+        where: Json = {"name": message.context_id, "field": "message.contextId"}
+        return await task_names.sent_to(self._exchange, call.user, new, key, **where, streamed=streamed)
 
     async def _decide(self, message: pb.Message, sent: Json, call: AdmittedCall, **how: bool) -> RequestView:
         """Carries out what a message to a task decides. Text does not: a model may have written it."""
