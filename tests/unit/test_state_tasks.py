@@ -22,6 +22,7 @@ from engine_setup import (
     says,
     waits,
 )
+from msgspec.structs import replace
 from refusing_store import RefusingStore, refusing
 
 from tealagents.domain.errors import ApprovalExpired, CorruptState, NotFound, NotOwner, PersistenceUnavailable
@@ -36,6 +37,7 @@ from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.owner_directory import CLAIM_SECONDS
 from tealagents.state.queue import Waiting, try_start
+from tealagents.state.records import Stored
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, ShiftedClock
@@ -414,3 +416,23 @@ async def test_a_request_that_another_process_rolls_back_leaves_no_message_in_it
         head = (await there.tasks.head(there.partition(), task_id)).value
         said, _ = await there.tasks.history.messages(there.partition(), task_id, head.path, limit=10)
         assert [message.text for message in said] == ["instead", "newer"]
+
+
+async def test_a_request_that_completes_while_it_is_looked_for_can_be_rolled_back_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was read while it ran, and its task once it had ended."""
+    async with process(None, Scripted()) as here:
+        ended = await here.ask()
+        get, reads = here.tasks.records.get, list[str]()
+
+        async def before(partition: str, key: str, kind: type[Any]) -> Any:
+            found = await get(partition, key, kind)
+            reads.append(key)
+            if found is not None and reads.count(keys.request(ended.request_id)) == 1:
+                return Stored(replace(found.value, status="Running"), "earlier")
+            return found
+
+        monkeypatch.setattr(here.tasks.records, "get", before)
+        head = await here.changes.rollback(here.partition(), ended.task_id, ADA.user, ended.request_id)
+        assert head.checkpoint_id == ended.request_id

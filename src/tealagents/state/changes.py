@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
-from tealagents.domain.models import Head, Json, Note, RequestRecord, User
+from tealagents.domain.models import ENDED, Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
 from tealagents.state.codec import encode_json
 from tealagents.state.new_message import Earlier, check_earlier
@@ -81,7 +81,10 @@ class Changes:
         target = found.value if found else None
         if target is None or target.task_id != task_id or target.status != "Completed":
             # a running or paused request may still become this checkpoint: then the task is busy
-            _free((await self._tasks.head(partition, task_id)).value)
+            head = _free((await self._tasks.head(partition, task_id)).value)
+            if target is not None and target.task_id == task_id and target.status not in ENDED and head.idle:
+                await self._tasks.request(partition, checkpoint_id)  # has ended meanwhile, or is damaged
+                return await self.rollback(partition, task_id, actor, checkpoint_id)
             raise NotFound(
                 f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one.",
                 task_id=task_id,
