@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from talk import call, in_service, lines, send
 from threads_setup import CountedStore
 
-from tealagents.api import requests
+from tealagents.api import task_names
 from tealagents.domain import ids
 from tealagents.domain.errors import AlreadyExists
 from tealagents.domain.models import Caller, User
@@ -446,13 +446,13 @@ def test_a_thread_whose_import_ends_while_a_message_is_refused_has_not_expired(
     exchange, caller = service.app.exchange, Caller(User("mock", "ada"))
 
     async def looked() -> None:
-        thread = await requests.named(exchange, caller, page.thread)
+        thread = await task_names.named(exchange, caller, page.thread)
         assert thread.head is not None
 
-        async def before(*_: object) -> requests.Named:
+        async def before(*_: object) -> task_names.Named:
             return replace(thread, head=None)
 
-        monkeypatch.setattr(requests, "named", before)
+        monkeypatch.setattr(task_names, "named", before)
         await thread.check_taken(AlreadyExists("It is just being imported."))
 
     with pytest.raises(AlreadyExists, match="imported"):
