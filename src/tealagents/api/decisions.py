@@ -1,4 +1,4 @@
-"""The document that decides a pause, as every protocol takes it: `{"action": "approve"}`, and its details."""
+"""The document that decides a pause, in all protocols but ours: `{"action": "approve"}`, and its details."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -98,8 +98,9 @@ Terminal = Paused | Completed | Failed | Canceled
 class Recorded(Struct, frozen=True, array_like=True):
     """One event of a request as it is stored and followed, numbered from 1 without gaps.
 
-    One exception: the end of a request whose process died jumps past every number that may have been shown
-    without being stored (`state.streams.JUMP`).
+    With two exceptions: decided pauses are left out for a follower that comes later, and the end of a request
+    whose process died jumps past every number that may have been shown without being stored
+    (`state.streams.JUMP`).
     """
 
     id: int

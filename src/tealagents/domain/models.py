@@ -480,7 +480,7 @@ class PerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     setup: RequestSetup = AS_CONFIGURED
     #: id of a failed request of the same user, whose tool rounds are replayed after the message
     retries: str | None = None
-    #: kept for the protocol that the message arrived over; only that protocol reads it
+    #: kept for the protocol that the message arrived over; only `api` reads it
     client: Json = {}
 
     @property

@@ -1,4 +1,4 @@
-"""All changes of a task, decided purely: what to append, and how head and request change.
+"""The changes of a task, decided purely, ids apart: what to append, and how head and request change.
 
 ::
 
