@@ -340,11 +340,14 @@ async def fields_as(**names: str) -> AsyncIterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        field = error.field
+        field, parts = error.field, error.field.split(".")
         for name, sent in names.items():
-            pattern = re.escape(name).replace(r"\*", r"(\d+)")
-            if found := re.match(rf"{pattern}(?=\.|$)", field):
-                field = sent.replace("*", "".join(found.groups())) + field[found.end() :]
+            wanted = name.split(".")
+            pairs = list(zip(wanted, parts, strict=False))
+            same = all(one == part or (one == "*" and part.isdecimal()) for one, part in pairs)
+            if same and len(pairs) == len(wanted):
+                index = next((part for one, part in pairs if one == "*"), "")
+                field = ".".join([sent.replace("*", index), *parts[len(wanted) :]])
                 break
         raise InvalidRequest(field, error.reason, malformed=error.malformed, **error.ids) from None
 
