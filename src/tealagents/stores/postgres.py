@@ -407,9 +407,9 @@ class PostgresStore(BaseStore):
             return refusal
         return LacksRight(
             f"The {self.name} store at {self.where} refuses its user: {error.args[0]}. As the owner of the "
-            "database, or of the schema if it is there, run `tealagents migrate`, and grant this user CONNECT "
-            "on the database, USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables, and "
-            "EXECUTE on all its functions."
+            "database, or of the schema if it is there, run `tealagents migrate`, and grant this user "
+            "CONNECT on the database, USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables, "
+            "and EXECUTE on all its functions."
         )
 
     # --- erasing what has expired -----------------------------------------------------------------
