@@ -49,6 +49,7 @@ def test_a_consent_link_is_opened(tabs: Tabs, connected: ServiceThread, provider
     there.close()
     tab.button("Approve").click()
     expect(tab.page.locator(".answer")).to_contain_text("These tools can be called now")
+    expect(tab.page.locator(".turn-footer")).to_have_count(1)  # until it has ended, a message is refused
     tab.say("call secure-whoami {}")
     expect(tab.page.locator(".answer").last).to_contain_text("Ada")
     assert provider.calls == ["Ada"]
