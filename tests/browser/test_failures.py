@@ -860,6 +860,7 @@ def test_a_message_whose_answer_was_lost_is_not_sent_twice(
     expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
     with service.client(user) as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
+    expect(ivy.page.locator(".turn-footer")).to_have_count(1)
     # what was taken is over: the same words again are another message
     ivy.say("My name is Ivy.")
     expect(ivy.text("Nice to meet you, Ivy.")).to_have_count(2)

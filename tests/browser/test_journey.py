@@ -21,6 +21,8 @@ def test_from_the_first_message_to_two_branches(tabs: Tabs, gate: Path, service:
     page = ada.page
     ada.say("My name is Ada.")
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    turns = page.locator(".turn-footer")
+    expect(turns).to_have_count(1)  # until a request has ended, the next message is refused
 
     ada.say("Please wait at the gate.")
     expect(page.locator(".answer strong", has_text="see")).to_be_visible()
@@ -30,6 +32,7 @@ def test_from_the_first_message_to_two_branches(tabs: Tabs, gate: Path, service:
     expect(page.locator("[data-live] details", has_text="Gate-wait")).to_contain_text("no result yet")
     gate.touch()
     expect(ada.text("The gate is open now.")).to_be_visible()
+    expect(turns).to_have_count(2)
 
     ada.say('call Files-delete {"path": "notes.txt"}')
     pause = page.get_by_role("region", name="A decision is needed")
