@@ -12,7 +12,7 @@ from tealagents.agent import Agent
 from tealagents.api.v1alpha1.inputs import UserMessage
 from tealagents.client import calls
 from tealagents.domain.models import PerRequest, RequestRecord, RequestSetup
-from tealagents.engine.turn import Asked
+from tealagents.engine.turn import TurnInput
 from tealagents.state.new_message import NewMessage
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_retry_repeats_every_field_that_the_request_keeps() -> None:
 
 def test_library_takes_every_field_that_has_an_effect() -> None:
     """What a message sets for its turn, `Agent.run` can too, except what only other protocols set."""
-    assert set(PerRequest.__struct_fields__) & set(Asked.__struct_fields__) == {"setup"}
+    assert set(PerRequest.__struct_fields__) & set(TurnInput.__struct_fields__) == {"setup"}
     others = {"instructions", "client_tools", "response_format", "tool_choice"}
     for takes in (Agent.run, Agent.run_stream):
         assert set(RequestSetup.__struct_fields__) - inspect.signature(takes).parameters.keys() == others

@@ -65,7 +65,7 @@ async def test_every_event_arrives(kind: str, cut: str, request: pytest.FixtureR
         process(through) as there,
     ):
         sent = await here.send(streamed=True)
-        events = there.service.events(sent.partition, sent.request.request_id, 0)
+        events = there.service.follow(sent.partition, sent.request.request_id, 0)
         seen: list[Recorded] = []
         words.put_nowait("one ")
         await until_said(events, seen, "one ")

@@ -304,7 +304,7 @@ class Process:
         **fields: Any,
     ) -> Submitted:
         message = NewMessage(items=(Item("text", text),), task_id=task_id, **fields)
-        return await self.service.send(caller, message, key, streamed=streamed)
+        return await self.service.submit(caller, message, key, streamed=streamed)
 
     async def ask(self, text: str = "hello", task_id: str | None = None, **more: Any) -> RequestRecord:
         """The outcome of a message."""
@@ -315,7 +315,7 @@ class Process:
 
     async def followed(self, request_id: str, after: int = 0, caller: Caller = ADA) -> list[Recorded]:
         found: list[Recorded] = []
-        async for events in self.service.events(self.partition(caller), request_id, after):
+        async for events in self.service.follow(self.partition(caller), request_id, after):
             found += events
         return found
 

@@ -41,7 +41,7 @@ def text(said: str) -> tuple[Item, ...]:
 
 
 async def asked(here: Process, message: NewMessage, caller: Caller = ADA) -> RequestRecord:
-    sent = await here.service.send(caller, message, None, streamed=True)
+    sent = await here.service.submit(caller, message, None, streamed=True)
     return await here.service.outcome(sent)
 
 
@@ -126,14 +126,14 @@ async def test_a_checkpoint_has_moved_where_the_task_is_busy(concurrency: str) -
         )
         running = await here.send("x", first.task_id)
         with pytest.raises(CheckpointMoved):
-            await here.service.send(ADA, late, None, streamed=False)
+            await here.service.submit(ADA, late, None, streamed=False)
         answer.set()
         second = await here.service.outcome(running)
         assert second.status == "Completed"
         paused = await here.ask("z", first.task_id)
         late = replace(late, at_checkpoint=second.request_id)
         with pytest.raises(CheckpointMoved):
-            await here.service.send(ADA, late, None, streamed=False)
+            await here.service.submit(ADA, late, None, streamed=False)
         assert (await here.request(paused.request_id)).status == "Paused"
 
 

@@ -360,7 +360,7 @@ async def test_the_first_event_of_a_request_that_waited_is_the_same_for_all() ->
         assert sent.request.status == "Queued"
         first.set()
         await eventually(lambda: len(model.calls) == 2)
-        running = here.service.events(here.partition(), request_id, 0)
+        running = here.service.follow(here.partition(), request_id, 0)
         seen = list(await anext(running))
         assert seen[0] == Recorded(1, Started("Queued"))
         second.set()
@@ -383,7 +383,7 @@ async def test_who_comes_later_does_not_get_an_error_that_is_over() -> None:
     async with process(store, Scripted(answer)) as here, process(faulty) as there:
         sent = await here.send(streamed=True)
         request_id = sent.request.request_id
-        slow = there.service.events(there.partition(), request_id, 0)
+        slow = there.service.follow(there.partition(), request_id, 0)
         assert isinstance((await anext(slow))[0].event, Started)
         assert (await anext(slow))[0].event == TextDelta("one")
         faulty.unreadable = True

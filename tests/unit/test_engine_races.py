@@ -37,7 +37,7 @@ from tealagents.state import begun, keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
-from tealagents.state.queue import Waiting
+from tealagents.state.queue import QueuedRequest
 from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
 from tealagents.state.task_writer import TaskWriter
@@ -303,10 +303,10 @@ async def test_a_request_that_is_given_up_in_its_queue_does_not_wait_there_for_e
     async with process(None, Scripted(waits(gate)), concurrency="enqueue") as here:
         running = await here.send("one")
 
-        async def given_up(waiting: Waiting, _: str) -> RequestRecord:
+        async def given_up(waiting: QueuedRequest, _: str) -> RequestRecord:
             return waiting.request
 
-        monkeypatch.setattr(here.service._wait_queues, "turn", given_up)
+        monkeypatch.setattr(here.service._wait_queues, "wait", given_up)
         queued = await here.send("two", running.request.task_id)
 
         async def ended() -> bool:

@@ -132,7 +132,7 @@ async def test_an_image_as_large_as_a_body_may_be(tmp_path: Path, waiting: bool)
             gate.set()
             await here.service.outcome(first)
         message = NewMessage(items=(Item("image", image),), task_id=first.request.task_id)
-        second = await here.service.send(ADA, message, None, streamed=False)
+        second = await here.service.submit(ADA, message, None, streamed=False)
         assert second.request.status == ("Queued" if waiting else "Running")
         gate.set()
         assert (await here.service.outcome(second)).status == "Completed"

@@ -29,7 +29,7 @@ from tealagents.domain.ports import ModelCall
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
 from tealagents.state.new_message import NewMessage
-from tealagents.state.queue import Waiting, try_start
+from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.streams import EVENT_BATCH_BYTES, JUMP, SPARE_SECONDS, first_batch
 from tealagents.state.submission import Submission
 from tealagents.state.task_writer import TaskWriter
@@ -174,7 +174,7 @@ async def test_a_queued_request_that_began_unheard_streams_though_its_task_has_c
         first = await submission.begin(ADA, message, None)
         assert isinstance(first, TaskWriter)
         waiting = await submission.begin(ADA, replace(message, task_id=first.head.task_id), None)
-        assert isinstance(waiting, Waiting)
+        assert isinstance(waiting, QueuedRequest)
         await here.tasks.cancel(here.partition(), first.request.request_id, "ada")
         await try_start(here.tasks, "ada", waiting)  # and its reply is lost
         await here.changes.patch(here.partition(), first.head.task_id, ADA.user, metadata={"read": True})

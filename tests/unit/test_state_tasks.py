@@ -36,7 +36,7 @@ from tealagents.state.catalog import Damaged
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.owner_directory import CLAIM_SECONDS
-from tealagents.state.queue import Waiting, try_start
+from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.records import Stored
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
@@ -379,7 +379,7 @@ async def test_what_a_dead_process_left_in_the_queue_leaves_it_wherever_it_stand
         await dead.lease._renew()
         message = NewMessage(items=(Item("text", "third"),), task_id=first.request.task_id)
         third = await dead.service.submission.begin(ADA, message, None)
-        assert isinstance(third, Waiting)
+        assert isinstance(third, QueuedRequest)
         await dead.lease._retire()
         ended = await here.request(third.request.request_id)
         assert ended.error is not None

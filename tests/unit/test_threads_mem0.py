@@ -163,7 +163,7 @@ async def test_a_message_without_words_is_answered_without_memories(
     model = ScriptedModel()
     async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
         for item in (Item("image", "data:image/png;base64,AAAA"), Item("text", " \n")):
-            sent = await engine.service.send(engine.caller, NewMessage(items=(item,)), None, streamed=False)
+            sent = await engine.service.submit(engine.caller, NewMessage(items=(item,)), None, streamed=False)
             record = await engine.service.outcome(sent)
             assert record.status == "Completed", record.error
         kept = await provider._memory.get_all(filters={"user_id": "t.ada"})

@@ -273,7 +273,7 @@ async def test_a_reducer_works_when_its_trigger_says(trigger: str) -> None:
     prompt = prompt_of(view, HELLOS, [said("user", "now")], model=model, memory=memory)
     await prompt.compose()
     assert len(model.calls) == (1 if trigger == "before_retrieval" else 0)
-    await prompt.settle(said("assistant", "then"))
+    await prompt.finish(said("assistant", "then"))
     assert len(model.calls) == 1
     assert memory["summarize"]["text"] == "They talked."
 

@@ -186,7 +186,7 @@ class Engine:
     ) -> RequestRecord:
         """Sends a message and waits for what comes of it."""
         message = NewMessage(items=(Item("text", text),), task_id=task_id, session_id=session_id)
-        sent = await self.service.send(self.caller, message, None, streamed=False)
+        sent = await self.service.submit(self.caller, message, None, streamed=False)
         return await self.service.outcome(sent)
 
     async def steps(self, task_id: str) -> list[Step]:

@@ -36,7 +36,7 @@ from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Asked, TurnLoop, Waits, open_turn
+from tealagents.engine.turn import TurnInput, TurnLoop, TurnPaused, open_turn
 from tealagents.state.decisions import decision_step
 from tealagents.state.history import in_call_order
 from tealagents.state.memories import Memory
@@ -149,7 +149,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
         time = TimeLeft(agent.limits.request_timeout_seconds, recorder.clock)
         async with time.spent():
-            turn = await open_turn(agent, conversation, self._asked())
+            turn = await open_turn(agent, conversation, self._input())
         loop = TurnLoop(agent, turn, recorder, context, streamed=streamed)
         last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
@@ -158,7 +158,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             while last is None:
                 async with aclosing(loop.events(resumption)) as events:
                     while (happened := await time.next(events)) is not None:
-                        if isinstance(happened, Waits):
+                        if isinstance(happened, TurnPaused):
                             resumption = await self._decided(happened.needed)
                             happened = tuple(map(ToolCalled, resumption.approved))
                         if isinstance(happened, turns.TurnDone):
@@ -183,9 +183,9 @@ class Answering(Struct, frozen=True, kw_only=True):
             extra_data=context.extra_data,
         )
 
-    def _asked(self) -> Asked:
+    def _input(self) -> TurnInput:
         thread_id = self.thread.thread_id
-        return Asked(
+        return TurnInput(
             session_id=thread_id,
             task_id=thread_id,
             request_id=self.recorder.request_id,
@@ -227,7 +227,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         """Asks `approve` for each waiting call, in order. Calls that need the user's consent elsewhere are
         rejected without asking."""
         approval = self._approval(needed)
-        self.recorder.asked(approval)
+        self.recorder.paused(approval)
         urls = {call_id: str(each["url"]) for call_id, each in needed.consents.items()}
         approved = [c for c in needed.calls if c.id not in urls and await self._approves(c)]
         now = self.recorder.clock.now()

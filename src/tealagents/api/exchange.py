@@ -234,7 +234,7 @@ class Exchange:
         setups.check(message.setup, self.agent.toolbox)
         where = {"session_id": message.session_id, "task_id": message.task_id}
         self.agent.observer.named(**{name: given for name, given in where.items() if given is not None})
-        sent = await self.service.send(caller, message, key, streamed=streamed)
+        sent = await self.service.submit(caller, message, key, streamed=streamed)
         return self._view(caller, sent)
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
@@ -379,7 +379,7 @@ class Exchange:
 
     def follow(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
         """The events behind `view.after`, some at a time, to the one that ends the stream."""
-        events = self.service.events(view.partition, view.record.request_id, view.after)
+        events = self.service.follow(view.partition, view.record.request_id, view.after)
         if view.partition == self.partition(view.caller):
             return events
         return _seen(events, partial(_shown_to, view.caller.user) if view.own else redacted)

@@ -33,9 +33,9 @@ from tealagents.state.decisions import (
     REQUEST_GONE,
     approved_calls,
     check_same_decision,
-    decide,
     digest_of,
     resume,
+    with_decisions,
 )
 from tealagents.state.owner_directory import anothers
 from tealagents.state.records import Stored
@@ -208,7 +208,7 @@ class Approvals:
             omitted = ", ".join(sorted(missing or shown))
             raise InvalidRequest("action", f"is needed for the calls that decisions omits: {omitted}")
         now = self._records.clock.now()
-        return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
+        return with_decisions(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
     def _check_edited(self, n: int, approval: Approval, tool: str, arguments: Json) -> None:
         """`InvalidRequest` for edited arguments that the tool would refuse: a typo must not use up the

@@ -8,7 +8,7 @@ from tealagents.domain.models import Head, Json, Message
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
-from tealagents.engine.turn import Asked
+from tealagents.engine.turn import TurnInput
 from tealagents.state.history import before_open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.task_writer import TaskWriter
@@ -83,10 +83,10 @@ class TaskConversations:
         self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
-    def asked(self, writer: TaskWriter, recorder: Recorder) -> Asked:
+    def turn_input(self, writer: TaskWriter, recorder: Recorder) -> TurnInput:
         """The input of a request's turn."""
         request, effects = writer.request, effects_note(writer.head)
-        return Asked(
+        return TurnInput(
             **request.ids,
             owner=writer.head.owner,
             said=before_open_tool_round(recorder.messages),

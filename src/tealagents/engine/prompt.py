@@ -41,7 +41,7 @@ class Prompt:
     def sent(self) -> None:
         """The last model call has succeeded, so the service has what `compose` returned."""
 
-    async def settle(self, answer: Message) -> Sequence[Report]:
+    async def finish(self, answer: Message) -> Sequence[Report]:
         """The round ends with `answer`. Returns reports, for the trace, of what reducers did then."""
         return ()
 
@@ -113,14 +113,14 @@ class ViewedPrompt(Prompt):
     def add(self, message: Message) -> None:
         self._running.append(message)
 
-    async def settle(self, answer: Message) -> Sequence[Report]:
+    async def finish(self, answer: Message) -> Sequence[Report]:
         """Runs the reducers that work as messages are added."""
         if not self._view.works_on_adding:
             return ()
         self.add(answer)
-        settled = replace(self._upcoming, running=(), moment="after_message_added")
+        finished = replace(self._upcoming, running=(), moment="after_message_added")
         kept = parts_of(self._running, self._number)
-        await self._view.show(_chained(kept, self._earlier()), settled)
+        await self._view.show(_chained(kept, self._earlier()), finished)
         return self._drained()
 
     def _running_parts(self) -> list[Part]:

@@ -77,7 +77,7 @@ class Publisher(EventBuffer):
             await self._drained.wait()
             self._drained = None
 
-    async def settle(self, persist: Persist) -> list[Recorded]:
+    async def flush(self, persist: Persist) -> list[Recorded]:
         """Writes the log up to the last few events and returns those, to be stored with the request's end."""
         if (writer := self.stop()) is not None:
             await asyncio.wait([writer])
@@ -126,7 +126,7 @@ class Publisher(EventBuffer):
             except PersistenceUnavailable:
                 pause = min(pause * 2, 1.0)
             except Conflict:
-                break  # another writer has taken the request, as in `settle`
+                break  # another writer has taken the request, as in `flush`
             else:
                 pause = GATHER_SECONDS
                 if self._drained is not None and self.last_id - self._written < MOST_UNWRITTEN:

@@ -149,7 +149,7 @@ class Recorder:
             step = Step(step_id=ids.random_id(), request_id=self.request_id, **asdict(report))
             self.record(f"{step.kind}.noted", StepBody(step))
 
-    def asked(self, approval: Approval) -> None:
+    def paused(self, approval: Approval) -> None:
         """Records a pause. Its calls have not run, except those that began before they needed their owner."""
         for call in (*approval.calls, *(item.call for item in approval.begun)):
             ran = self.running.pop(call.id, None)

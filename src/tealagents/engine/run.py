@@ -34,7 +34,7 @@ from tealagents.engine.publishing import Publisher
 from tealagents.engine.recorder import TaskRecorder
 from tealagents.engine.resuming import retried
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Turn, TurnDone, TurnLoop, Waits, open_turn
+from tealagents.engine.turn import Turn, TurnDone, TurnLoop, TurnPaused, open_turn
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
@@ -75,7 +75,7 @@ class Run:
         self._stop: Stop | None = None
         #: the time limit of the turn; `stop` lets it expire at once
         self._scope: asyncio.Timeout | None = None
-        #: the turn is over and its end is settled, so a stop comes too late
+        #: the turn is over and its end is known, so a stop comes too late
         self._over = False
         #: False if the end was written outside this run: by another process, or by `Tasks.end`
         self._ends_here = True
@@ -153,20 +153,24 @@ class Run:
         except TealError as failure:
             await self._fail(failure)
         else:
-            await (self._pause(last) if isinstance(last, Waits) else self._complete(last))
+            match last:
+                case TurnDone():
+                    await self._complete(last)
+                case TurnPaused():
+                    await self._pause(last)
+                case None:
+                    await self._stopped()
 
-    async def _turn_in_time(self, resumption: Resumption | None) -> TurnDone | Waits:
-        """Takes the turn under its time limit. `TimeoutError` if that expires, or the run is stopped.
+    async def _turn_in_time(self, resumption: Resumption | None) -> TurnDone | TurnPaused | None:
+        """Takes the turn under its time limit; None if the run was stopped before the turn began.
 
-        If the run was stopped before, there is no turn.
+        `TimeoutError` if the limit expires, or the run is stopped later.
         """
         try:
             async with asyncio.timeout(self._time_left() if self._stop is None else 0) as self._scope:
                 if resumption is not None:
                     await self.stream.take([*map(ToolCalled, resumption.approved)])
-                if self._stop is not None:
-                    await asyncio.sleep(3600)  # until the limit, which has expired, takes effect
-                return await self._converse(resumption)
+                return await self._converse(resumption) if self._stop is None else None
         finally:
             self._over = True
 
@@ -178,7 +182,7 @@ class Run:
         waited = (self._now() - self.request.created_at).total_seconds()
         return max(0.0, limit - max(0.0, waited))
 
-    async def _converse(self, resumption: Resumption | None) -> TurnDone | Waits:
+    async def _converse(self, resumption: Resumption | None) -> TurnDone | TurnPaused:
         """Takes the turn up to its end, which the caller stores, outside the time limit."""
         conversations, writer, recorder = self._conversations, self._writer, self._recorder
         if resumption is not None:
@@ -186,12 +190,16 @@ class Run:
         elif writer.request.retries is not None:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
         conversation = TaskConversation(conversations, writer)
-        turn = self._turn = await open_turn(self._agent, conversation, conversations.asked(writer, recorder))
+        turn = self._turn = await open_turn(
+            self._agent, conversation, conversations.turn_input(writer, recorder)
+        )
         loop = TurnLoop(self._agent, turn, recorder, self._context, streamed=self._streamed)
         async with aclosing(loop.events(resumption)) as events:
             return await self._shown(events)
 
-    async def _shown(self, events: AsyncIterator[tuple[Event, ...] | TurnDone | Waits]) -> TurnDone | Waits:
+    async def _shown(
+        self, events: AsyncIterator[tuple[Event, ...] | TurnDone | TurnPaused]
+    ) -> TurnDone | TurnPaused:
         """Publishes the turn's events; returns its end.
 
         If the answer is not streamed, it is only in the end: text is held back, and published only if another
@@ -222,7 +230,7 @@ class Run:
     # --- ends ------------------------------------------------------------------------------------
 
     async def _complete(self, last: TurnDone) -> None:
-        rest = await self.stream.settle(self._persist)
+        rest = await self.stream.flush(self._persist)
         drafts = self._recorder.take()
         done = partial(
             completed,
@@ -235,18 +243,18 @@ class Run:
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
-        self._settle(self.request)
+        self._report_end(self.request)
 
-    async def _pause(self, last: Waits) -> None:
-        rest = await self.stream.settle(self._persist)
+    async def _pause(self, last: TurnPaused) -> None:
+        rest = await self.stream.flush(self._persist)
         approval = self._approval(last.needed)
-        self._recorder.asked(approval)
+        self._recorder.paused(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
         produced, now = self._produced(), approval.created_at
         waits = partial(paused, approval=approval, outcome=produced, remote_id=last.remote_id, now=now)
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
-        self._settle(self.request)
+        self._report_end(self.request)
 
     def _approval(self, needed: HumanNeeded) -> Approval:
         request, now = self.request, self._now()
@@ -307,7 +315,7 @@ class Run:
         since = self._recorder.since
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))
-        rest = await self.stream.settle(self._persist)
+        rest = await self.stream.flush(self._persist)
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_id + 1
         drafts = [*self._recorder.take(), *self._unreturned(now)]
         superseded = self._stop is not None and self._stop.ending is SUPERSEDED
@@ -333,7 +341,7 @@ class Run:
             self._conversations.extend(self._writer.head, self.request.first_seq)
         else:  # other processes may have added messages that were not read
             self._conversations.forget(self.request.task_id)
-        self._settle(self.request)
+        self._report_end(self.request)
 
     def _unreturned(self, now: datetime) -> list[Draft]:
         """Entries for the calls that have not returned; before the turn opened, none was made."""
@@ -363,7 +371,7 @@ class Run:
                 await write()
             except PersistenceUnavailable as error:
                 if clock.monotonic() > deadline:
-                    self._report(error)
+                    self._report_error(error)
                 if not self._tasks.lease.held:
                     raise
                 await clock.sleep(pause)
@@ -389,7 +397,7 @@ class Run:
             return
         self._conversations.forget(self.request.task_id)
         self._ends_here = request.last_event == self.stream.last_id + 1  # no other process knows this number
-        self._settle(request)
+        self._report_end(request)
 
     async def _fail_last(self, error: BaseException) -> None:
         """Ends the request after an internal error, so that it is not left running for ever."""
@@ -407,13 +415,13 @@ class Run:
 
     # --- reporting -------------------------------------------------------------------------------
 
-    def _settle(self, request: RequestRecord) -> None:
+    def _report_end(self, request: RequestRecord) -> None:
         """Reports an end that is stored."""
         if not self.outcome.done():
             self.stream.end(request)
             self.outcome.set_result(request)
 
-    def _report(self, error: TealError) -> None:
+    def _report_error(self, error: TealError) -> None:
         """Reports that the end is not stored, or is not this run's to store."""
         if not self.outcome.done():
             self.outcome.set_exception(error.with_ids(**self.request.ids))
@@ -423,7 +431,7 @@ class Run:
     def _give_up(self, error: TealError) -> None:
         log.warning("request %s: %s", self.request.request_id, error)
         self._conversations.forget(self.request.task_id)
-        self._report(error)
+        self._report_error(error)
 
     # --- helpers ---------------------------------------------------------------------------------
 

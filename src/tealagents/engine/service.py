@@ -1,4 +1,4 @@
-"""The front that protocols call: send, start, follow, cancel, drain."""
+"""The front that protocols call: submit, start, follow, cancel, drain."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.queue import Waiting
+from tealagents.state.queue import QueuedRequest
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
@@ -68,7 +68,7 @@ class Service:
         self._wait_queues = WaitQueues(tasks)
         self.followers = Followers(tasks, self.run_of)
         #: by request id, the requests that wait here for their turn, and the asyncio tasks in which they do
-        self._waiting: dict[str, tuple[asyncio.Task[None], Waiting]] = {}
+        self._waiting: dict[str, tuple[asyncio.Task[None], QueuedRequest]] = {}
 
     @property
     def records(self) -> RecordStore:
@@ -78,9 +78,9 @@ class Service:
         """The run of a request, if it runs in this process."""
         return self._runs.get(request_id)
 
-    # --- sending ---------------------------------------------------------------------------------
+    # --- submitting ------------------------------------------------------------------------------
 
-    async def send(
+    async def submit(
         self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
     ) -> Submitted:
         """Stores a message and starts its request; follow the answer by the request's id.
@@ -95,15 +95,15 @@ class Service:
                 raise
             return _replayed(first)
         try:
-            sent = await self._begin(caller, message, key, share, streamed=streamed)
+            submitted = await self._submit(caller, message, key, share, streamed=streamed)
         except BaseException:
             self.admission.leave(user, share)
             raise
-        if sent.replayed:
+        if submitted.replayed:
             self.admission.leave(user, share)
-        return sent
+        return submitted
 
-    async def _begin(
+    async def _submit(
         self, caller: Caller, message: NewMessage, key: Key | None, share: int, *, streamed: bool
     ) -> Submitted:
         while True:
@@ -113,7 +113,7 @@ class Service:
             if isinstance(begun, GivesWay):
                 await self._give_way(begun, caller.user.key)
                 continue
-            if isinstance(begun, Waiting):
+            if isinstance(begun, QueuedRequest):
                 self._wait_in_queue(caller, begun, share, streamed=streamed)
                 return Submitted(begun.request, begun.partition)
             self.start(caller, begun, share=share, streamed=streamed)
@@ -184,22 +184,22 @@ class Service:
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
-    def _wait_in_queue(self, caller: Caller, waiting: Waiting, share: int, *, streamed: bool) -> None:
+    def _wait_in_queue(self, caller: Caller, waiting: QueuedRequest, share: int, *, streamed: bool) -> None:
         request_id = waiting.request.request_id
         task = asyncio.create_task(
-            self._start_from_queue(caller, waiting, share, streamed=streamed), name=f"turn {request_id}"
+            self._start_from_queue(caller, waiting, share, streamed=streamed), name=f"queued {request_id}"
         )
         self._waiting[request_id] = (task, waiting)
         task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
 
     async def _start_from_queue(
-        self, caller: Caller, waiting: Waiting, share: int, *, streamed: bool
+        self, caller: Caller, waiting: QueuedRequest, share: int, *, streamed: bool
     ) -> None:
         """Starts a request when its turn comes; gives its place back if it never does."""
         request = waiting.request
         started = False
         try:
-            begun = await self._wait_queues.turn(waiting, caller.user.key)
+            begun = await self._wait_queues.wait(waiting, caller.user.key)
             if isinstance(begun, TaskWriter):
                 self.start(caller, begun, share=share, streamed=streamed)
                 started = True
@@ -219,21 +219,21 @@ class Service:
             run = self._runs.get(request_id)
             if run is not None:
                 return await asyncio.shield(run.outcome)
-            turn = self._waiting.get(request_id)
-            if turn is not None:
-                await asyncio.wait([turn[0]])
+            place = self._waiting.get(request_id)
+            if place is not None:
+                await asyncio.wait([place[0]])
                 continue
             return (await self.tasks.request(sent.partition, request_id)).value
 
     async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:
         """A queued request, once it starts or never will; None if it waits in another process."""
-        if (turn := self._waiting.get(request_id)) is not None:
-            await asyncio.wait([turn[0]])
+        if (place := self._waiting.get(request_id)) is not None:
+            await asyncio.wait([place[0]])
         if (run := self._runs.get(request_id)) is not None:
             return run.request
-        return (await self.tasks.request(partition, request_id)).value if turn is not None else None
+        return (await self.tasks.request(partition, request_id)).value if place is not None else None
 
-    def events(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
+    def follow(self, partition: str, request_id: str, after: int) -> AsyncGenerator[Sequence[Recorded]]:
         """The events of a request after `after`, in batches (`Followers.follow`)."""
         return self.followers.follow(partition, request_id, after)
 
@@ -332,7 +332,7 @@ class Service:
     async def _interrupt_rest(self) -> None:
         for run in list(self._runs.values()):
             run.stop(Stop(INTERRUPTED))
-        queues: dict[str, list[Waiting]] = {}
+        queues: dict[str, list[QueuedRequest]] = {}
         for task, waiting in list(self._waiting.values()):
             task.cancel()
             queues.setdefault(waiting.request.task_id, []).append(waiting)
@@ -342,7 +342,7 @@ class Service:
         for end in ends:  # other processes end the rest once this one is gone
             end.cancel()
 
-    async def _interrupt_queue(self, queue: Sequence[Waiting]) -> None:
+    async def _interrupt_queue(self, queue: Sequence[QueuedRequest]) -> None:
         """Ends the requests that wait for one task, one after the other, since each end changes the head."""
         for waiting in queue:
             with contextlib.suppress(TealError):

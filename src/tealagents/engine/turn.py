@@ -53,7 +53,7 @@ LAST_WORDS_SECONDS = 2.0
 _NOTHING = Gathered()
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class TurnInput(Struct, frozen=True, kw_only=True):
     """The input of a turn."""
 
     session_id: str
@@ -126,7 +126,7 @@ class Turn(Struct, kw_only=True, eq=False):
         states = self.gathered.states  # the checked copies: a provider that was given up may still write
         before = self.remembered.get("providers") or {}
         absent = {name: state for name, state in before.items() if name not in self.gathered.invocations}
-        reports += await self.prompt.settle(response[-1])
+        reports += await self.prompt.finish(response[-1])
         reports += restored_memory(self.context["view"], self.remembered.get("view") or {})
         kept = {**self.context, "providers": absent | states}
         reports += restored_context(kept, self.remembered)
@@ -143,30 +143,30 @@ class Turn(Struct, kw_only=True, eq=False):
 # --- opening -------------------------------------------------------------------------------------
 
 
-async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) -> Turn:
+async def open_turn(agent: AgentSpec, conversation: Conversation, given: TurnInput) -> Turn:
     """Composes a turn: reads the context, asks the context providers, collects prompt and tools."""
     remembered = await conversation.remembered()
-    gathered = await _gather(agent, conversation, asked, remembered)
-    toolbox = agent.toolbox.of(asked.owner)
+    gathered = await _gather(agent, conversation, given, remembered)
+    toolbox = agent.toolbox.of(given.owner)
     if gathered.tools:
         toolbox = toolbox.with_tools(gathered.tools)
-    if asked.setup.client_tools:
-        toolbox = toolbox.with_client_tools(asked.setup.client_tools)
+    if given.setup.client_tools:
+        toolbox = toolbox.with_client_tools(given.setup.client_tools)
     context: Json | None = None
     if agent.remembers:
         context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
-    notes = [*gathered.instructions, *filter(None, [asked.setup.instructions]), *asked.notes]
+    notes = [*gathered.instructions, *filter(None, [given.setup.instructions]), *given.notes]
     new = list(gathered.messages)
-    if asked.setup.user_context:
-        note = context_note(asked.setup.user_context)
+    if given.setup.user_context:
+        note = context_note(given.setup.user_context)
         if agent.thread_kind == "remote":  # the model service keeps every message
             notes.append(note)
         else:
-            new.append(message_of(asked.request_id, "user", (Item("text", note),), asked.said[0].created_at))
+            new.append(message_of(given.request_id, "user", (Item("text", note),), given.said[0].created_at))
     return Turn(
-        prompt=await _prompt(agent, conversation, asked, notes, new, toolbox, context),
+        prompt=await _prompt(agent, conversation, given, notes, new, toolbox, context),
         toolbox=toolbox,
-        setup=asked.setup,
+        setup=given.setup,
         providers=agent.providers,
         gathered=gathered,
         remembered=remembered,
@@ -175,17 +175,19 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
     )
 
 
-async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
+async def _gather(
+    agent: AgentSpec, conversation: Conversation, given: TurnInput, remembered: Json
+) -> Gathered:
     if not agent.providers:
         return _NOTHING
 
     def begin(provider: str, state: Json) -> Invocation:
         return Invocation(
-            messages=(asked.said[0],),
-            user=asked.owner,
-            session_id=asked.session_id,
-            task_id=asked.task_id,
-            request_id=asked.request_id,
+            messages=(given.said[0],),
+            user=given.owner,
+            session_id=given.session_id,
+            task_id=given.task_id,
+            request_id=given.request_id,
             model=agent.model,
             memory=conversation.memory(provider),
             state=state,
@@ -197,20 +199,20 @@ async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, re
 async def _prompt(
     agent: AgentSpec,
     conversation: Conversation,
-    asked: Asked,
+    given: TurnInput,
     notes: Sequence[str],
     new: Sequence[Message],
     toolbox: Toolbox,
     context: Json | None,
 ) -> Prompt:
-    model, system, said = agent.model, agent.system_prompt, asked.said
+    model, system, said = agent.model, agent.system_prompt, given.said
     if agent.thread_kind == "remote":
         instructions = "\n\n".join(filter(None, [system, *notes]))
         standing = [model.encode_system(instructions)] if instructions else []
         if conversation.remote_id is None:  # the service has nothing of the conversation yet
             unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
         else:
-            unsent = [model.encode(each) for each in (() if asked.resumed else [*new, *said])]
+            unsent = [model.encode(each) for each in (() if given.resumed else [*new, *said])]
         return RemotePrompt(model, standing, unsent)
     if agent.view is not None and context is not None:
         return ViewedPrompt(
@@ -242,7 +244,7 @@ class TurnDone(Struct, frozen=True):
     context: Json | None
 
 
-class Waits(Struct, frozen=True):
+class TurnPaused(Struct, frozen=True):
     """The turn waits for decisions, or for the owner."""
 
     needed: HumanNeeded
@@ -281,7 +283,7 @@ class TurnLoop:
 
     async def events(
         self, resumption: Resumption | None = None
-    ) -> AsyncGenerator[tuple[Event, ...] | TurnDone | Waits, None]:
+    ) -> AsyncGenerator[tuple[Event, ...] | TurnDone | TurnPaused, None]:
         """The turn's events as they happen, those that happen together in one tuple; then the turn's end."""
         recorder, state = self._recorder, self._state
         async with aclosing(converse(state, resumption)) as events:
@@ -307,7 +309,7 @@ class TurnLoop:
                             yield tuple(map(_returned, event.results))
                             await recorder.flush()
                     case HumanNeeded():
-                        yield Waits(event, self.remote_id)
+                        yield TurnPaused(event, self.remote_id)
                     case Finished():
                         context, reports = await self._turn.completed(recorder.response)
                         recorder.concluded()

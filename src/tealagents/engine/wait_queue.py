@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Head, RequestRecord
 from tealagents.state import keys
-from tealagents.state.queue import Waiting, try_start
+from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks, next_look
 
@@ -33,7 +33,7 @@ class WaitQueues:
         self._tasks = tasks
         self._queues: dict[str, _WaitQueue] = {}
 
-    async def turn(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord:
+    async def wait(self, waiting: QueuedRequest, actor: str) -> TaskWriter | RequestRecord:
         """Takes the task for the request when its turn comes; returns the request if it never does."""
         request, clock = waiting.request, self._tasks.records.clock
         with self._ticket(waiting.partition, request.task_id, request.request_id) as ticket:
@@ -45,7 +45,7 @@ class WaitQueues:
                 ticket.clear()
         return begun
 
-    async def _try_start(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord | None:
+    async def _try_start(self, waiting: QueuedRequest, actor: str) -> TaskWriter | RequestRecord | None:
         try:
             return await try_start(self._tasks, actor, waiting)
         except TealError as error:

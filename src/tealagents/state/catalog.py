@@ -73,7 +73,7 @@ class Catalog:
         try:
             opened = self._records.open(partition, keys.task(task_id), _readable(record), Head)
             found = self._tasks.present(opened, task_id, deleting)
-            stored = await self._tasks.settle(partition, found, reading=True)
+            stored = await self._tasks.end_due(partition, found, reading=True)
         except NotFound:
             return None
         except CorruptState as error:

@@ -114,7 +114,7 @@ def _named(call: ToolCall, plugin: str, function: str) -> Json:
     return {"id": call.id, "plugin_name": plugin, "function_name": function, "arguments": call.arguments}
 
 
-def decide(
+def with_decisions(
     approval: Approval,
     now: datetime,
     actor: User,

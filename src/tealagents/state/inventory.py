@@ -1,7 +1,7 @@
 """The state of all users in an agent's store, for the operator's commands.
 
-Heads are read as they are stored: nothing is settled, and only `claim` writes. Damaged records are reported,
-and never keep the others from being read.
+Heads are read as they are stored: what is due is not ended, and only `claim` writes. Damaged records are
+reported, and never keep the others from being read.
 """
 
 import asyncio

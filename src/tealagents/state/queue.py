@@ -21,7 +21,7 @@ from tealagents.state.transitions import Transition, chunks_waiting, received
 MOST_INLINE = 64 * 1024
 
 
-class Waiting(Struct, frozen=True):
+class QueuedRequest(Struct, frozen=True):
     """A request that waits in a task's queue."""
 
     partition: str
@@ -29,7 +29,7 @@ class Waiting(Struct, frozen=True):
     deadline: datetime
 
 
-async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
+async def try_start(tasks: Tasks, actor: str, waiting: QueuedRequest) -> TaskWriter | RequestRecord | None:
     """Takes the task for a waiting request if its turn has come; None: not yet.
 
     Returns the request's record if it has ended meanwhile (it was canceled, or its time is up).
@@ -66,7 +66,9 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
     return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
 
 
-async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> TaskWriter | RequestRecord:
+async def _begun_before(
+    tasks: Tasks, waiting: QueuedRequest, found: Stored[Head]
+) -> TaskWriter | RequestRecord:
     """A request that has left the queue: it has ended, or was begun here by a commit whose reply was lost."""
     partition, running = waiting.partition, found.value.running
     request = await tasks.request(partition, waiting.request.request_id)

@@ -38,7 +38,7 @@ from tealagents.state.codec import checked
 from tealagents.state.importing import Importing
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
 from tealagents.state.new_task import new_task
-from tealagents.state.queue import Waiting, keep_waiting
+from tealagents.state.queue import QueuedRequest, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
@@ -76,7 +76,7 @@ class _Found(Struct, frozen=True):
     deleting: Stored[Deleting] | None = None
 
 
-Begun = TaskWriter | Waiting | Replayed | GivesWay
+Begun = TaskWriter | QueuedRequest | Replayed | GivesWay
 
 
 class Submission:
@@ -159,7 +159,7 @@ class _Attempt:
         request = written.request
         assert request is not None
         if request.status == "Queued":
-            return Waiting(self._partition, request, self._deadline(request))
+            return QueuedRequest(self._partition, request, self._deadline(request))
         return TaskWriter(self._tasks, written, self._stored)
 
     async def open(self) -> Head:
@@ -259,7 +259,7 @@ class _Attempt:
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
             await tasks.directory.foreign(self._caller, keys.task, task_id)
-        stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
+        stored = await tasks.end_due(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
             raise Conflict(keys.task(task_id))
         head, now = stored.value, tasks.records.clock.now()

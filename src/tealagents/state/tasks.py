@@ -147,8 +147,8 @@ class Tasks:
     # --- finding ---------------------------------------------------------------------------------
 
     async def head(self, partition: str, task_id: str, *, reading: bool = False) -> Stored[Head]:
-        """A task's head, settled (`settle`). `NotFound` if the task is gone."""
-        return await self.settle(partition, await self.here(partition, task_id), reading=reading)
+        """A task's head, after what was due on it has ended (`end_due`). `NotFound` if the task is gone."""
+        return await self.end_due(partition, await self.here(partition, task_id), reading=reading)
 
     async def here(self, partition: str, task_id: str) -> Stored[Head]:
         """A task's head as it was written. `NotFound` if the task is gone (`present`)."""
@@ -169,7 +169,10 @@ class Tasks:
     async def request(
         self, partition: str, request_id: str, *, reading: bool = False
     ) -> Stored[RequestRecord]:
-        """A request, after its task was settled (`settle`). `NotFound` if it, or its task, is gone."""
+        """A request, after what was due on its task has ended (`end_due`).
+
+        `NotFound` if it, or its task, is gone.
+        """
         key = keys.request(request_id)
         found = await self.records.get(partition, key, RequestRecord)
         if found is None:
@@ -178,7 +181,7 @@ class Tasks:
             before = await self.here(partition, found.value.task_id)
             if found.value.status in ENDED:
                 return found
-            head = await self.settle(partition, before, reading=reading)
+            head = await self.end_due(partition, before, reading=reading)
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
         if head.version != before.version or not _knows(head.value, request_id):
@@ -193,9 +196,9 @@ class Tasks:
                 )
         return found
 
-    # --- settling --------------------------------------------------------------------------------
+    # --- ending what is due ---------------------------------------------------------------------
 
-    async def settle(self, partition: str, found: Stored[Head], *, reading: bool = False) -> Stored[Head]:
+    async def end_due(self, partition: str, found: Stored[Head], *, reading: bool = False) -> Stored[Head]:
         """Ends requests that cannot continue: their process died, or a pause or the queue took too long.
 
         While the store accepts no writes, callers that are only `reading` get the head as it is: an end that

@@ -44,7 +44,7 @@ from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
+from tealagents.engine.turn import TurnDone, TurnInput, TurnLoop, TurnPaused, open_turn
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
@@ -303,21 +303,21 @@ class _Call:
         self, agent: AgentSpec, history: Sequence[Message], recorder: Recorder, streamed: bool
     ) -> AsyncGenerator[TextDelta, None]:
         """The agent's answer to the last message, gathered in the recorder."""
-        asked = Asked(
+        given = TurnInput(
             session_id=self.record.session_id,
             task_id=self.record.request_id,
             request_id=self.record.request_id,
             owner=self._caller.user,
             said=recorder.messages,
         )
-        turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), asked)
+        turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), given)
         loop = TurnLoop(agent, turn, recorder, self._context(agent), streamed=streamed)
         resumption: Resumption | None = None
         try:
             while True:
                 async with aclosing(loop.events(resumption)) as events:
                     async for happened in events:
-                        if isinstance(happened, Waits):
+                        if isinstance(happened, TurnPaused):
                             resumption = self._rejected(happened.needed)
                         elif isinstance(happened, TurnDone):
                             return
