@@ -299,7 +299,7 @@ def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coro
     """
     running: asyncio.Task[Json] | None = None
 
-    async def asked() -> Json:
+    async def answer() -> Json:
         nonlocal running
         if running is None or running.done():
             running = asyncio.create_task(probe())
@@ -309,7 +309,7 @@ def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coro
             raise PersistenceUnavailable(f"The store has not answered for {PROBE_SECONDS} seconds.")
         return running.result()
 
-    return asked
+    return answer
 
 
 async def _is_there(store: BaseStore) -> bool:

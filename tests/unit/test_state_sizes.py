@@ -25,7 +25,7 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.api.requests import asked
+from tealagents.api.requests import user_message
 from tealagents.domain.errors import RequestInProgress, TaskBusy
 from tealagents.domain.events import TextDelta, ToolReturned
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
@@ -301,7 +301,7 @@ async def test_a_large_message_that_waits_no_more_is_not_kept_twice(tmp_path: Pa
         assert len(await names(store, here.partition(), "blob/")) == (3 if end == "begins" else 0)
         sizes = [len(part) for part in model.calls[-1].prompt if part.startswith(b"user")]
         assert sizes == ([11, 100_006, 300_006] if end == "begins" else [11])
-        found = [await asked(exchange_of(here), here.partition(), each.request) for each in queued]
+        found = [await user_message(exchange_of(here), here.partition(), each.request) for each in queued]
         assert [len(each.text) for each in found if each] == ([100_000, 300_000] if end == "begins" else [])
 
 

@@ -178,7 +178,7 @@ def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
     )
 
 
-def asked(pause: Approval) -> str:
+def pause_text(pause: Approval) -> str:
     """What a pause asks, with a line for each authorization of the user's own that comes first."""
     links = (f"{each['server']}: {each['url']}" for each in pause.authorizations)
     return "\n".join((pause.message, *links))

@@ -42,7 +42,8 @@ class AdmittedCall:
     request: Request
     #: where the protocol is
     path: str
-    caller: Caller | None = None
+    #: who calls; None until that is known
+    identified: Caller | None = None
     #: the JSON object that was sent; None where there was no body
     body: Json | None = None
     #: bytes of it as it came
@@ -53,10 +54,10 @@ class AdmittedCall:
     response: Response | None = None
 
     @property
-    def user(self) -> Caller:
-        """The caller, who is known once the call was admitted."""
-        assert self.caller is not None
-        return self.caller
+    def caller(self) -> Caller:
+        """Who calls; known once the call is admitted."""
+        assert self.identified is not None
+        return self.identified
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -165,7 +166,7 @@ class Gate:
         """Hands the call on, or leaves why it is refused."""
         request, scope = call.request, call.request.scope
         try:
-            call.caller = await self._exchange.identify(request)
+            call.identified = await self._exchange.identify(request)
             body = await self._body(call)
             self._check(call, self._exchange.settings.max_items)
         except TealError as error:

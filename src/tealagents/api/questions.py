@@ -70,7 +70,7 @@ async def _leave(exchange: Exchange, call: AdmittedCall, approval_id: str | None
     """`NotFound` where no pause of the caller's is asked about; `InvalidRequest` for a large answer."""
     if len(encode_json(call.body)) > LARGEST_ANSWER:
         raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
-    partition = exchange.partition(call.user)
+    partition = exchange.partition(call.caller)
     pause = await find_pause(exchange, partition, approval_id) if approval_id is not None else None
     if pause is None:
         raise NotFound("Nothing waits for this answer. Its question may have been withdrawn.")

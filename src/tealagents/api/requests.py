@@ -173,7 +173,7 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
     if most == 0:
         return []
     if record.status == "Queued":
-        waits = await asked(exchange, view.partition, record)
+        waits = await user_message(exchange, view.partition, record)
         return [waits] if waits is not None else []
     if record.status not in ENDED:
         head = await exchange.tasks.head(view.partition, record.task_id, reading=True)
@@ -183,7 +183,7 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
     return said if most is None else said[-most:]
 
 
-async def asked(exchange: Exchange, partition: str, record: RequestRecord) -> Message | None:
+async def user_message(exchange: Exchange, partition: str, record: RequestRecord) -> Message | None:
     """The user's message that a request began with, or waits with; None where there is none."""
     if not record.first_seq and record.waiting is not None:
         if (message := await waiting_message(exchange.tasks, partition, record)) is not None:

@@ -194,7 +194,7 @@ async def _check_message(exchange: Exchange, view: RequestView, message: NewMess
     if message.client.get("background") and not is_stored:
         raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
     if message.items:
-        said = await requests.asked(exchange, view.partition, view.record)
+        said = await requests.user_message(exchange, view.partition, view.record)
         if said is None or said.items != message.items:
             raise InvalidRequest("input", ADDS_A_MESSAGE)
 
@@ -212,7 +212,7 @@ async def _retried(
     if view is not None:
         view = replace(view, replayed=view.record.status in ENDED)
         return await stretches.cut(exchange, view, 1)
-    said = await requests.asked(exchange, failed.view.partition, record)
+    said = await requests.user_message(exchange, failed.view.partition, record)
     first = {name: record.client[name] for name in SET_FIRST if name in record.client}
     anew = {
         "setup": setup or record.setup,

@@ -143,7 +143,7 @@ class Named(Struct, frozen=True):
         """The marks of those of the messages that a request began with; one is `issued` for its message."""
         theirs = [mark for mark in requests.kept(record, "messages", list) or () if isinstance(mark, str)]
         if issued is not None:
-            said = await requests.asked(self.exchange, self.partition, record)
+            said = await requests.user_message(self.exchange, self.partition, record)
             if said is not None and said.items == sent[issued]:
                 theirs.append(issued)
         return [mark for mark in theirs if mark in sent]

@@ -150,7 +150,7 @@ class _Fork(Struct, frozen=True):
     async def write(self, actor: User) -> Head:
         source, copy, point = self.source, self.copy, self.copy.head.origin or {}
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
-        last, end, status = await self._copy_rounds()
+        last, end, status = await self._copy_requests()
         await copy.flush()
         path, _ = paths.split(self.path, end)
         effects = tuple(self._effects(replace(source, path=(*path, *self.tried))))
@@ -184,7 +184,7 @@ class _Fork(Struct, frozen=True):
         n = bisect_left(self.starts, seq, key=itemgetter(0))
         return self.starts[n][1] if n < len(self.starts) else self.copy.head.tail_seq
 
-    async def _copy_rounds(self) -> tuple[str | None, int, Status]:
+    async def _copy_requests(self) -> tuple[str | None, int, Status]:
         """Copies the ended requests of the path, up to the message if there is one.
 
         Returns the new id of the last completed request, the number of the last entry read, and the status of
@@ -194,8 +194,8 @@ class _Fork(Struct, frozen=True):
         last: str | None = None
         end = 0
         context: Json | None = None
-        rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
-        async for each in rounds:
+        requests = _source_requests(self.tasks.history, self.partition, source.task_id, self.path)
+        async for each in requests:
             messages, ending, end = each.messages, each.ending, each.end
             # in the order in which the owner is shown messages
             found = up_to(in_call_order(messages), message_id) if message_id is not None else None
@@ -224,7 +224,7 @@ class _Fork(Struct, frozen=True):
         return last, self.path[-1][1] if self.path else 0, "Completed"
 
     async def _copied(
-        self, of: "_Round", messages: Sequence[Message], ending: RequestEnd | None
+        self, of: "_SourceRequest", messages: Sequence[Message], ending: RequestEnd | None
     ) -> RequestRecord:
         """Adds a request's entries to the copy; returns its record, to be added as well.
 
@@ -290,7 +290,7 @@ def _said(message: Message) -> str:
     return message.text if message.role == "assistant" else ""
 
 
-class _Round(Struct):
+class _SourceRequest(Struct):
     """A request of a path, as far as it was read."""
 
     request_id: str
@@ -303,9 +303,11 @@ class _Round(Struct):
     ending: RequestEnd | None = None
 
 
-async def _rounds(history: History, partition: str, task_id: str, path: Path) -> AsyncIterator[_Round]:
+async def _source_requests(
+    history: History, partition: str, task_id: str, path: Path
+) -> AsyncIterator[_SourceRequest]:
     """The requests of a path, oldest first."""
-    current: _Round | None = None
+    current: _SourceRequest | None = None
     async for logged in history.forwards(partition, task_id, path):
         body = logged.body
         if current is not None:
@@ -314,7 +316,7 @@ async def _rounds(history: History, partition: str, task_id: str, path: Path) ->
             if current is not None and body.message.request_id != current.request_id:
                 yield current
                 current = None
-            current = current or _Round(body.message.request_id, logged.seq)
+            current = current or _SourceRequest(body.message.request_id, logged.seq)
             current.messages.append(body.message)
             current.made |= {call.id: call for call in body.made}
         elif isinstance(body, ToolIntent) and current is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
-from tealagents.api.decisions import asked, pending
+from tealagents.api.decisions import pause_text, pending
 from tealagents.api.http import timestamp
 from tealagents.api.items import IMAGES, decoded, inline, is_text, media
 from tealagents.domain.errors import InvalidRequest
@@ -39,7 +39,7 @@ def paused(pause: Approval) -> Json:
     waits_for: Json = {"data": pending(pause), "mediaType": "application/json"}
     return {
         "state": "TASK_STATE_AUTH_REQUIRED" if pause.authorizations else "TASK_STATE_INPUT_REQUIRED",
-        "message": _said(pause, pause.approval_id, [{"text": asked(pause)}, waits_for]),
+        "message": _said(pause, pause.approval_id, [{"text": pause_text(pause)}, waits_for]),
         "timestamp": timestamp(pause.created_at, "milliseconds"),
     }
 

@@ -82,25 +82,25 @@ class Handler(RequestHandler):
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
         key = key_of(f"a2a\n{message.message_id}", sent)
         where: Json = {"name": message.context_id, "field": "message.contextId"}
-        return await task_names.sent_to(self._exchange, call.user, new, key, **where, streamed=streamed)
+        return await task_names.sent_to(self._exchange, call.caller, new, key, **where, streamed=streamed)
 
     async def _decide(self, message: pb.Message, sent: Json, call: AdmittedCall, **how: bool) -> RequestView:
         """Carries out what a message to a task decides. Text does not: a model may have written it."""
-        record = (await requests.own(self._exchange, call.user, message.task_id)).record
+        record = (await requests.own(self._exchange, call.caller, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
         texts = (p.HasField("text") or (p.HasField("raw") and is_text(p.media_type)) for p in message.parts)
         said = () if any(texts) else documents.items(message, sent)
         if (command := decisions.of_message(said, record, "message.parts")) is None:
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
-        return await self._exchange.decide(call.user, record.request_id, command, **how)
+        return await self._exchange.decide(call.caller, record.request_id, command, **how)
 
     async def on_subscribe_to_task(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
         yield await self._subscribe(params, context)
 
     @_answers
     async def _subscribe(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
-        view = await requests.own(self._exchange, call.user, params.id)
+        view = await requests.own(self._exchange, call.caller, params.id)
         if view.record.status in ENDED:
             raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
         events = requests.to_the_end(self._exchange, view)
@@ -108,7 +108,7 @@ class Handler(RequestHandler):
 
     @_answers
     async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:
-        view = await requests.own(self._exchange, call.user, params.id)
+        view = await requests.own(self._exchange, call.caller, params.id)
         return ParseDict(await self._document(view, params, default=None), pb.Task())
 
     @_answers
@@ -125,15 +125,15 @@ class Handler(RequestHandler):
             state = pb.TaskState.Value(documents.task(record)["status"]["state"])
             return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
 
-        views, token, total = await requests.page(self._exchange, call.user, wanted, params.page_token, size)
-        tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in views]
+        page, token, total = await requests.page(self._exchange, call.caller, wanted, params.page_token, size)
+        tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in page]
         return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     @_answers
     async def on_cancel_task(self, params: pb.CancelTaskRequest, call: AdmittedCall) -> pb.Task:
-        record = (await requests.own(self._exchange, call.user, params.id)).record
+        record = (await requests.own(self._exchange, call.caller, params.id)).record
         if record.status not in ENDED:
-            record = await self._exchange.cancel(call.user, record.request_id)
+            record = await self._exchange.cancel(call.caller, record.request_id)
             if record.status == "Canceled":
                 return ParseDict(documents.task(record), pb.Task())
         raise errors.TaskNotCancelableError("The task has ended.")

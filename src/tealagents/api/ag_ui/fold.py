@@ -10,7 +10,7 @@ from typing import Any
 
 from tealagents.api import items, sse, transcripts
 from tealagents.api.ag_ui.inputs import Given
-from tealagents.api.decisions import DecisionForm, asked
+from tealagents.api.decisions import DecisionForm, pause_text
 from tealagents.api.folding import EventFold
 from tealagents.api.http import timestamp
 from tealagents.api.names import made
@@ -53,7 +53,7 @@ def _interrupt(pause: Approval, n: int) -> Json:
     return {
         "id": made("int", pause.approval_id, n),
         "reason": "tealagents:authorization" if links else "tool_call",
-        "message": asked(pause),
+        "message": pause_text(pause),
         "toolCallId": made("call", pause.request_id, pause.calls[n].id),
         "responseSchema": _ANSWER,
         "expiresAt": timestamp(pause.expires_at),

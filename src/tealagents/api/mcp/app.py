@@ -106,7 +106,7 @@ class _Sessions:
         headers = in_one_line(scope["headers"], b"accept", without=b"last-event-id")
         headers = [(name, v.rpartition(b".")[2] if name == _SESSION else v) for name, v in headers]
         # a session is its user's, whatever token they have got by now
-        user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
+        user = AuthenticatedUser(AccessToken(token="", client_id=call.caller.user.key, scopes=[]))
         inner: Scope = {**scope, "headers": headers, "user": user}
         handle = (self._own if mine else self._others).handle_request
         mark = b"%b%b." % (self._mark, how_of(call).encode())

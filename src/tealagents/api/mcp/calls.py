@@ -28,7 +28,7 @@ Result = Json | types.InputRequiredResult
 
 def named(call: gate.AdmittedCall, rpc_id: object) -> Hashable:
     """The name by which a host before 2026-07-28 cancels a call."""
-    return call.user.user.key, call.request.headers.get("mcp-session-id"), rpc_id
+    return call.caller.user.key, call.request.headers.get("mcp-session-id"), rpc_id
 
 
 async def answer(calls: OpenCalls, context: Context, params: types.CallToolRequestParams) -> Result:
@@ -56,12 +56,12 @@ class _Call:
         self._elicits = documents.elicits(able) if self._modern else documents.how_of(self._call)
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
         report = partial(context.session.report_progress, total=None) if self._streamed else None
-        self._own = partial(requests.own, calls.exchange, self._call.user)
-        self._decide = partial(calls.exchange.decide, self._call.user, streamed=self._streamed)
+        self._own = partial(requests.own, calls.exchange, self._call.caller)
+        self._decide = partial(calls.exchange.decide, self._call.caller, streamed=self._streamed)
         self._settled = partial(awaited, calls.exchange, receive=self._call.request.receive, report=report)
 
     async def result(self) -> Result:
-        exchange, user, arguments = self._exchange, self._call.user, self._params.arguments or {}
+        exchange, caller, arguments = self._exchange, self._call.caller, self._params.arguments or {}
         if self._params.request_state is not None:
             # the call again, with the user's answers; its state names what the caller may name anyway
             request_id, _, approval_id = self._params.request_state.partition("/")
@@ -77,7 +77,7 @@ class _Call:
             view = await self._own(request_id)
             return await self._waited(self._decide(view.record.request_id, command))
         message, key = tools.message(arguments)
-        return await self._waited(requests.submitted(exchange, user, message, key, streamed=self._streamed))
+        return await self._waited(requests.submitted(exchange, caller, message, key, streamed=self._streamed))
 
     async def _answered(self, pause: Approval, command: Command | None) -> Result:
         """The request after the user's decision; without one as it is, unless it was decided elsewhere."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents.api import bodies, items, replay, resent, sse, stretches
-from tealagents.api.decisions import asked
+from tealagents.api.decisions import pause_text
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.folding import EventFold
 from tealagents.api.http import json_response
@@ -105,7 +105,7 @@ class Chunks(EventFold):
             if call.by_client
         ]
         if len(calls) < len(approval.calls):
-            self.say(asked(approval), refusal=self._stretch.typed)  # the SDKs parse no refusal
+            self.say(pause_text(approval), refusal=self._stretch.typed)  # the SDKs parse no refusal
         for n, each in enumerate(calls):  # OpenAI sends one at a time, and some clients read but the first
             self._message.setdefault("tool_calls", []).append(each)
             self._chunk({"tool_calls": [{"index": n, **each}]})

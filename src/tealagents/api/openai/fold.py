@@ -7,7 +7,7 @@ The events are numbered from 0 on. A follower who has seen some of them is sent 
 from datetime import datetime
 
 from tealagents.api import sse
-from tealagents.api.decisions import asked
+from tealagents.api.decisions import pause_text
 from tealagents.api.folding import EventFold
 from tealagents.api.names import made
 from tealagents.api.openai import documents, errors
@@ -158,7 +158,7 @@ class ResponseFold(EventFold):
 
     def _ask(self, approval: Approval) -> None:
         """Many clients show text alone. Where consent is given stands in it, and as its citations."""
-        text, end = asked(approval), len(approval.message)
+        text, end = pause_text(approval), len(approval.message)
         self.text(text, phase="commentary")  # which the SDKs do not parse
         for each in approval.authorizations:
             url = str(each["url"])

@@ -145,6 +145,6 @@ async def document(exchange: Exchange, stretch: Stretch) -> Json:
 async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     """What a response was made upon: a message, or what was decided of a pause."""
     if (before := stretch.before) is None:
-        asked = await requests.asked(exchange, stretch.view.partition, stretch.record)
-        return [documents.said(asked)] if asked is not None else []
+        said = await requests.user_message(exchange, stretch.view.partition, stretch.record)
+        return [documents.said(said)] if said is not None else []
     return [documents.answer(before, n, each) for n, each in enumerate(before.decisions)]

@@ -24,7 +24,7 @@ def exchange_of(request: Request) -> Exchange:
     return exchange
 
 
-async def asked(request: Request, parameter: str) -> tuple[Exchange, Caller, str]:
+async def identified(request: Request, parameter: str) -> tuple[Exchange, Caller, str]:
     """The exchange, the caller, and the id in the path."""
     exchange = exchange_of(request)
     return exchange, await exchange.identify(request), identifier(request, parameter)
@@ -34,7 +34,7 @@ async def place(
     request: Request, kind: Kind, parameter: str, *, reading: bool = False
 ) -> tuple[Exchange, str, str]:
     """The exchange, the partition and the id of what the path names, which the caller may use."""
-    exchange, caller, name = await asked(request, parameter)
+    exchange, caller, name = await identified(request, parameter)
     return exchange, await exchange.locate(caller, kind, name, reading=reading), name
 
 

@@ -11,7 +11,7 @@ from tealagents.api import bodies, query
 from tealagents.api.exchange import LONGEST_KEY, Exchange, RequestView, key_in
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, problems, schemas
-from tealagents.api.v1alpha1.context import asked, exchange_of
+from tealagents.api.v1alpha1.context import exchange_of, identified
 from tealagents.api.v1alpha1.fold import Frames
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.api.v1alpha1.preferences import Way, way_of
@@ -244,7 +244,7 @@ async def _sent(request: Request, way: Way) -> Response:
 
 
 async def _resumed(request: Request, way: Way) -> Response:
-    exchange, caller, request_id = await asked(request, "request_id")
+    exchange, caller, request_id = await identified(request, "request_id")
     decided = bodies.validated(inputs.ResumeCommand, await exchange.body(request))
     approval_id = query.once(request, "approval_id")
     command = Command(

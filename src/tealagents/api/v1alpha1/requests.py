@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, asked, identifier, number_cursor
+from tealagents.api.v1alpha1.context import READ_CODES, identified, identifier, number_cursor
 from tealagents.api.v1alpha1.messages import stream
 from tealagents.api.v1alpha1.parameters import ApprovalId, Limit, OfStep, Position, RequestId
 from tealagents.api.v1alpha1.routing import Routes
@@ -31,7 +31,7 @@ _LAST_EVENT = 10**12 - 1
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_request(request: Request, request_id: RequestId) -> Response:
-    exchange, caller, name = await asked(request, "request_id")
+    exchange, caller, name = await identified(request, "request_id")
     view = await exchange.request(caller, name)
     return json_response(documents.request(view.record, exchange.prefix))
 
@@ -70,7 +70,7 @@ async def get_request(request: Request, request_id: RequestId) -> Response:
     },
 )
 async def follow_request(request: Request, request_id: RequestId) -> Response:
-    exchange, caller, name = await asked(request, "request_id")
+    exchange, caller, name = await identified(request, "request_id")
     view = exchange.replay(await exchange.request(caller, name), after=_position(request))
     return stream(exchange, view, {}) if view is not None else Response(status_code=204)
 
@@ -94,7 +94,7 @@ async def get_prompt(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange, caller, name = await asked(request, "request_id")
+    exchange, caller, name = await identified(request, "request_id")
     step = ids.canonical(step_id, "step_id") if step_id is not None else None
     first = number_cursor(cursor)
     view = await exchange.request(caller, name)
@@ -119,7 +119,7 @@ async def get_prompt(
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_approval(request: Request, request_id: RequestId, approval_id: ApprovalId) -> Response:
-    exchange, caller, name = await asked(request, "request_id")
+    exchange, caller, name = await identified(request, "request_id")
     shown = await exchange.approval(caller, name, identifier(request, "approval_id"))
     return json_response(documents.approval_with_tools(shown, exchange.prefix, caller.user))
 
@@ -136,7 +136,7 @@ async def get_approval(request: Request, request_id: RequestId, approval_id: App
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def cancel_request(request: Request, request_id: RequestId) -> Response:
-    exchange, caller, name = await asked(request, "request_id")
+    exchange, caller, name = await identified(request, "request_id")
     record = await exchange.cancel(caller, name)
     return json_response(documents.request(record, exchange.prefix))
 

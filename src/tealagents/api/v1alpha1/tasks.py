@@ -9,7 +9,7 @@ from starlette.responses import Response
 from tealagents.api import bodies
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, asked, exchange_of, index_cursor, place
+from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identified, index_cursor, place
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain import ids
@@ -81,7 +81,7 @@ async def get_task(request: Request, task_id: TaskId) -> Response:
     ),
 )
 async def patch_task(request: Request, task_id: TaskId) -> Response:
-    exchange, caller, name = await asked(request, "task_id")
+    exchange, caller, name = await identified(request, "task_id")
     patch = bodies.validated(inputs.TaskPatch, await exchange.body(request))
     partition = await exchange.locate(caller, keys.task, name)
     given = patch.model_fields_set

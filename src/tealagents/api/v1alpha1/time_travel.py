@@ -9,7 +9,7 @@ from tealagents.api import bodies
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, inputs, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, asked, exchange_of, place
+from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identified, place
 from tealagents.api.v1alpha1.parameters import TaskId
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import InvalidRequest
@@ -39,7 +39,7 @@ _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}
     openapi_extra=openapi.json_body(inputs.RollbackCommand),
 )
 async def rollback_task(request: Request, task_id: TaskId) -> Response:
-    exchange, caller, name = await asked(request, "task_id")
+    exchange, caller, name = await identified(request, "task_id")
     command = bodies.validated(inputs.RollbackCommand, await exchange.body(request))
     partition = await exchange.locate(caller, keys.task, name)
     head = await exchange.changes.rollback(partition, name, caller.user, command.checkpoint_id)
@@ -61,7 +61,7 @@ async def rollback_task(request: Request, task_id: TaskId) -> Response:
     openapi_extra=openapi.json_body(inputs.ForkCommand, required=False, whole={}),
 )
 async def fork_task(request: Request, task_id: TaskId) -> Response:
-    exchange, caller, name = await asked(request, "task_id")
+    exchange, caller, name = await identified(request, "task_id")
     command = bodies.validated(inputs.ForkCommand, await exchange.body(request, empty={}))
     if command.checkpoint_id is not None and command.message_id is not None:
         raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
