@@ -20,7 +20,8 @@
 `pages`          the pages that show an OpenAPI document; `console`: the files of the console
 ===============  ==========================================================================
 
-What several protocols use:
+What protocols are made of. Most modules serve several of them; `unstored`, `sending` and `resent` are used by
+OpenAI's alone, `open_calls` and `questions` by MCP's:
 
 ===============  ==========================================================================
 `folding`        the fold they have in common: what each event means

@@ -399,6 +399,14 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The request that runs or waits for a human."""
         return self.running or self.pending
 
+    def is_occupied_by(self, request_id: str) -> bool:
+        """Whether this is the request that runs or waits for a human."""
+        return self.occupant is not None and self.occupant.request_id == request_id
+
+    def names(self, request_id: str) -> bool:
+        """Whether the request runs, is paused or waits in the queue."""
+        return self.is_occupied_by(request_id) or any(each.request_id == request_id for each in self.queue)
+
     @property
     def idle(self) -> bool:
         """Whether no request runs, is paused or waits in the queue."""

@@ -235,8 +235,7 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
 
 def _path_before(record: RequestRecord, head: Head) -> Path | None:
     """The path that the request continued; None if the request is on no known path."""
-    occupant = head.occupant
-    if occupant is not None and occupant.request_id == record.request_id:
+    if head.is_occupied_by(record.request_id):
         return head.path
     begins = record.first_seq
     for path in (record.path, head.path):

@@ -184,11 +184,11 @@ class Tasks:
             head = await self.end_due(partition, before, reading=reading)
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
-        if head.version != before.version or not _knows(head.value, request_id):
+        if head.version != before.version or not head.value.names(request_id):
             found = await self.records.get(partition, key, RequestRecord)
             if found is None:
                 raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
-            if found.value.status not in ENDED and not _knows(head.value, request_id):
+            if found.value.status not in ENDED and not head.value.names(request_id):
                 raise CorruptState(
                     key,
                     f"says {found.value.status}, of which its task knows nothing",
@@ -395,7 +395,7 @@ class Tasks:
         unfinished = await self.streams.unfinished(partition, request)
         last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)
         failure = Failure(ending.code, ending.detail)
-        if not _occupies(head, request_id):
+        if not head.is_occupied_by(request_id):
             nothing = Outcome(unfinished.output, request.usage, request.extra_data)
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
@@ -464,11 +464,11 @@ class Tasks:
                 return False
             stored = await self.head(partition, request.task_id)
             head = stored.value
-            if not _knows(head, request_id):
+            if not head.names(request_id):
                 continue
             if head.pending is not None and ending is SUPERSEDED:
                 return False
-            worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
+            worker = head.running.worker_id if head.is_occupied_by(request_id) and head.running else None
             elsewhere = worker if worker != self.lease.worker_id else None
             signal = Signal(
                 request_id=request_id,
@@ -521,13 +521,3 @@ def _concerned(transition: Transition) -> list[str]:
     if head.queue or left_queue:
         topics.append(keys.task(head.task_id))
     return topics
-
-
-def _occupies(head: Head, request_id: str) -> bool:
-    occupant = head.occupant
-    return occupant is not None and occupant.request_id == request_id
-
-
-def _knows(head: Head, request_id: str) -> bool:
-    """Whether a request runs, is paused or is queued on the task."""
-    return _occupies(head, request_id) or any(waiting.request_id == request_id for waiting in head.queue)
