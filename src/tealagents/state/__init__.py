@@ -11,7 +11,8 @@ Nothing that has been written to a log is ever rewritten.
 `owner_directory`  finds the owner of an id
 `workers`          one lease per process; dead workers; signals between processes
 `transitions`      every change of a task, decided purely
-`tasks`            finds tasks, commits transitions, ends requests that no process carries on
+`head_commits`     commits transitions: the one place where the head of a living task is changed
+`tasks`            finds tasks, ends requests that no process carries on
 `begun`            the requests that this process has begun and is not done with
 `submission`       turns a message into a request that runs or waits in the queue
 `new_message`      a client's message; `new_task`: a task before its first message

@@ -73,7 +73,7 @@ class Changes:
             context = await self._records.context_of(partition, head)
             return resent(head, said, actor.key, context, source=tasks.source, now=now)
 
-        return (await tasks.transact(partition, partial(tasks.head, partition, task_id), decide)).head
+        return (await tasks.heads.transact(partition, partial(tasks.head, partition, task_id), decide)).head
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
@@ -112,7 +112,7 @@ class Changes:
             return changed(head, actor.key, action, note, self._records.clock.now())
 
         look = partial(self._tasks.head, partition, task_id)
-        return (await self._tasks.transact(partition, look, decide)).head
+        return (await self._tasks.heads.transact(partition, look, decide)).head
 
 
 def _free(head: Head) -> Head:

@@ -197,5 +197,5 @@ async def resume(
         transition = replace(transition, put={key: kept}, expect={key: approval.version})
         return await tasks.with_own_key(partition, transition)
 
-    written = await tasks.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
+    written = await tasks.heads.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
     return TaskWriter(tasks, written, None) if written is not None else None

@@ -12,9 +12,10 @@ from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.models import Head, Json, Message, RequestRecord
 from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
+from tealagents.state.head_commits import Written
 from tealagents.state.records import BlobRef, Stored, blob_ref
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import Tasks, Written
+from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, chunks_waiting, received
 
 #: the largest waiting message that is kept in its request's record, in bytes; others are stored out of line
@@ -62,7 +63,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: QueuedRequest) -> TaskWri
         transition = received(head, started, message, actor, now)
         return replace(transition, takes=False, drops=chunks_waiting(request))
 
-    begun = await tasks.transact(partition, partial(tasks.head, partition, request.task_id), decide)
+    begun = await tasks.heads.transact(partition, partial(tasks.head, partition, request.task_id), decide)
     return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
 
 

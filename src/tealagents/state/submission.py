@@ -35,13 +35,14 @@ from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
+from tealagents.state.head_commits import Written
 from tealagents.state.importing import Importing
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
 from tealagents.state.new_task import new_task
 from tealagents.state.queue import QueuedRequest, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import SUPERSEDED, Tasks, Written
+from tealagents.state.tasks import SUPERSEDED, Tasks
 from tealagents.state.transitions import Transition, queued, received
 
 #: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of its batches to read
@@ -151,7 +152,7 @@ class _Attempt:
 
     async def begin(self) -> Begun:
         await self._tasks.directory.introduce(self._caller.user)
-        written: Written | Replayed | GivesWay = await self._tasks.transact(
+        written: Written | Replayed | GivesWay = await self._tasks.heads.transact(
             self._partition, self._look, self._decide
         )
         if isinstance(written, Replayed | GivesWay):
@@ -165,7 +166,7 @@ class _Attempt:
     async def open(self) -> Head:
         """A new task that waits for its first message."""
         await self._tasks.directory.introduce(self._caller.user)
-        written = await self._tasks.transact(self._partition, self._look, self._opened)
+        written = await self._tasks.heads.transact(self._partition, self._look, self._opened)
         return written.head
 
     # --- reading ---------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""The right to write a task while a request runs on it."""
+"""The right to write a task while a request runs on it.
+
+A patch or a queued message may change the task's head meanwhile; the writer then continues from the new head
+(`TaskWriter.rebase`).
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +15,8 @@ from tealagents.domain.events import Recorded
 from tealagents.domain.models import Head, Message, RequestRecord
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
-from tealagents.state.tasks import Tasks, Written
+from tealagents.state.head_commits import Written
+from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, appended
 
 #: entries in one commit; more are written in several
@@ -124,7 +129,7 @@ class TaskWriter:
             transition = conclude(head, self.request, drafts)
         operation = ids.operation_id()
         try:
-            written = await tasks.commit(
+            written = await tasks.heads.commit(
                 self.partition, transition, version=self._head_version, operation=operation
             )
         except PersistenceUnavailable:
