@@ -105,7 +105,7 @@ def _logged(request: RequestRecord) -> None:
 
 
 class Tasks:
-    """Finds, changes and ends the requests of one agent."""
+    """Finds the tasks and requests of one agent, and ends what no process runs."""
 
     def __init__(
         self,
