@@ -89,12 +89,11 @@ class Named(Struct, frozen=True):
     def at_tip(self, message: NewMessage) -> NewMessage:
         """The message for the task as it stands: the first with what was said before, others without.
 
-        Where nothing is under way, `CheckpointMoved` refuses it once another one was quicker.
+        `CheckpointMoved` refuses it once another one was quicker, even one that has failed since.
         """
         if self.head is None:
             return replace(message, new_task_id=self.task_id)
-        at = self.head.checkpoint_id if self.head.idle else None
-        return replace(message, task_id=self.task_id, at_checkpoint=at, earlier=())
+        return replace(message, task_id=self.task_id, at_tail=self.head.tail_hash, earlier=())
 
     async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
         """Returns if the task is there, since another request created it first. Otherwise raises: `refusal`

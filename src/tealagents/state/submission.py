@@ -281,10 +281,13 @@ class _Attempt:
         return self._received(head, now)
 
     def _check_checkpoint(self, head: Head) -> None:
-        """`CheckpointMoved` unless the task is idle at the checkpoint that the message names, if any."""
-        wanted = self._message.at_checkpoint
+        """`CheckpointMoved` unless the task is where the message is to continue it: idle at its checkpoint,
+        if it names one, and without an entry behind the last one that its sender has read."""
+        wanted, tail = self._message.at_checkpoint, self._message.at_tail
         if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
             raise CheckpointMoved("The task continues from another checkpoint.", **head.ids)
+        if tail is not None and head.tail_hash != tail:
+            raise CheckpointMoved("The task has changed meanwhile.", **head.ids)
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
         """Cancels the pause that the task waits in, if the message says so; otherwise `ApprovalPending`."""

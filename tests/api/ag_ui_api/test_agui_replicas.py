@@ -541,6 +541,67 @@ def test_a_message_that_comes_twice_at_the_same_time_is_stored_once(
         assert late.said("user")[begun:] == ["pieces-3"]
 
 
+@pytest.mark.parametrize("begun", ["hello", "broken"])
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt"])
+def test_a_message_that_fails_while_it_comes_again_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, concurrency: str, begun: str
+) -> None:
+    """The second run finds it new, and is stored when the first has failed: it repeats that."""
+    submitted, firsts = requests.submitted, list[str]()
+
+    async def later(*args: Any, **fields: Any) -> Any:
+        if not firsts:
+            firsts.append("under way")
+            firsts.append((await asyncio.to_thread(page.post)).text)
+        return await submitted(*args, **fields)
+
+    broken = {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}
+    script: Json = {"rules": [broken, *SCRIPT["rules"]]}
+    with serving(script, concurrency=concurrency) as (service, _), service.client() as client:
+        page = Page(client)
+        page.say(begun)
+        page.messages.append(user("broken too"))
+        monkeypatch.setattr(requests, "submitted", later)
+        assert kinds(events(page.post().text))[-1] == kinds(events(firsts[-1]))[-1] == "RUN_ERROR"
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user") == [begun, "broken too"]
+
+
+@pytest.mark.parametrize("concurrency", ["enqueue", "interrupt"])
+def test_a_message_that_comes_twice_to_a_busy_thread_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, concurrency: str
+) -> None:
+    """Under two runs, both of which find another one under way: they wait behind that, or end it, once."""
+    submitted, both = requests.submitted, list[asyncio.Event]()
+
+    async def at_once(*args: Any, **fields: Any) -> Any:
+        both.append(asyncio.Event())
+        if len(both) > 1:
+            for each in both:
+                each.set()
+        await asyncio.wait_for(both[-1].wait(), 30)
+        return await submitted(*args, **fields)
+
+    told = {"rules": [{"when": {"text": "dripping"}, "reply": DRIPPING}]}
+    with serving(told, concurrency=concurrency) as (service, model), service.client() as client:
+        page = Page(client)
+        begin(page, "dripping")
+        until(lambda: model.requests)
+        page.messages.append(user("pieces-3"))
+        monkeypatch.setattr(requests, "submitted", at_once)
+        with ThreadPoolExecutor() as pool:
+            posts = [pool.submit(page.post) for _ in range(2)]
+            until(lambda: len(both) > 1)
+            model.release()
+            answers = [events(each.result().text) for each in posts]
+        assert [found[-1]["outcome"] for found in answers] == [{"type": "success"}] * 2
+        assert len(model.requests) == 2
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user") == ["dripping", "pieces-3"]
+
+
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:
     """A page that joins during the answer after an approved call is shown what came before, then the rest."""
     file = tmp_path / "written"
