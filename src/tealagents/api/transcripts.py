@@ -20,9 +20,11 @@ from tealagents.domain.models import (
     Message,
     MessageBody,
     Path,
+    RequestRecord,
     Role,
 )
 from tealagents.engine.resuming import answers
+from tealagents.state import keys
 from tealagents.state.decisions import is_decision
 from tealagents.state.history import Round
 
@@ -77,9 +79,20 @@ async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
             break
     if stretch.before is not None:
         own += _outputs(stretch.before)
-    path, _ = paths.split(record.path or head.path, first - 1)
+    path, _ = paths.split(record.path or await _path(exchange, partition, record, head), first - 1)
     earlier = await _newest(exchange, partition, record.task_id, path)
     return await _once(exchange, partition, [*earlier, *own])
+
+
+async def _path(exchange: Exchange, partition: str, record: RequestRecord, head: Head) -> Path:
+    """The path on which a request began. One that has ended, perhaps after it was read, may have been left by
+    a rollback, together with what it continued: then this is the path of its checkpoint."""
+    if record.parent is None or (head.occupant and head.occupant.request_id == record.request_id):
+        return head.path
+    found = await exchange.records.get(partition, keys.request(record.parent), RequestRecord)
+    if found is None or paths.split(head.path, found.value.last_seq)[0] == found.value.path:
+        return head.path
+    return found.value.path
 
 
 def continues(stretch: Stretch, seen: str | None) -> bool:

@@ -33,9 +33,10 @@ from agui_talk import (
 from replicas import replicas
 from talk import PLUGINS, call
 
-from tealagents.api import requests, task_names
+from tealagents.api import requests, task_names, transcripts
 from tealagents.api.ag_ui import inputs
 from tealagents.api.exchange import Exchange
+from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Head, RequestRecord
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
@@ -600,6 +601,35 @@ def test_a_message_that_comes_twice_to_a_busy_thread_is_stored_once(
         late = Page(client, page.thread)
         late.run()
         assert late.said("user") == ["dripping", "pieces-3"]
+
+
+@pytest.mark.parametrize("end", ["completes", "is canceled"])
+def test_what_a_run_continues_is_shown_although_it_ends_and_is_rolled_back_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The page that joins it has read it while it ran, and its thread once an earlier answer is the last."""
+    before = transcripts.before
+
+    async def later(exchange: Exchange, stretch: Stretch, *, needed: bool) -> Any:
+        record, owner = stretch.record, stretch.view.caller.user
+        if end == "is canceled":
+            await exchange.cancel(stretch.view.caller, record.request_id)
+        model.release()
+        await exchange.outcome(stretch.view)
+        await exchange.changes.rollback(stretch.view.partition, record.task_id, owner, first)
+        return await before(exchange, stretch, needed=needed)
+
+    told = {"rules": [{"when": {"text": "dripping"}, "reply": DRIPPING}]}
+    with serving(told) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say("one")
+        first = client.get(f"/tasks/{page.thread}/checkpoints").json()["items"][0]["checkpoint_id"]
+        page.say("two")
+        begin(page, "dripping")
+        monkeypatch.setattr(transcripts, "before", later)
+        late = Page(client, page.thread)
+        late.run()
+        assert late.said("user") == ["one", "two", "dripping"]
 
 
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:
