@@ -1,7 +1,7 @@
 """A caller's own requests, for protocols that know one by its id alone: found, awaited, followed, read."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -198,18 +198,27 @@ async def user_message(exchange: Exchange, partition: str, record: RequestRecord
 
 
 async def page(
-    exchange: Exchange, caller: Caller, wanted: Callable[[RequestRecord], bool], token: str, limit: int
-) -> tuple[list[RequestView], str, int]:
-    """A page of the requests that are wanted, those that changed last first.
+    exchange: Exchange,
+    caller: Caller,
+    wanted: Callable[[RequestRecord], bool],
+    shown: Callable[[RequestView], Awaitable[K]],
+    token: str,
+    limit: int,
+) -> tuple[list[K], str, int]:
+    """A page of the requests that are wanted, those that changed last first, as `shown` makes them.
 
     With it come the token of the next page, empty where there is none, and how many there are on all.
-    `InvalidRequest` for a token that this did not give out.
+    Requests that are deleted meanwhile are left out. `InvalidRequest` for a token that this did not give out.
     """
     behind = latest.Changed.parse(token, "pageToken") if token else None
     partition = exchange.partition(caller)
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
-    views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
-    return views, str(found.last or ""), found.total
+    documents = list[K]()
+    for record in found.records:
+        with suppress(NotFound):
+            view = RequestView(record=record, partition=partition, caller=caller, own=True)
+            documents.append(await shown(view))
+    return documents, str(found.last or ""), found.total
 
 
 def kept(record: RequestRecord, name: str, kind: type[K]) -> K | None:

@@ -23,6 +23,7 @@ from talk import working_service
 from tealagents.api import requests
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain.models import Caller
+from tealagents.state import latest
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -508,6 +509,22 @@ def test_tasks_are_listed_those_that_changed_last_first(wire: Wire, eves: Wire) 
     assert [answer(task) for task in full["tasks"]] == ["Hello! How can I help?"] * 5
     assert [len(task["history"]) for task in full["tasks"]] == [1] * 5
     assert eves.result("ListTasks", {"contextId": first["contextId"]})["tasks"] == []
+
+
+def test_a_task_that_is_deleted_while_it_is_listed_is_left_out(
+    wire: Wire, ada: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history that is asked for is read when the tasks have been found."""
+    tasks, page = [wire.send() for _ in range(3)], latest.page
+
+    async def later(*args: Any, **fields: Any) -> latest.LatestPage:
+        found = await page(*args, **fields)
+        await asyncio.to_thread(ada.delete, f"/tasks/{tasks[1]['contextId']}")
+        return found
+
+    monkeypatch.setattr(latest, "page", later)
+    listed = wire.result("ListTasks", {"pageSize": 3, "historyLength": 1})
+    assert [task["id"] for task in listed["tasks"]] == [tasks[2]["id"], tasks[0]["id"]]
 
 
 def test_lists_are_filtered(wire: Wire) -> None:

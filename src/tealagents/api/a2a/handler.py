@@ -125,8 +125,11 @@ class Handler(RequestHandler):
             state = pb.TaskState.Value(documents.task(record)["status"]["state"])
             return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
 
-        page, token, total = await requests.page(self._exchange, call.caller, wanted, params.page_token, size)
-        tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in page]
+        async def shown(view: RequestView) -> pb.Task:
+            return ParseDict(await self._document(view, params), pb.Task())
+
+        page = await requests.page(self._exchange, call.caller, wanted, shown, params.page_token, size)
+        tasks, token, total = page
         return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     @_answers
