@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -18,6 +19,7 @@ from tealagents.state.inventory import Inventory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import StoreConfigError, redis
 from tealagents.stores import plain_store as store_of
+from tealagents.stores.base import LacksRight
 from tealagents.stores.redis_nodes import Nodes
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
@@ -138,6 +140,51 @@ async def test_the_rights_of_the_page_are_enough_to_start(
             assert await watch.wait(MISSING)
     assert not caplog.text
     assert server.ask("ACL", "LOG").split("\n").count("username") <= 1  # that it is no cluster
+
+
+@pytest.mark.parametrize(
+    ("rule", "number", "denied"),
+    [
+        ("-evalsha", 0, "'evalsha'"),
+        ("-eval", 0, "'eval'"),
+        ("-mget", 0, "'mget'"),
+        ("-time", 0, "'TIME'"),
+        ("-set", 0, "'SET'"),
+        ("-del", 0, "'DEL'"),
+        ("-zrangebylex", 0, "'ZRANGEBYLEX'"),
+        ("resetkeys", 0, "keys"),
+        ("-select", 1, "'select'"),
+    ],
+)
+async def test_a_user_who_lacks_a_right_is_refused_with_what_to_grant(
+    server: RedisServer, rule: str, number: int, denied: str
+) -> None:
+    """The server runs and its address is right: neither is to be looked at."""
+    url = with_the_rights_of_the_page(server).replace("/0", f"/{number}")
+    server.ask("ACL", "SETUSER", "agent", "+select", rule)
+
+    async def use() -> None:
+        async with store_of(url) as store:
+            await store.commit("p", put("key", b"1"))
+            assert await store.scan("p", "") == [("key", ANY)]
+            assert await store.read("p", ["key"]) == [ANY]
+            await store.commit("p", Commit(operation=operation_id(), delete=["key"]))
+
+    with pytest.raises(LacksRight, match=f"(?i){denied}") as refused:
+        await use()
+    said = str(refused.value)
+    granted = said.split("`")[-2].split()
+    assert granted == [right for right in RIGHTS.split() if right[0] in "~&+"] + ["+select"] * number
+    assert "is running" not in said
+
+
+async def test_the_rights_of_the_page_are_enough_for_another_database(server: RedisServer) -> None:
+    """With the one that the page adds for it."""
+    url = with_the_rights_of_the_page(server).replace("/0", "/1")
+    [right] = re.findall(r"database other than 0.*?`(\+.+?)`", PAGE)
+    server.ask("ACL", "SETUSER", "agent", right)
+    async with store_of(url) as store:
+        await store.commit("p", put("key", b"1"))
 
 
 async def test_a_replica_is_refused(server: RedisServer) -> None:

@@ -15,6 +15,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
 from tealagents.stores import StoreConfigError, redis_nodes
 from tealagents.stores import plain_store as store_of
+from tealagents.stores.base import LacksRight
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
 from tealagents.testing.store_links import SILENCE
@@ -101,6 +102,17 @@ async def test_the_rights_of_the_page_are_enough_for_a_cluster(caplog: pytest.Lo
             await is_woken(cluster.url.replace("//", "//agent:PASSWORD@"))
         assert not caplog.text
         assert [node.ask("ACL", "LOG") for node in cluster.nodes] == [""] * len(cluster.nodes)
+
+
+async def test_what_a_user_of_a_cluster_lacks_is_granted_with_what_a_cluster_needs(
+    secretive: RedisCluster,
+) -> None:
+    """A server on its own needs less."""
+    for node in secretive.nodes:
+        node.expect_ok("ACL", "SETUSER", "ann", "-mget")
+    async with store_of(for_ann(secretive.url)) as store:
+        with pytest.raises(LacksRight, match=r"'mget'.* \+cluster\|slots \+asking`\.$"):
+            await store.read("p", ["key"])
 
 
 async def test_a_watch_is_woken_where_the_cluster_shows_itself_late(secretive: RedisCluster) -> None:

@@ -31,7 +31,7 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 from tealagents.testing.forking import Nursery
-from tealagents.testing.servers import free_port
+from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.signing_in import self_signed
 
@@ -423,6 +423,22 @@ def test_a_right_that_the_store_denies_is_said_as_the_store_says_it(
     assert found.count("✗") == 1, found
     assert "Start it" not in found
     assert "Free space" not in found
+
+
+@pytest.mark.parametrize("command", ["evalsha", "mget", "time", "del"])
+def test_a_command_that_redis_denies_its_user_is_found_before_anything_is_stored(
+    patient: Patient, redis_server: RedisServer, command: str
+) -> None:
+    """Once, with what to grant, although more than one operation of the store needs it."""
+    rules = ("on", ">pw", "~*", "&*", "+@all", f"-{command}")
+    redis_server.ask("ACL", "SETUSER", command, *rules)
+    patient.env["TA_PERSISTENCE"] = redis_server.url.replace("//", f"//{command}:pw@")
+    code, found = patient.examined()
+    assert code == 1
+    assert command in found.lower()
+    assert "With ACL SETUSER, give this user `~tealagents:*" in found
+    assert found.count("✗") == 1, found
+    assert "Start it" not in found
 
 
 class KeptStore(CountingStore):

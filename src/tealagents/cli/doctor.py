@@ -237,6 +237,7 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
         seconds = await _write(config, store)
     except LacksRight as error:
         yield Ailment(f"the store cannot be written to: {error}")
+        return  # reading may need the same right, and would only say so again
     except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written to: {error}",
@@ -259,12 +260,18 @@ async def _write(config: ServiceConfig, store: Store) -> float:
     """Writes a record and deletes it; the seconds that the quicker of the two took."""
     from tealagents.domain import ids
 
-    partition, key = f"doctor/{config.name}", "probe"
+    partition, keys = _probe(config)
     began = time.perf_counter()
-    await store.commit(partition, Commit(operation=ids.operation_id(), put={key: Put(b"{}", 60)}))
+    put = dict.fromkeys(keys, Put(b"{}", 60))
+    await store.commit(partition, Commit(operation=ids.operation_id(), put=put))
     written = time.perf_counter()
-    await store.commit(partition, Commit(operation=ids.operation_id(), delete=[key]))
+    await store.commit(partition, Commit(operation=ids.operation_id(), delete=keys))
     return min(written - began, time.perf_counter() - written)
+
+
+def _probe(config: ServiceConfig) -> tuple[str, list[str]]:
+    """The partition and the key of what is written."""
+    return f"doctor/{config.name}", ["probe"]
 
 
 async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
@@ -273,6 +280,7 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import SystemClock
 
+    await store.read(*_probe(config))  # of an empty store, nothing else is read in this way
     records = record_store_of(config, store, SystemClock())
     inventory = Inventory(records)
     try:

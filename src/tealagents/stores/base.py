@@ -393,3 +393,9 @@ class BaseStore(ABC):
             f"The {self.name} store{place} is unavailable: {str(reason).rstrip('.')}. Check that it is "
             "running and that TA_PERSISTENCE or spec.persistence names it."
         )
+
+    def denied(self, reason: object, remedy: str) -> LacksRight:
+        """The error for a store that refuses its user. `remedy` says what to grant, as a sentence."""
+        self._has_failed = True
+        said = str(reason).rstrip(".")
+        return LacksRight(f"The {self.name} store at {self.where} refuses its user: {said}. {remedy}")

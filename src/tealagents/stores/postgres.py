@@ -34,7 +34,6 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
-    LacksRight,
     ReadableFile,
     StoreConfigError,
     StoreOptions,
@@ -402,14 +401,13 @@ class PostgresStore(BaseStore):
         await self._ask("notify", prefix, payloads, seconds=ANSWER_SECONDS)
 
     def _refusal(self, error: BaseException) -> PersistenceUnavailable:
-        refusal = self.unavailable(_reason(error))
         if not isinstance(error, InsufficientPrivilegeError):
-            return refusal
-        return LacksRight(
-            f"The {self.name} store at {self.where} refuses its user: {error.args[0]}. As the owner of the "
-            "database, or of the schema if it is there, run `tealagents migrate`, and grant this user "
-            "CONNECT on the database, USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables, "
-            "and EXECUTE on all its functions."
+            return self.unavailable(_reason(error))
+        return self.denied(
+            error.args[0],
+            "As the owner of the database, or of the schema if it is there, run `tealagents migrate`, and "
+            "grant this user CONNECT on the database, USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on "
+            "all its tables, and EXECUTE on all its functions.",
         )
 
     # --- erasing what has expired -----------------------------------------------------------------

@@ -63,8 +63,8 @@ return {}
 -- KEYS: the index.
 -- ARGV: the bounds in the direction of the scan, the limit, '1' for the reverse, how records' names begin.
 -- Returns the keys that are next, and their records.
-local command = ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
-local keys = redis.call(command, KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
+local page = {KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3]}
+local keys = redis.call(ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX', unpack(page))
 if #keys == 0 then
     return {keys, keys}
 end
@@ -79,8 +79,8 @@ return {keys, redis.call('MGET', unpack(records))}
 -- KEYS: the index, then the records that the caller believes to be next.
 -- ARGV: as above.
 -- Returns the keys that are next and, where the caller was right, their records.
-local command = ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
-local keys = redis.call(command, KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
+local page = {KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3]}
+local keys = redis.call(ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX', unpack(page))
 if #keys == 0 then
     return {keys, keys}
 end

@@ -13,12 +13,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
 from redis.crc import key_slot
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from tealagents.domain.errors import Conflict, CorruptState, Unknown
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
@@ -35,7 +36,7 @@ from tealagents.stores.base import (
     unreadable_host,
 )
 from tealagents.stores.redis_link import RedisWatches, channel_of
-from tealagents.stores.redis_nodes import ConnectionBroke, Nodes
+from tealagents.stores.redis_nodes import ConnectionBroke, Nodes, reason
 from tealagents.stores.sql import statements
 
 __all__ = ["RedisOptions", "RedisStore"]
@@ -53,6 +54,10 @@ LOOKS: Final = 20
 
 #: credentials, host, port, and the number of a database
 _PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?[0-9]*", re.ASCII)
+
+#: how servers before 7.2 deny a command within a script; later ones raise `NoPermissionError` for it, too
+_DENIED_IN_SCRIPT: Final = "The user executing the script"
+_IN_SCRIPT = re.compile(r"(?P<error>.*) script: (?P<digest>[0-9a-f]{40}), on @user_script:(?P<line>\d+)\.?")
 
 
 class RedisOptions(StoreOptions):
@@ -99,6 +104,7 @@ class RedisStore(BaseStore):
         self._nodes = Nodes(
             options.address.get_secret_value(),
             self.unavailable,
+            self._refusal,
             size=options.pool,
             connect_timeout=options.connect_timeout,
             command_timeout=options.command_timeout,
@@ -264,6 +270,17 @@ class RedisStore(BaseStore):
         except NoScriptError:
             return await self._nodes.run(slot, ("EVAL", script.text, *rest), settled=settled)
 
+    def _refusal(self, error: ResponseError) -> PersistenceUnavailable:
+        if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):
+            return self.unavailable(reason(error))
+        prefix = self.options.prefix
+        rights = f"~{prefix}* &{prefix}* +@read +@write +@scripting +@pubsub +ping +time +info +config|get"
+        if urlsplit(self.options.address.get_secret_value()).path.strip("/0"):
+            rights += " +select"
+        if self._nodes.clustered:
+            rights += " +cluster|slots +asking"
+        return self.denied(_with_line(str(error)), f"With ACL SETUSER, give this user `{rights}`.")
+
 
 def _check_eviction(where: str, policy: str | None) -> None:
     if policy is None:
@@ -291,6 +308,16 @@ def _check_durability(where: str, info: Mapping[str, str]) -> None:
             where,
             setting or "(not reported)",
         )
+
+
+def _with_line(said: str) -> str:
+    """An error that quotes the line of a script instead of its number: older servers do not name the command
+    that is denied there."""
+    found = _IN_SCRIPT.fullmatch(said)
+    for script in _scripts().values():
+        if found and found["digest"] == script.digest:
+            return f"{found['error']}: `{script.text.splitlines()[int(found['line']) - 1].strip()}`"
+    return said
 
 
 def _record(key: str, stored: bytes) -> Record:

@@ -20,6 +20,7 @@ from redis.exceptions import (
     BusyLoadingError,
     MasterDownError,
     MovedError,
+    NoPermissionError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -48,6 +49,7 @@ class Nodes:
         self,
         url: str,
         unavailable: Callable[[object], PersistenceUnavailable],
+        refusal: Callable[[ResponseError], PersistenceUnavailable],
         *,
         size: int,
         connect_timeout: float,
@@ -57,6 +59,8 @@ class Nodes:
         parts = urlsplit(url)
         self._seed: Address = (parts.hostname or "localhost", parts.port or 6379)
         self._unavailable = unavailable
+        #: the error for a command that a server does not run
+        self._refusal = refusal
         self._size = size
         self._connect_timeout = connect_timeout
         self._command_timeout = command_timeout
@@ -106,7 +110,7 @@ class Nodes:
                 elif isinstance(error, TryAgainError):  # some keys are here and some already there
                     await asyncio.sleep(self._command_timeout / REDIRECTIONS)
                 else:
-                    raise self._unavailable(reason(error)) from None
+                    raise self._refusal(error) from None
         raise self._unavailable("its slot is being moved")
 
     async def survey(self) -> dict[Address, dict[str, str]]:
@@ -178,6 +182,8 @@ class Nodes:
     async def _borrow(self, pool: Pool[Connection]) -> Connection:
         try:
             return await pool.borrow()
+        except NoPermissionError as error:  # of the commands that a connection begins with
+            raise self._refusal(error) from None
         except (RedisError, OSError, TimeoutError) as error:
             raise NodeUnreachable(reason(error)) from None
 
