@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +19,15 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
+from tealagents.stores.base import LacksRight
 from tealagents.stores.dynamodb_service import DynamoService, ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
 from tealagents.testing.store_steps import OpenStore, erase_expired, lost_reply
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
 
 
 class TestDynamo(StoreContract):
@@ -331,6 +336,8 @@ async def answering(
             body = {"Table": {"TableStatus": "ACTIVE", "KeySchema": schema}}
         elif operation == "BatchGetItem":
             body = {"Responses": {}}
+        elif operation == "Query":
+            body = {"Items": []}
         date = formatdate(time.time() + ahead, usegmt=True)
         return web.Response(
             status=status,
@@ -423,6 +430,45 @@ async def test_a_write_is_sent_once(commit: Commit, answer: Answer, error: type[
         with pytest.raises(error):
             await store.commit("p", commit)
         assert len([name for name in asked if name in ("PutItem", "TransactWriteItems")]) == 1
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("operation", "before"),
+    [
+        ("DescribeTable", []),
+        ("CreateTable", ["DescribeTable"]),
+        ("UpdateTimeToLive", ["DescribeTable", "CreateTable"]),
+        *((name, []) for name in ("BatchGetItem", "Query", "PutItem", "DeleteItem", "TransactWriteItems")),
+    ],
+)
+async def test_credentials_that_lack_a_right_are_refused_with_what_to_grant(
+    operation: str, before: list[str]
+) -> None:
+    """The service runs and its table is named rightly: neither is to be looked at."""
+    first: dict[str, Answer] = {
+        "DescribeTable": (400, "ResourceNotFoundException", {}),
+        "CreateTable": (200, "", {}),
+    }
+    why = f"User: arn:aws:iam::1:user/ann is not authorized to perform: dynamodb:{operation}"
+    answers = [*map(first.__getitem__, before), (400, "AccessDeniedException", {"message": why})]
+
+    async def use(url: str) -> None:
+        async with store_of(url) as store:
+            await store.read("p", ["a"])
+            await store.scan("p", "")
+            await store.commit("p", ONE)
+            await store.commit("p", TWO)
+            await store.commit("p", Commit(operation=operation_id(), delete=["a"]))
+
+    async with answering(*answers, to=[*before, operation]) as (url, _):
+        with pytest.raises(LacksRight, match=why) as refused:
+            await use(url)
+    said = str(refused.value)
+    [rights] = re.findall(r"They need the rights (.*?)\.", PAGE, re.DOTALL)
+    for right in re.findall(r"`(\w+)`", rights):
+        assert right in said
+    assert "is running" not in said
 
 
 @pytest.mark.usefixtures("credentials")

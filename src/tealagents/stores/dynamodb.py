@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 from botocore.exceptions import ClientError
 from pydantic import AfterValidator, Field
 
-from tealagents.domain.errors import Conflict, CorruptState, Unknown
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
@@ -125,6 +125,7 @@ class DynamoStore(BaseStore):
         self._service = DynamoService(
             options.table,
             self.unavailable,
+            self._refusal,
             region=options.region,
             endpoint=options.endpoint,
             size=options.pool,
@@ -328,8 +329,17 @@ class DynamoStore(BaseStore):
                 return "busy"
             if may_have_run(error):
                 raise Unknown(reason(error)) from None
-            raise self.unavailable(reason(error)) from None
+            raise self._refusal(error) from None
         return "done"
+
+    def _refusal(self, error: ClientError) -> PersistenceUnavailable:
+        if "AccessDeniedException" not in codes(error):
+            return self.unavailable(reason(error))
+        return self.denied(
+            error.response["Error"].get("Message"),
+            "In the user's policy, allow dynamodb:DescribeTable, BatchGetItem, Query, PutItem, DeleteItem, "
+            "ConditionCheckItem for this table, and for the first start CreateTable and UpdateTimeToLive.",
+        )
 
     async def _what_is_there(
         self, partition: str, commit: Commit, failed: Sequence[str]

@@ -68,6 +68,7 @@ class DynamoService:
         self,
         table: str,
         unavailable: Callable[[object], PersistenceUnavailable],
+        refusal: Callable[[ClientError], PersistenceUnavailable],
         *,
         region: str | None,
         endpoint: str | None,
@@ -78,6 +79,8 @@ class DynamoService:
         self.clock = ServiceClock()
         self._table = table
         self._unavailable = unavailable
+        #: the error for a call that the service does not run
+        self._refusal = refusal
         self._deadline = command_timeout
         config = AioConfig(
             connect_timeout=connect_timeout,
@@ -120,7 +123,7 @@ class DynamoService:
                 if none_for in codes(error):
                     return None
                 if BUSY.isdisjoint(codes(error)) and not may_have_run(error):
-                    raise self._unavailable(reason(error)) from None
+                    raise self._refusal(error) from None
                 problem = reason(error)
             except _Late as error:
                 raise self._unavailable(error) from None
@@ -213,7 +216,7 @@ class DynamoService:
         except ClientError as error:
             if error.response["Error"]["Code"] == "ResourceInUseException":
                 return False
-            raise self._unavailable(reason(error)) from None
+            raise self._refusal(error) from None
         except Unknown:
             pass  # the caller looks whether the table exists, and tries again if not
         return True
