@@ -17,7 +17,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from tealagents import telemetry
 from tealagents.api.bearer import Bearer
-from tealagents.api.skagents.app import Front, StatelessApp
+from tealagents.api.skagents.app import ServedConfig, StatelessApp
 from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.api.skagents.turns import Plan, TaskStep, Turns
@@ -265,7 +265,7 @@ class _Wiring:
         config = self.config
         secret = config.gateway_secret.get_secret_value() if config.gateway_secret else None
         bearer = Bearer(self.auth, config.forward_headers) if self.auth is not None else None
-        front = Front(
+        front = ServedConfig(
             name=config.name,
             version=config.version,
             settings=settings_of(config),

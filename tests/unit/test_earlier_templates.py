@@ -55,10 +55,10 @@ def test_what_templates_are_for(source: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("{{ ''.__class__.__mro__ }}", "cannot be reached"),
-        ("{{ topic['__class__'] }}", "cannot be reached"),
+        ("{{ ''.__class__.__mro__ }}", "cannot be read in templates"),
+        ("{{ topic['__class__'] }}", "cannot be read in templates"),
         ("{{ topic|attr('__class__') }}", "the filter attr"),
-        ("{{ cycler.__init__.__globals__.os }}", "cannot be reached"),
+        ("{{ cycler.__init__.__globals__.os }}", "cannot be read in templates"),
         ("{{ lipsum() }}", "only range"),
         ("{{ self.x() }}", "only range"),
         ("{{ topic.format(topic) }}", "only range"),
@@ -71,18 +71,18 @@ def test_what_templates_are_for(source: str, text: str) -> None:
         ("{{ topic|replace('a') }}", "line 1: the filter replace: missing a required argument"),
         ("{{ topic.replace('a', 'b') }}", "replace and join are filters"),
         ("{{ topic|center(99999999) }}", "the filter center"),
-        ("{{ points|map('center', 9)|join }}", "line 1: the filter center is not for templates here"),
+        ("{{ points|map('center', 9)|join }}", "line 1: the filter center is not allowed in templates"),
         ("{{ points|map('attr', '__class__')|list }}", "the filter attr"),
         ("{{ points|map('nosuch')|join }}", "the filter nosuch"),
         ("{{ points|map('replace')|join }}", "the filter replace: missing a required argument"),
         ("{{ points|map('map', 'nosuch')|list }}", "the filter nosuch"),
-        ("{{ points|select('foo')|list }}", "line 1: the test foo is not for templates here"),
+        ("{{ points|select('foo')|list }}", "line 1: the test foo is not allowed in templates"),
         ("{{ points|reject('foo')|list }}", "the test foo"),
         ("{{ points|selectattr('a', 'nosuch')|list }}", "the test nosuch"),
         ("{{ points|rejectattr('a', 'nosuch', 1)|list }}", "the test nosuch"),
         ("{{ 'x' * 99999999 }}", "numbers only"),
-        ("{{ 9 ** 99999999 }}", r"line 1: \*\* is not for templates here"),
-        ("{{ +number }}", r"line 1: \+ before a value is not for templates here"),
+        ("{{ 9 ** 99999999 }}", r"line 1: \*\* is not allowed in templates"),
+        ("{{ +number }}", r"line 1: \+ before a value is not allowed in templates"),
         ("{{ '%99999999d' % 1 }}", "% is for numbers"),
         ("{{ '%s!' % missing }}", "line 1: % is for numbers only; ~ joins texts"),
         ("{% for p in points %}\n{{ (p ~ '%s') % p }}{% endfor %}", "line 2: % is for numbers"),
@@ -182,7 +182,7 @@ def test_a_longer_text_than_may_be_made_is_not_worked_on(use: str) -> None:
     for source in sources:
         template = Instructions(source)
         template.render({"text": "a " * (LONGEST // 2)})
-        with pytest.raises(TemplateRefused, match=f"^makes more than {LONGEST:,} characters$"):
+        with pytest.raises(TemplateRefused, match=f"^produces more than {LONGEST:,} characters$"):
             template.render({"text": "a " * (LONGEST // 2) + "a"})
 
 

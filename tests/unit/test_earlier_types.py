@@ -168,7 +168,7 @@ _VALUES = st.recursive(
 def test_any_body_is_an_input_or_refused(kind: type[BaseModel], body: Any) -> None:
     """Whatever JSON comes, for whatever type: it is taken, or refused with a field."""
     with contextlib.suppress(InvalidRequest):
-        said = inputs.read(kind, body, 2).said
+        said = inputs.read(kind, body, 2).messages
         assert all(item.content_type in ("text", "image") for each in said for item in each.items)
 
 
@@ -194,7 +194,7 @@ class Conversation(BaseModel):
 )
 def test_messages_with_items_may_have_a_content_instead(kind: type[BaseModel], message: Any) -> None:
     """Orchestrators send items only where there is an image; where both come, the items count."""
-    [said] = inputs.read(kind, {"chat_history": [message]}, 2).said
+    [said] = inputs.read(kind, {"chat_history": [message]}, 2).messages
     assert [item.content for item in said.items] == ["Hi"]
 
 
@@ -308,12 +308,12 @@ def test_what_templates_reach_of_typed_values(template: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{{ home.host }}", "host of AnyUrl cannot be reached"),
-        ("{{ day.strftime }}", "strftime of date cannot be reached"),
-        ("{{ notes[0].method }}", "method of Note cannot be reached"),
+        ("{{ home.host }}", "host of AnyUrl cannot be read in templates"),
+        ("{{ day.strftime }}", "strftime of date cannot be read in templates"),
+        ("{{ notes[0].method }}", "method of Note cannot be read in templates"),
         ("{{ notes[0].failing }}", "failing of Note raised RuntimeError"),
-        ("{{ notes[0][name] }}", "label of Note cannot be reached"),
-        ("{{ notes|map(attribute='label')|list }}", "label of Note cannot be reached"),
+        ("{{ notes[0][name] }}", "label of Note cannot be read in templates"),
+        ("{{ notes|map(attribute='label')|list }}", "label of Note cannot be read in templates"),
         ("{{ price * 2 }}", "numbers only"),
     ],
 )

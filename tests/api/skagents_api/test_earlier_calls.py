@@ -549,7 +549,7 @@ spec:
         assert sent(model)[0][-1]["content"] == "2024-05-06 2024 <A> <B>"
         refused = post(service, {**body, "page": "https://example.com"})
     assert refused.status_code == 422
-    assert "host of AnyUrl cannot be reached here" in refused.json()["detail"]
+    assert "host of AnyUrl cannot be read in templates" in refused.json()["detail"]
 
 
 def test_types_that_files_import(tmp_path: Path) -> None:

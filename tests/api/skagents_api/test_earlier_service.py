@@ -23,7 +23,7 @@ from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tealagents.api.skagents.turns import CallEvents, Done, Turns
+from tealagents.api.skagents.turns import CallDone, CallEvents, Turns
 from tealagents.config import load
 from tealagents.config.skagents import EarlierConfig
 from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
@@ -534,7 +534,7 @@ async def test_a_call_that_its_server_cancels_has_its_place_until_it_has_ended(
         began.set()
         try:
             await asyncio.Event().wait()
-            yield Done({})
+            yield CallDone({})
         finally:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.02)

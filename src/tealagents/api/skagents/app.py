@@ -26,7 +26,7 @@ from tealagents.api.pages import pages
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
-from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
+from tealagents.api.skagents.turns import CallDone, StepDelta, StepDone, Turns
 from tealagents.domain.errors import (
     Draining,
     InternalError,
@@ -47,20 +47,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
-#: headers that pages of other origins may send
-_TAKEN_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
-#: how a WebSocket ends whose call has failed, or is to be repeated later
-_FAILED, _LATER = 1011, 1013
-#: bytes of the reason that fit into its last frame
-_LONGEST_REASON = 120
-#: and one on which nothing arrives: RFC 6455 has no code for that but "violates a policy"
-_IDLE = 1008
-#: the status for a client that has left, which no one reads
-_LEFT = 499
+#: request headers that web pages of other origins may send
+_CORS_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
+#: close codes of a WebSocket (RFC 6455): the call failed, or can be repeated later
+_CLOSE_FAILED, _CLOSE_TRY_AGAIN = 1011, 1013
+#: the close code after `idle_connection_seconds`: "policy violation"; RFC 6455 has no code for a timeout
+_CLOSE_IDLE = 1008
+#: the most bytes of a close reason that are sent; a close frame holds 123
+_CLOSE_REASON_BYTES = 120
+#: the status of a call whose client has disconnected; no one reads it
+_CLIENT_CLOSED = 499
 
 
-class Front(Struct, frozen=True, kw_only=True):
-    """What the routes show of one config."""
+class ServedConfig(Struct, frozen=True, kw_only=True):
+    """One config, with everything that its routes need."""
 
     name: str
     version: str
@@ -69,9 +69,9 @@ class Front(Struct, frozen=True, kw_only=True):
     output_type: type[BaseModel] | None
     turns: Turns
     identity: Identity
-    #: the beginning of `WWW-Authenticate`
+    #: the scheme that `WWW-Authenticate` names
     challenge: str
-    #: lower-case names of the caller's headers that tools may see
+    #: lower-case names of the request headers that tools may read
     forward_headers: frozenset[str]
     observer: Observer
 
@@ -79,11 +79,13 @@ class Front(Struct, frozen=True, kw_only=True):
 class StatelessApp:
     """The application of one config of the earlier platform."""
 
-    def __init__(self, front: Front, lifespan: Lifespan, observed: Callable[[ASGIApp], ASGIApp]) -> None:
-        """`observed` is put around what answers."""
+    def __init__(
+        self, front: ServedConfig, lifespan: Lifespan, observed: Callable[[ASGIApp], ASGIApp]
+    ) -> None:
+        """`observed` wraps the ASGI application with telemetry."""
         self._front = front
         self._prefix = front.settings.prefix
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._origins = frozenset(front.settings.cors_origins)
         self._document = openapi.document(
             name=front.name,
@@ -104,7 +106,7 @@ class StatelessApp:
         )
         app.router.redirect_slashes = False
         app.router.default = nowhere
-        self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=_TAKEN_HEADERS)))
+        self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=_CORS_HEADERS)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_local = self._front.settings.is_local
@@ -134,25 +136,25 @@ class StatelessApp:
     # --- calls -----------------------------------------------------------------------------------
 
     async def _invoke(self, request: Request) -> Response:
-        caller, given, size = await self._read(request)
-        answered = await _unless_left(self._answer(caller, given, size, request), request.receive)
-        return Response(status_code=_LEFT) if answered is None else json_response(answered)
+        caller, given, size = await self._read_call(request)
+        answered = await _unless_disconnected(self._answer(caller, given, size, request), request.receive)
+        return Response(status_code=_CLIENT_CLOSED) if answered is None else json_response(answered)
 
     async def _answer(self, caller: Caller, given: inputs.Input, size: int, request: Request) -> Json:
         answered: Json | None = None
         with self._admitted(caller, size):
             async with aclosing(self._events(caller, given, request, streamed=False)) as events:
-                async for event in events:  # to their end: who leaves before has canceled the call
-                    if isinstance(event, Done):
+                async for event in events:  # all of them: leaving the loop early would cancel the call
+                    if isinstance(event, CallDone):
                         answered = event.response
         if answered is None:
             raise InternalError(FAULT)
         return answered
 
     async def _invoke_sse(self, request: Request) -> Response:
-        caller, given, size = await self._read(request)
+        caller, given, size = await self._read_call(request)
         admitted = ExitStack()
-        admitted.enter_context(self._admitted(caller, size))  # while there is still a status to answer with
+        admitted.enter_context(self._admitted(caller, size))  # a refusal still has an HTTP status here
         return sse.EventStreamResponse(
             self._frames(caller, given, request),
             keepalive_seconds=self._front.settings.keepalive_seconds,
@@ -166,18 +168,18 @@ class StatelessApp:
             async with aclosing(self._events(caller, given, request, streamed=True)) as events:
                 async for event in events:
                     match event:
-                        case StepPiece(call, text):
+                        case StepDelta(call, text):
                             yield documents.partial_response(call, text)
                         case StepDone(task_no, name, response):
                             yield documents.intermediate_response(task_no, name, response)
-                        case Done(response):
+                        case CallDone(response):
                             yield documents.final_response(response)
         except TealError as error:
-            self._note(error)
+            self._report(error)
             yield documents.error_event(error)
 
     async def _invoke_stream(self, socket: WebSocket) -> None:
-        """One message of JSON in, bare text out."""
+        """Receives one JSON message and sends the answer's deltas as text messages, without ids or events."""
         is_local = self._front.settings.is_local
         if is_local is not None and (reason := local.refusal(socket.scope, is_local)):
             await socket.send_denial_response(documents.refusal(InvalidRequest("", reason), ""))
@@ -185,25 +187,27 @@ class StatelessApp:
         try:
             caller = await self._identify(socket)
         except TealError as error:
-            self._note(error)
+            self._report(error)
             await socket.send_denial_response(documents.refusal(error, self._front.challenge))
             return
         body = bodies.IncomingBody(self._front.turns.admission.receiving, caller.user.key)
         try:
-            await self._talk(socket, caller, await self._received(socket, body))
+            await self._answer_message(socket, caller, await self._first_message(socket, body))
         except TealError as error:
-            self._note(error)
-            code = _LATER if isinstance(error, Overloaded | Draining | Interrupted) else _FAILED
-            await socket.close(code, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
+            self._report(error)
+            code = (
+                _CLOSE_TRY_AGAIN if isinstance(error, Overloaded | Draining | Interrupted) else _CLOSE_FAILED
+            )
+            await socket.close(code, error.detail.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore"))
         except WebSocketDisconnect:
             pass
         finally:
             body.resize(0)
             if body.refused is not None:
-                self._note(body.refused)
+                self._report(body.refused)
 
-    async def _received(self, socket: WebSocket, body: bodies.IncomingBody) -> Message:
-        """What comes first on a WebSocket, which is closed when nothing more of it arrives for a while."""
+    async def _first_message(self, socket: WebSocket, body: bodies.IncomingBody) -> Message:
+        """The first message of a WebSocket. Closes it when no byte arrives for `idle_connection_seconds`."""
         seconds, loop, most = self._front.settings.idle_connection_seconds, asyncio.get_running_loop(), 0
 
         def resize(size: int) -> None:
@@ -220,50 +224,52 @@ class StatelessApp:
                 return await socket.receive()
         except TimeoutError:
             await socket.close(
-                _IDLE, f"Nothing more arrived for {seconds:g} s (`limits.idle_connection_seconds`)."
+                _CLOSE_IDLE, f"Nothing more arrived for {seconds:g} s (`limits.idle_connection_seconds`)."
             )
-            raise WebSocketDisconnect(_IDLE) from None
+            raise WebSocketDisconnect(_CLOSE_IDLE) from None
         finally:
             bodies.count_message(socket.scope, body.resize)
 
-    async def _talk(self, socket: WebSocket, caller: Caller, message: Message) -> None:
+    async def _answer_message(self, socket: WebSocket, caller: Caller, message: Message) -> None:
         if message["type"] != "websocket.receive":
             return
         body = message.get("bytes") or (message.get("text") or "").encode()
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
-        given = self._given(bodies.parse(body))
-        await _unless_left(self._say(socket, caller, given), socket.receive)
+        given = self._input(bodies.parse(body))
+        await _unless_disconnected(self._stream_text(socket, caller, given), socket.receive)
 
-    async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
-        with self._admitted(caller):  # its bytes are counted for as long as the connection is open
+    async def _stream_text(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
+        with self._admitted(
+            caller
+        ):  # without a size: `IncomingBody` counts the bytes until the socket closes
             async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
                 async for event in events:
-                    if isinstance(event, StepPiece):
+                    if isinstance(event, StepDelta):
                         await socket.send_text(event.text)
             await socket.close()
 
     def _admitted(self, caller: Caller, size: int = 0) -> AbstractContextManager[None]:
-        """Around a call with so many bytes that nothing else counts. `Overloaded`, `Draining`."""
+        """Holds a place for a call and counts its `size` bytes. Raises `Overloaded` or `Draining`."""
         return self._front.turns.admission.admitted(caller.user.key, counted(size))
 
     def _events(
         self, caller: Caller, given: inputs.Input, connection: HTTPConnection, *, streamed: bool
-    ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
+    ) -> AsyncGenerator[StepDelta | StepDone | CallDone, None]:
         kept = {"authorization", *self._front.forward_headers}
         headers = {name: value for name, value in connection.headers.items() if name in kept}
         return self._front.turns.events(caller, given, headers, streamed=streamed)
 
-    async def _read(self, request: Request) -> tuple[Caller, inputs.Input, int]:
-        """The caller, what was sent, and of how many bytes. A body that does not say what it is, is JSON."""
+    async def _read_call(self, request: Request) -> tuple[Caller, inputs.Input, int]:
+        """The caller, the input, the body's size in bytes. A body without a Content-Type is read as JSON."""
         caller = await self._identify(request)
         if "content-type" in request.headers:
             bodies.require_json(request)
         most, admission = self._front.settings.max_body_bytes, self._front.turns.admission
         body = await bodies.read(request, most, caller.user.key, admission)
-        return caller, self._given(bodies.parse(body)), len(body)
+        return caller, self._input(bodies.parse(body)), len(body)
 
-    def _given(self, body: Any) -> inputs.Input:
+    def _input(self, body: Any) -> inputs.Input:
         return inputs.read(self._front.input_type, body, self._front.settings.max_items)
 
     async def _identify(self, connection: HTTPConnection) -> Caller:
@@ -272,10 +278,10 @@ class StatelessApp:
 
     # --- errors ----------------------------------------------------------------------------------
 
-    def _note(self, error: TealError) -> None:
-        """Counts an error, and logs a refusal for which the operator is responsible.
+    def _report(self, error: TealError) -> None:
+        """Counts an error, and logs a refusal with a 5xx status, which is the operator's to fix.
 
-        A call that failed is logged where it ends, with its ids: the detail of its error may quote a message.
+        Calls that started are logged by the observer, with their ids: their errors may quote a message.
         """
         if isinstance(error, Refusal) and status_of(error) >= 500:
             log.warning("%s: %s", error.code, error.detail)
@@ -283,7 +289,7 @@ class StatelessApp:
 
     async def _refused(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, TealError)
-        self._note(error)
+        self._report(error)
         return documents.refusal(error, self._front.challenge)
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
@@ -299,17 +305,19 @@ class StatelessApp:
     # --- what can be read ------------------------------------------------------------------------
 
     async def _health(self, _: Request) -> Response:
-        return json_response(self._condition())
+        return json_response(self._status_document())
 
     async def _live(self, _: Request) -> Response:
         return json_response({"status": "ok"})
 
     async def _ready(self, _: Request) -> Response:
-        return json_response(self._condition(), status=503 if self._front.turns.admission.draining else 200)
+        return json_response(
+            self._status_document(), status=503 if self._front.turns.admission.draining else 200
+        )
 
-    def _condition(self) -> Json:
+    def _status_document(self) -> Json:
         status = "draining" if self._front.turns.admission.draining else "ok"
-        uptime = round(time.monotonic() - self._began, 3)
+        uptime = round(time.monotonic() - self._started_at, 3)
         return {"status": status, "version": __version__, "uptime": uptime, "dependencies": {}}
 
     async def _openapi(self, _: Request) -> Response:
@@ -328,10 +336,10 @@ class StatelessApp:
         return json_response({"agents": [agent]})
 
 
-async def _unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of some work; None where the client has left, who alone could have read it.
+async def _unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of `work`, or None if the client disconnected first, which cancels it.
 
-    The work takes its place itself: canceled from here, it has it until it has cleaned up.
+    Returns only once the work has ended: it keeps its place (`_admitted`) until it has cleaned up.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left(receive))
     try:

@@ -11,14 +11,14 @@ from tealagents.api.http import problem_document, problem_response, status_of
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json, TokenUsage
 
-#: the ids of a call and the agent that answers it, which begin each document
+#: `session_id`, `source` and `request_id` of a call, the first fields of its documents
 Call = Mapping[str, str]
 
 
 def answer(
     call: Call, text: str, usage: TokenUsage, extra_data: Sequence[Json], *, typed: Any = None
 ) -> dict[str, Any]:
-    """An answer; `typed` is the output as JSON, where the config names its type."""
+    """The document of an answer. `typed` is the output as JSON data; None without an `output_type`."""
     return {
         **call,
         "token_usage": {

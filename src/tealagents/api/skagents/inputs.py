@@ -1,4 +1,4 @@
-"""What was sent: a value of the config's input type, as messages, as values for templates, and its images."""
+"""Reads a call's body, a value of the config's `input_type`, into messages, template values and images."""
 
 import logging
 from collections.abc import Iterator
@@ -17,32 +17,34 @@ from tealagents.engine.prompt import context_note
 log = logging.getLogger(__name__)
 
 _HISTORY = "chat_history"
-#: characters of a session_id, which each event of a stream, line of the log and span repeats
+#: the most characters of a session_id, which is repeated in each event, log line and span
 _LONGEST_ID = 1000
 
 
-class Said(Struct, frozen=True):
-    """A message of the conversation that was sent."""
+class SentMessage(Struct, frozen=True):
+    """A message that came with the call."""
 
     role: Literal["user", "assistant"]
     items: tuple[Item, ...]
 
 
 class Input(Struct, frozen=True, kw_only=True):
-    """What one call brings."""
+    """The input of one call."""
 
     session_id: str | None
     #: the fields of the input type, as templates see them
     values: Json
-    said: tuple[Said, ...]
-    #: what the application knows of the user, as a message
-    context: Said | None
+    #: `chat_history`, oldest first
+    messages: tuple[SentMessage, ...]
+    #: `user_context`, as a message
+    context: SentMessage | None
+    #: those embedded in the other fields
     images: tuple[Item, ...]
 
 
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
-    """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
-    plain, seen, images = _validated(kind, body)
+    """The input in a body. Raises `InvalidRequest`, which names the first field that is wrong."""
+    plain, readable, images = _read_value(kind, body)
     session_id = plain.get("session_id", body.get("session_id"))
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
@@ -51,32 +53,34 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     context = plain.get("user_context")
     return Input(
         session_id=session_id or None,
-        values=seen,
-        said=tuple(_said(plain.get(_HISTORY) or [], most_items)),
+        values=readable,
+        messages=tuple(_sent_messages(plain.get(_HISTORY) or [], most_items)),
         context=_context_message(context) if context and isinstance(context, dict) else None,
         images=images,
     )
 
 
-def _validated(kind: type[BaseModel], body: Any) -> tuple[Json, Json, tuple[Item, ...]]:
-    """The value of the input type as plain data and as templates see it, and its images."""
+def _read_value(kind: type[BaseModel], body: Any) -> tuple[Json, Json, tuple[Item, ...]]:
+    """The body as plain data, as the data that templates read (`values`), and its images."""
     try:
         value = bodies.validated(kind, body)
         plain = value.model_dump(mode="json", by_alias=False)
-        return plain, values.seen(value, plain), tuple(_images(value))
+        return plain, values.template_value(value, plain), tuple(_images(value))
     except InvalidRequest:
         raise
-    except Exception as error:  # whatever the code of a config's own type raises, the input does not fit it
+    except Exception as error:  # the config's own types may raise anything
         log.exception("the type %s raised", kind.__name__)
         raise InvalidRequest("body", f"is refused by {kind.__name__}: {type(error).__name__}") from None
 
 
-def _context_message(context: Json) -> Said:
-    return Said("user", (Item("text", context_note({name: str(each) for name, each in context.items()})),))
+def _context_message(context: Json) -> SentMessage:
+    return SentMessage(
+        "user", (Item("text", context_note({name: str(each) for name, each in context.items()})),)
+    )
 
 
-def _said(history: Any, most_items: int) -> Iterator[Said]:
-    """The conversation; types of the config's own may leave any shape to us."""
+def _sent_messages(history: Any, most_items: int) -> Iterator[SentMessage]:
+    """The messages of `chat_history`, which has any shape if the config's own type does not declare it."""
     for n, message in enumerate(history if isinstance(history, list) else [history]):
         field = f"{_HISTORY}.{n}"
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
@@ -87,7 +91,9 @@ def _said(history: Any, most_items: int) -> Iterator[Said]:
         if not isinstance(items, list) or len(items) > most_items:
             raise InvalidRequest(f"{field}.items", f"must be a list of at most {most_items} items")
         role = message["role"]
-        yield Said(role, tuple(_item(each, f"{field}.items.{i}", role) for i, each in enumerate(items)))
+        yield SentMessage(
+            role, tuple(_item(each, f"{field}.items.{i}", role) for i, each in enumerate(items))
+        )
 
 
 def _item(item: Any, field: str, role: str) -> Item:
@@ -96,14 +102,14 @@ def _item(item: Any, field: str, role: str) -> Item:
         raise InvalidRequest(field, "must have a content, which is a string")
     if item.get("content_type", "text") == "text":
         return Item("text", content)
-    if role != "user":  # model services take no image in an answer
+    if role != "user":  # model services accept no images in assistant messages
         raise InvalidRequest(field, "is an image, which only a user can send")
     return image(content, field)
 
 
 def _images(value: BaseModel) -> Iterator[Item]:
-    """Embedded images in the fields, alone or in lists: values of any class named `EmbeddedImage`, and of the
-    field `embedded_image`."""
+    """The images in the fields, single or in lists: values of any class named `EmbeddedImage`, and those of
+    the field `embedded_image`."""
     for name in type(value).model_fields:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:

@@ -1,5 +1,5 @@
-"""The OpenAPI document. Its first path is the call of the agent, whose description is the agent's own:
-orchestrators choose among agents by nothing else."""
+"""The OpenAPI document. Its first path is the call of the agent, described by the agent's own description:
+orchestrators choose among agents by that text alone."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ def document(
     """The document of one agent."""
     sent, typed, components = _schemas(input_type, output_type)
     body = {"required": True, "content": {"application/json": {"schema": sent}}}
-    # described in its place: a name of ours could be that of one of the config's types
+    # inline, not a named component: the config's own types could have the same name
     answer = {"application/json": {"schema": _answer(typed)}}
     errors: Json = {"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}}
 
@@ -55,8 +55,8 @@ def document(
 
 
 def _schemas(input_type: type[BaseModel], output_type: type[BaseModel] | None) -> tuple[Json, Json, Json]:
-    """The schemas of what is sent and of what is answered, and by their names those that they refer to; made
-    in one go, which tells types of one name apart."""
+    """The schemas of the input and the output, and the components that they refer to, by name. They are made
+    together, so that different types with the same name get different components."""
     references, made = models_json_schema(
         [(kind, _MODE) for kind in (input_type, output_type) if kind is not None],
         ref_template="#/components/schemas/{model}",

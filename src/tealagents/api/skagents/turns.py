@@ -1,4 +1,4 @@
-"""Answers calls: each task of the config is one turn of the engine's loop. Nothing is stored."""
+"""Runs calls: each task of the config is one turn of the engine's loop. Nothing is stored."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from tealagents.api import bodies
 from tealagents.api.skagents import documents
-from tealagents.api.skagents.inputs import Input, Said
+from tealagents.api.skagents.inputs import Input, SentMessage
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.domain.errors import (
     Interrupted,
@@ -52,18 +52,18 @@ from tealagents.threads.views import Part
 
 log = logging.getLogger(__name__)
 
-#: why an answer is not of its type, where the model has not finished it
-_ENDED_EARLY = {
+#: finish reason → why an incomplete answer is not of the output type
+_INCOMPLETE_REASONS = {
     "length": "it was cut off at the model's token limit",
     "content_filter": "it was stopped by the model service's content filter",
     "refusal": "the model refused",
 }
-#: what a model service's refusal to answer by type names, and its HTTP statuses
-_FORMAT, _FORMAT_REFUSED = re.compile(r"response_format|json_schema|text\.format"), (400, 422)
+#: what a model service names when it refuses structured output, and the HTTP statuses of such a refusal
+_FORMAT_NAMES, _FORMAT_STATUSES = re.compile(r"response_format|json_schema|text\.format"), (400, 422)
 
 
 class TaskStep(Struct, frozen=True, kw_only=True):
-    """One task of the config; or, without instructions, an agent that is given the conversation."""
+    """One task of the config. Without instructions, the agent answers the messages of the call."""
 
     agent: AgentSpec
     name: str = ""
@@ -71,43 +71,43 @@ class TaskStep(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a config says is done in a call."""
+    """The tasks that a config runs for each call, in order, and their limits."""
 
     source: str
     steps: Sequence[TaskStep]
     limits: Limits
-    #: what the answer of the last task is to be; None: text
+    #: the type of the last task's answer; None: text
     output_type: type[BaseModel] | None = None
 
 
-class StepPiece(Struct, frozen=True):
-    """Some text of the answer to the call with these ids."""
+class StepDelta(Struct, frozen=True):
+    """A text delta of the last task's answer."""
 
     call: documents.Call
     text: str
 
 
 class StepDone(Struct, frozen=True):
-    """A task has its answer; it is not the last."""
+    """A task other than the last one has its answer."""
 
-    #: its place in the sequence, from 1, whatever its number is in the file
+    #: its position in the sequence, from 1; the file's `task_no` may differ
     task_no: int
     name: str
     response: Json
 
 
-class Done(Struct, frozen=True):
-    """The call has its answer."""
+class CallDone(Struct, frozen=True):
+    """The call has its answer. Always the last event."""
 
     response: Json
 
 
-CallEvent = StepPiece | StepDone | Done
+CallEvent = StepDelta | StepDone | CallDone
 CallEvents = AsyncGenerator[CallEvent, None]
 
 
 class GivenConversation:
-    """A conversation that came with its call (`engine.turn.Conversation`)."""
+    """The messages that came with a call, as an `engine.turn.Conversation`."""
 
     remote_id: str | None = None
 
@@ -122,18 +122,18 @@ class GivenConversation:
         return [self._model.encode(message) for message in self._messages]
 
     async def earlier(self) -> AsyncIterator[Part]:
-        raise NotImplementedError("no view shortens what came with the call")
+        raise NotImplementedError("agents of the earlier platform have no reducers")
         yield
 
     def looked(self) -> None:
-        """Nothing is left to be asked for."""
+        """Does nothing: `earlier` is never read."""
 
     def memory(self, provider: str) -> Memory:
-        raise NotImplementedError("nothing is remembered")
+        raise NotImplementedError("agents of the earlier platform have no context providers")
 
 
 class StepContext(CallContext):
-    """A tool's view of a call; extra data is a list of texts, in which a key may come twice."""
+    """A tool's view of a call. Extra data is a list of keys and texts; a key may occur more than once."""
 
     def __init__(self, *, items: list[Json], **given: Any) -> None:
         super().__init__(**given, extra_data={})
@@ -145,17 +145,17 @@ class StepContext(CallContext):
 
 
 class Turns:
-    """Answers calls of one config."""
+    """Runs the calls of one config."""
 
     def __init__(self, plan: Plan, clock: Clock, *, users: bool) -> None:
-        """`users`: each caller is one; else a gateway stands for all."""
+        """`users`: True if each caller is a user, False if a gateway calls for all of them."""
         self._plan = plan
         self._clock = clock
         limits = plan.limits
         self.admission = Admission(
             per_process=limits.max_concurrent_requests,
             per_user=limits.max_requests_per_user,
-            # all that a gateway lets through is one caller here, and not bounded as one user
+            # all calls of a gateway have one user, who must not be limited like one
             largest=limits.max_body_bytes,
             bytes_per_user=users,
         )
@@ -168,9 +168,12 @@ class Turns:
     async def events(
         self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
     ) -> CallEvents:
-        """What happens in a call that was admitted; the last event is its answer.
+        """Runs a call, which the caller has admitted. The last event is `CallDone`.
 
-        `headers` are those that tools may see.
+        `headers` are those that tools may read. With `streamed`, the last answer comes in deltas.
+
+        Raises:
+            TealError: the call failed, timed out (`RequestTimeout`) or was interrupted by a shutdown.
         """
         plan = self._plan
         call = _Call(plan, self._clock, caller, given, headers)
@@ -180,10 +183,10 @@ class Turns:
             self._streams += streamed
             try:
                 async with aclosing(call.events(streamed=streamed)) as events:
-                    while (event := await self._next(call, events)) is not None:
+                    while (event := await self._next_event(call, events)) is not None:
                         yield event
             except BaseException as error:
-                reported = self._as_ended(error) if call.deadline.expired() else error
+                reported = self._reported_error(error) if call.deadline.expired() else error
                 watch.ended(call.ended(reported))
                 if reported is error:
                     raise
@@ -193,17 +196,18 @@ class Turns:
                 self._streams -= streamed
             watch.ended(call.ended(None))
 
-    async def _next(self, call: "_Call", events: CallEvents) -> CallEvent | None:
-        """What happens next in a call, for as long as it has time; None: it is done.
+    async def _next_event(self, call: "_Call", events: CallEvents) -> CallEvent | None:
+        """The next event of a call, or None at its end. `TimeoutError` after the call's deadline.
 
-        The deadline bounds the wait for an event, not its consumer, whom it would cancel in mid-send.
+        The deadline applies only here, while the call works: between events it would cancel the consumer in
+        the middle of sending.
         """
         call.deadline = asyncio.timeout_at(0 if self._interrupted else call.until)
         async with call.deadline:
             return await anext(events, None)
 
     def load(self) -> Load:
-        """How busy this process is. No call waits for another, and there is no lease to lose."""
+        """How busy this process is. There is no queue and no lease."""
         return Load(
             in_flight=self.admission.in_flight,
             queued=0,
@@ -212,8 +216,8 @@ class Turns:
             leases_lost=0,
         )
 
-    def _as_ended(self, error: BaseException) -> BaseException:
-        """What the end of a call's time is to its client."""
+    def _reported_error(self, error: BaseException) -> BaseException:
+        """The error that the client gets; a timeout becomes `Interrupted` or `RequestTimeout`."""
         if not isinstance(error, TimeoutError):
             return error
         if self._interrupted:
@@ -223,7 +227,7 @@ class Turns:
         )
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new calls, and gives those under way so long."""
+        """Refuses new calls, and interrupts those that still run after `seconds`."""
         self.admission.draining = True
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -231,7 +235,9 @@ class Turns:
             await asyncio.sleep(0.05)
         self._interrupted = True
         for call in self._running:
-            with suppress(RuntimeError):  # it waits for nothing now, and its next wait ends at once
+            with suppress(
+                RuntimeError
+            ):  # it is between two waits, and `_next_event` ends the next one at once
                 call.deadline.reschedule(loop.time())
         await asyncio.sleep(0)
 
@@ -254,12 +260,12 @@ class _Call:
             "source": plan.source,
             "request_id": request_id,
         }
-        #: when its time is over, and the end of what it now waits for
+        #: when its time is over, by the event loop's clock; `deadline` is the timeout of the current wait
         self.until = asyncio.get_running_loop().time() + plan.limits.request_timeout_seconds
         self.deadline = asyncio.timeout_at(self.until)
-        #: of each task that was begun
+        #: one for each task that was started
         self._recorders: list[Recorder] = []
-        #: why the model ended its last answer
+        #: the finish reason of the latest answer
         self._finish_reason: FinishReason | None = None
         self._extra_data: list[Json] = []
         self.record = RequestRecord(
@@ -271,15 +277,18 @@ class _Call:
         )
 
     async def events(self, *, streamed: bool) -> CallEvents:
+        """Runs the tasks in order; see `Turns.events`."""
         given, steps = self._given, self._plan.steps
         values = dict(given.values)
         conversation = [given.context] if given.context and steps[0].instructions is None else []
-        history = [self._message(each) for each in (*conversation, *given.said)]
+        history = [self._message(each) for each in (*conversation, *given.messages)]
         text = ""
         for n, step in enumerate(steps):
             if step.instructions is not None:
-                asked = Item("text", self._filled(step, step.instructions, values))
-                history.append(self._message(Said("user", (asked, *given.images) if n == 0 else (asked,))))
+                asked = Item("text", self._rendered(step, step.instructions, values))
+                history.append(
+                    self._message(SentMessage("user", (asked, *given.images) if n == 0 else (asked,)))
+                )
             if not history:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
@@ -289,20 +298,20 @@ class _Call:
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
-                        yield StepPiece(self._call, event.text)
+                        yield StepDelta(self._call, event.text)
             text = "".join(recorder.output)
             self._finish_reason = recorder.finish_reason
-            history.append(self._message(Said("assistant", (Item("text", text),))))
+            history.append(self._message(SentMessage("assistant", (Item("text", text),))))
             values[f"_{step.name}"] = text
             if not last:
                 added = self._extra_data[before:]
                 yield StepDone(n + 1, step.name, documents.answer(self._call, text, recorder.usage, added))
-        yield Done(self._answer(text))
+        yield CallDone(self._answer(text))
 
     async def _turn(
         self, agent: AgentSpec, history: Sequence[Message], recorder: Recorder, streamed: bool
     ) -> AsyncGenerator[TextDelta, None]:
-        """The agent's answer to the last message, gathered in the recorder."""
+        """Runs one turn on the last message. The recorder collects the answer; deltas are yielded."""
         given = TurnInput(
             session_id=self.record.session_id,
             task_id=self.record.request_id,
@@ -326,7 +335,7 @@ class _Call:
                                 if isinstance(event, TextDelta):
                                     yield event
         except ModelFailed as error:
-            raise _explained(error, agent) from error
+            raise _with_advice(error, agent) from error
 
     def _context(self, agent: AgentSpec) -> StepContext:
         return StepContext(
@@ -342,7 +351,7 @@ class _Call:
         )
 
     def _rejected(self, needed: HumanNeeded) -> Resumption:
-        """No one can be asked during a stateless call, so the results say that the calls were not made."""
+        """Rejects the calls of a pause: a stateless call cannot wait for a decision."""
         why = "The call needs a decision or an authorization, which cannot be given here; "
         request_id, now = self.record.request_id, self._clock.now()
         rejected = [
@@ -351,17 +360,17 @@ class _Call:
         ]
         return Resumption((), tuple(rejected))
 
-    def _filled(self, step: TaskStep, instructions: Instructions, values: Json) -> str:
+    def _rendered(self, step: TaskStep, instructions: Instructions, values: Json) -> str:
         try:
             return storable(instructions.render(values))
         except TemplateRefused as error:
             raise InvalidRequest(f"instructions of the task {step.name}", str(error)) from None
 
-    def _message(self, said: Said) -> Message:
-        return message_of(self.record.request_id, said.role, said.items, self._clock.now())
+    def _message(self, sent: SentMessage) -> Message:
+        return message_of(self.record.request_id, sent.role, sent.items, self._clock.now())
 
     def _answer(self, text: str) -> Json:
-        typed = _typed(text, self._plan.output_type, self._finish_reason)
+        typed = _typed_output(text, self._plan.output_type, self._finish_reason)
         return documents.answer(self._call, text, self._usage, self._extra_data, typed=typed)
 
     @property
@@ -369,7 +378,7 @@ class _Call:
         return sum((each.usage for each in self._recorders), TokenUsage())
 
     def ended(self, error: BaseException | None) -> RequestRecord:
-        """The call as it ended, for its observer."""
+        """The record of the ended call, for its observer; `error` is None if it completed."""
         if error is None:
             return replace(self.record, status="Completed", usage=self._usage)
         if isinstance(error, TealError):
@@ -383,28 +392,28 @@ class _Call:
 # --- structured output ---------------------------------------------------------------------------
 
 
-def _typed(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) -> Any:
-    """The answer as the type's schema describes it."""
+def _typed_output(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) -> Any:
+    """The answer as JSON data of the type `kind`, or None without a type. Raises `ModelFailed`."""
     if kind is None:
         return None
     try:
         return kind.model_validate_json(text).model_dump(mode="json", by_alias=True)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_input=False)
-        early = _ENDED_EARLY.get(ended or "")
+        early = _INCOMPLETE_REASONS.get(ended or "")
         reason = early or bodies.refusal(mistakes).detail.removeprefix("body: ")
         cause = early or mistakes[0]["type"]  # the reason may quote the answer
         log.warning("The model's answer is not of the type %s: %s.", kind.__name__, cause)
-    except Exception as error:  # whatever the code of a config's own type raises
+    except Exception as error:  # the config's own types may raise anything
         log.exception("the type %s raised", kind.__name__)
         reason = f"the type raised {type(error).__name__}"
     raise ModelFailed(f"The model's answer is not of the type {kind.__name__}: {reason}.")
 
 
-def _explained(error: ModelFailed, agent: AgentSpec) -> ModelFailed:
-    """Says that a type was asked for, where the model service may have refused just that."""
+def _with_advice(error: ModelFailed, agent: AgentSpec) -> ModelFailed:
+    """Adds what to do to the error if the model service seems to have refused structured output."""
     wanted = agent.response_format
-    refused = error.http_status in _FORMAT_REFUSED and _FORMAT.search(error.detail)
+    refused = error.http_status in _FORMAT_STATUSES and _FORMAT_NAMES.search(error.detail)
     if wanted is None or not refused:
         return error
     return ModelFailed(

@@ -1,9 +1,9 @@
-"""What was sent, as templates see it: plain data, of which they also reach what Python knows besides.
+"""The values that templates read: plain JSON data that also knows some attributes of the Python object it is.
 
-The earlier platform hands its templates Python objects. Here every value is written as JSON has it. By name a
-template reaches the parts of dates, times, UUIDs and enums, and the properties of the config's own types. The
-result of a property is plain data again, so that no object is reached through it. What else the object would
-have is an error rather than an empty text.
+The earlier platform gave its templates Python objects. Here every value renders as its JSON. By name, a
+template can also read the parts of dates, times, UUIDs and enums, and the properties of the config's own
+types. The result of a property is plain data again, so a template never gets hold of an object. Any other
+attribute that the object has is an error, not an empty text.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from pydantic_core import to_jsonable_python
 
 log = logging.getLogger(__name__)
 
-#: a name that a value has nothing by
+#: returned for a name that a value does not have
 MISSING: Final = object()
 
 _DATE, _TIME = ("year", "month", "day"), ("hour", "minute", "second", "microsecond")
-#: what is reached of values that JSON has only as a text or a number
+#: type → the attributes that templates can read of its values, which JSON writes as a text or a number
 _PARTS: Mapping[type, tuple[str, ...]] = {
     datetime: (*_DATE, *_TIME),
     date: _DATE,
@@ -37,7 +37,7 @@ _PARTS: Mapping[type, tuple[str, ...]] = {
 
 
 class Typed:
-    """Plain data that knows the object it was made of; the underscore keeps templates from that."""
+    """Plain data with the object that it was made from. Templates cannot read names with an underscore."""
 
     _of: Any = None
 
@@ -61,18 +61,18 @@ class _Real(Typed, float):
 _KINDS: Mapping[type, type[Any]] = {dict: _Record, str: _Text, int: _Whole, float: _Real}
 
 
-def seen(value: Any, plain: Any) -> Any:
-    """What a template sees of a value; `plain` is what it was dumped to."""
+def template_value(value: Any, plain: Any) -> Any:
+    """A value for templates; `plain` is the JSON data of `value`."""
     if value is None or type(value) in (str, int, float):
         return plain
     if isinstance(plain, list):
-        alike = isinstance(value, list | tuple | set | frozenset) and len(value) == len(plain)
-        return list(map(seen, value, plain)) if alike else plain
+        same_items = isinstance(value, list | tuple | set | frozenset) and len(value) == len(plain)
+        return list(map(template_value, value, plain)) if same_items else plain
     if isinstance(plain, dict):
         if isinstance(value, dict):
-            return dict(zip(plain, map(seen, value.values(), plain.values()), strict=False))
+            return dict(zip(plain, map(template_value, value.values(), plain.values()), strict=False))
         fields = getattr(value, "__dict__", {})
-        plain = {name: seen(fields.get(name), each) for name, each in plain.items()}
+        plain = {name: template_value(fields.get(name), each) for name, each in plain.items()}
     kind = _KINDS.get(type(plain))
     if kind is None:
         return plain
@@ -82,9 +82,10 @@ def seen(value: Any, plain: Any) -> Any:
 
 
 def part(typed: Typed, name: str) -> Any:
-    """What a value has by a name, which may have been sent: no code of the config's types runs.
+    """The item or part of a value with this name, or `MISSING`.
 
-    `LookupError` where the value is an object that has more by it.
+    The name may come from the input, so no code of the config's types runs. Raises `LookupError` for any
+    other attribute that the object has.
     """
     if isinstance(typed, dict) and name in typed:
         return typed[name]
@@ -93,18 +94,21 @@ def part(typed: Typed, name: str) -> Any:
         return _plain(getattr(value, name))
     if name.startswith("_") or hasattr(typed, name) or not _has(value, name):
         return MISSING
-    raise LookupError(f"{name} of {type(value).__name__} cannot be reached here")
+    raise LookupError(f"{name} of {type(value).__name__} cannot be read in templates")
 
 
 def attribute(typed: Typed, name: str) -> Any:
-    """What a value has by a name that the template writes: a part, or a property of the config's own type."""
+    """As `part`, for a name that the template itself contains: also properties of the config's own types.
+
+    Raises `LookupError`, also if the property raises.
+    """
     value = typed._of
     if isinstance(typed, dict) and name in typed:
         return typed[name]
     if not name.startswith("_") and _is_property(value, name):
         try:
             return _plain(getattr(value, name))
-        except Exception as error:  # whatever the code of a config's own type raises
+        except Exception as error:  # the config's own types may raise anything
             log.exception("the property %s of the type %s raised", name, type(value).__name__)
             raise LookupError(f"{name} of {type(value).__name__} raised {type(error).__name__}") from None
     return part(typed, name)
@@ -120,4 +124,4 @@ def _is_property(value: Any, name: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return seen(value, to_jsonable_python(value, by_alias=False))
+    return template_value(value, to_jsonable_python(value, by_alias=False))
