@@ -1,4 +1,4 @@
-"""What the OpenAPI document says besides what FastAPI knows: bodies, events, problems, links."""
+"""The OpenAPI document, with what FastAPI does not generate of it: bodies, events, problems, links."""
 
 import json
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from tealagents.state.task_document import ExportedTask
 if TYPE_CHECKING:
     from tealagents.api.v1alpha1.routing import Routes
 
-#: any call that needs a token may be answered so
+#: problem codes that every call with a token may return
 EVERYWHERE = (
     "unauthenticated",
     "insufficient_scope",
@@ -27,8 +27,8 @@ EVERYWHERE = (
     "persistence_unavailable",
 )
 
-#: what comes in, and what stands in events: FastAPI does not see them
-_UNSEEN: tuple[type[BaseModel], ...] = (
+#: models of request bodies and events, which are not in the signatures that FastAPI reads
+_UNDECLARED: tuple[type[BaseModel], ...] = (
     inputs.UserMessage,
     inputs.ResumeCommand,
     inputs.TaskPatch,
@@ -40,7 +40,7 @@ _UNSEEN: tuple[type[BaseModel], ...] = (
     schemas.ToolCallEvent,
     schemas.ToolResultEvent,
 )
-#: event → the document in its `data`
+#: event name → the model of its `data`
 EVENTS: dict[str, type[BaseModel]] = {
     "request": schemas.RequestEvent,
     "partial-response": schemas.PieceEvent,
@@ -51,7 +51,7 @@ EVENTS: dict[str, type[BaseModel]] = {
     "error": schemas.Problem,
 }
 
-#: codes that a request may have ended with, which its key is then answered with again
+#: codes with which a request can end: a repeated Idempotency-Key returns these as a replayed outcome
 _OUTCOMES = frozenset(
     {
         "approval_expired",
@@ -81,7 +81,7 @@ def ref(name: str) -> Json:
 def problem_responses(*codes: str, keyed: bool = False) -> dict[int | str, dict[str, Any]]:
     """The error responses of an operation, by status, each with an example.
 
-    `keyed`: the operation takes idempotency keys.
+    `keyed`: the operation accepts idempotency keys.
     """
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *EVERYWHERE):
@@ -103,7 +103,7 @@ def _response(status: int, codes: list[str], keyed: bool) -> dict[str, Any]:
             PROBLEM_JSON: {
                 "schema": ref("Problem"),
                 "examples": {
-                    code: {"value": problems.problem(code, "A sentence that says what to do.", status=status)}
+                    code: {"value": problems.problem(code, "What went wrong, and what to do.", status=status)}
                     for code in codes
                 },
             }
@@ -125,14 +125,18 @@ def header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
 
 
-REPLAYED = {"Idempotent-Replayed": header("`true`: the first outcome under this Idempotency-Key")}
+REPLAYED = {
+    "Idempotent-Replayed": header(
+        "`true` if this is the outcome of an earlier request with this Idempotency-Key"
+    )
+}
 
 
 # --- bodies and streams --------------------------------------------------------------------------
 
 
 def json_body(model: type[BaseModel], *, required: bool = True, **examples: Any) -> dict[str, Any]:
-    """The request body of an operation that reads it itself."""
+    """The `requestBody` of an operation whose handler reads the body itself."""
     content: dict[str, Any] = {"schema": ref(model.__name__)}
     if examples:
         content["examples"] = {name: {"value": value} for name, value in examples.items()}
@@ -140,12 +144,12 @@ def json_body(model: type[BaseModel], *, required: bool = True, **examples: Any)
 
 
 def event_stream(description: str) -> dict[str, Any]:
-    """A response of events."""
+    """A response that is a stream of events."""
     return {"description": description, "content": {"text/event-stream": event_content()}}
 
 
 def event_content() -> dict[str, Any]:
-    """One event, of which there are many: OpenAPI 3.1 has no word of its own for streams."""
+    """The content of a stream, described by one event: OpenAPI 3.1 cannot describe a sequence of events."""
     return {"schema": ref("Event")}
 
 
@@ -166,25 +170,25 @@ def _event(name: str, model: str) -> Json:
 
 
 def links_of_answer() -> dict[str, Any]:
-    """What an answer's ids lead to."""
+    """Links from the ids in an answer."""
     return {
         "request": _link("get_request", "The request's record", "request_id"),
         "events": _link("follow_request", "The events of the request, from the first", "request_id"),
-        "resume": _link("resume_request", "The decision, where the status is `Paused`", "request_id"),
-        "cancel": _link("cancel_request", "The end of a request that runs or waits", "request_id"),
+        "resume": _link("resume_request", "The decision, if the status is `Paused`", "request_id"),
+        "cancel": _link("cancel_request", "Cancels a request that has not ended", "request_id"),
         **links_of_task(),
         "session": _link("get_session", "The session with its tasks", "session_id"),
     }
 
 
 def links_of_task() -> dict[str, Any]:
-    """What a task's id leads to."""
+    """Links from a task's id."""
     return {
         "task": _link("get_task", "The task", "task_id"),
         "messages": _link("list_messages", "The interaction history", "task_id"),
         "trace": _link("list_steps", "The execution trace", "task_id"),
         "checkpoints": _link("list_checkpoints", "The checkpoints", "task_id"),
-        "audit": _link("list_audit", "The append-only record", "task_id"),
+        "audit": _link("list_audit", "The audit", "task_id"),
     }
 
 
@@ -200,7 +204,7 @@ def _link(operation: str, description: str, identifier: str) -> Json:
 
 
 def document(exchange: Exchange, parts: Iterable["Routes"]) -> dict[str, Any]:
-    """The OpenAPI document of an agent and the parts of its API; FastAPI is imported for it."""
+    """The OpenAPI document of an agent's API. Imports FastAPI, which nothing else needs."""
     from fastapi import FastAPI
     from fastapi.openapi.utils import get_openapi
 
@@ -209,14 +213,14 @@ def document(exchange: Exchange, parts: Iterable["Routes"]) -> dict[str, Any]:
         app.include_router(part.described(), prefix=exchange.prefix)
     agent, about = exchange.agent, exchange.settings.description
     made = get_openapi(title=agent.name, version=agent.version, description=about, routes=app.routes)
-    return _complete(made, exchange.settings)
+    return _completed(made, exchange.settings)
 
 
-def _complete(document: dict[str, Any], settings: ApiSettings) -> dict[str, Any]:
-    """Adds what FastAPI does not see: the schemas of bodies, events and problems, and the bearer token.
+def _completed(document: dict[str, Any], settings: ApiSettings) -> dict[str, Any]:
+    """Adds what FastAPI does not generate: schemas of bodies, events and problems; the security scheme; tags.
 
-    The agent's own description begins that of each route that takes messages: orchestrators choose among
-    agents by that text alone.
+    The description of each operation that takes messages begins with the agent's own: orchestrators choose
+    among agents by that text alone.
     """
     for path in document["paths"].values():
         for operation in path.values():
@@ -224,10 +228,10 @@ def _complete(document: dict[str, Any], settings: ApiSettings) -> dict[str, Any]
                 operation["description"] = f"{settings.description}\n\n{operation['description']}"
     components = document.setdefault("components", {})
     schemas_of = components.setdefault("schemas", {})
-    schemas_of.update(_unseen())
-    schemas_of.update(_exported(), JsonValue=inputs.JSON_VALUE, JsonObject=inputs.JSON_OBJECT)
+    schemas_of.update(_schemas_of_undeclared())
+    schemas_of.update(_schemas_of_export(), JsonValue=inputs.JSON_VALUE, JsonObject=inputs.JSON_OBJECT)
     schemas_of["Event"] = {
-        "description": "A server-sent event of a stream; its data is the JSON document that `event` names",
+        "description": "A server-sent event; `event` says which JSON document its `data` is",
         "oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()],
     }
     schemas_of["UserMessage"]["properties"]["items"]["maxItems"] = settings.max_items
@@ -245,30 +249,31 @@ def _complete(document: dict[str, Any], settings: ApiSettings) -> dict[str, Any]
     return document
 
 
-#: the operations to which an orchestrator sends
+#: the operations that an orchestrator sends messages to
 _TAKING_MESSAGES = frozenset({"send_message", "stream_message"})
 
 _TAGS = {
-    "messages": "Sending messages, and deciding pauses",
+    "messages": "Send messages, and decide pauses",
     "sessions": "Continuous conversations, each with its tasks",
-    "tasks": "Stateful jobs: history, trace, checkpoints, audit; forked, rolled back, moved, deleted",
-    "requests": "Single invocations: read, followed, canceled",
-    "approvals": "Pauses that wait for a decision",
-    "tenant": "Who the caller is, and what auditors see",
-    "health": "Probes; no token needed",
+    "tasks": "Stateful jobs: their history, trace, checkpoints and audit; roll back, fork, export, delete",
+    "requests": "Single invocations: read, follow, cancel",
+    "approvals": "Pauses that are waiting for a decision",
+    "tenant": "Who the caller is, and the tasks of the tenant, for auditors",
+    "health": "Probes, which need no token",
 }
 
 
-def _unseen() -> Json:
+def _schemas_of_undeclared() -> Json:
+    """The schemas of `_UNDECLARED` and all that they refer to."""
     _, definitions = models_json_schema(
-        [(model, "validation") for model in _UNSEEN], ref_template=_COMPONENTS + "{model}"
+        [(model, "validation") for model in _UNDECLARED], ref_template=_COMPONENTS + "{model}"
     )
     made: Json = _with_references(definitions["$defs"])
     return made
 
 
 def _with_references(schema: Any) -> Any:
-    """Puts the reference to `JsonObject` where pydantic, which does not know it, left its title."""
+    """Replaces each placeholder with the title `JsonObject`, a schema of our own, by a reference to it."""
     if isinstance(schema, dict):
         kept = {name: _with_references(value) for name, value in schema.items()}
         if schema.get("title") == "JsonObject":
@@ -278,25 +283,25 @@ def _with_references(schema: Any) -> Any:
     return [_with_references(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def _exported() -> dict[str, Any]:
-    """The schemas of an exported task. Its parts are named apart from the documents of the same names."""
+def _schemas_of_export() -> dict[str, Any]:
+    """The schemas of an exported task, with `Exported` before each name: documents share some of them."""
     _, components = msgspec.json.schema_components(
         (ExportedTask,), ref_template=_COMPONENTS + "Exported{name}"
     )
     named = {f"Exported{name}": schema for name, schema in components.items()}
     written = json.dumps(named).replace("ExportedExported", "Exported")
-    made: dict[str, Any] = _bounded(json.loads(written))
+    made: dict[str, Any] = _with_limits(json.loads(written))
     return made
 
 
-def _bounded(schema: Any) -> Any:
-    """Says of every value what a body must keep to anyway: no NUL, no integer beyond 64 bits."""
+def _with_limits(schema: Any) -> Any:
+    """Adds limits to every value: no NUL in texts and keys, and numbers from 0 to 2**53."""
     if isinstance(schema, list):
-        return [_bounded(item) for item in schema]
+        return [_with_limits(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: value if name in _LITERAL else _bounded(value) for name, value in schema.items()}
-    # of a tuple, whose length says the same; client generators do not understand `false`
+    kept = {name: value if name in _LITERAL else _with_limits(value) for name, value in schema.items()}
+    # of a tuple, whose maximum length says the same; client generators do not understand `false`
     if kept.get("items") is False:
         del kept["items"]
     match schema.get("type"):
@@ -312,5 +317,5 @@ def _bounded(schema: Any) -> Any:
     return kept
 
 
-#: keywords whose values are no schemas
+#: keywords whose values are not schemas
 _LITERAL = frozenset({"default", "enum", "const", "required", "mapping"})

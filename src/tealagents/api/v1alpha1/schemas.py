@@ -1,7 +1,7 @@
-"""The documents of `tealagents/v1alpha1` as its OpenAPI document describes them.
+"""The documents of `tealagents/v1alpha1`, as the OpenAPI document describes them.
 
-Answers are made from our own records and are not validated again; a test holds them against these models
-instead. What comes in is validated by `inputs`.
+The service does not validate its own answers with these models; a test compares the two. Request bodies are
+validated with the models in `inputs`.
 """
 
 from datetime import datetime
@@ -32,7 +32,7 @@ def _canonical(value: str) -> str:
         raise ValueError(f"{_NOT_A_UUID}, such as {ids.EXAMPLE}") from None
 
 
-#: an id: in canonical form when it is sent, in either case when it comes
+#: an id. Answers have it in canonical form, in lower case; requests may use either case
 Uuid = Annotated[
     str,
     AfterValidator(_canonical),
@@ -41,28 +41,30 @@ Uuid = Annotated[
 
 
 class Schema(BaseModel):
-    """A model that is built when it is first used: most of them are only described."""
+    """The base of all models. Each is built at its first use: most only describe an answer."""
 
     model_config = ConfigDict(defer_build=True)
 
 
 class Accepted(Schema):
-    """What comes in: no unknown fields, no conversions."""
+    """The base of request bodies: unknown fields are refused, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Page(Schema, Generic[T]):
-    """Some items of a list; `next_cursor` is null on the last page. A filtered page may be short."""
+    """A page of a list. A filtered page may be short, or empty, and still have a next page."""
 
     model_config = ConfigDict(json_schema_extra={"description": "A page of a list"})
 
     items: list[T]
-    next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
+    next_cursor: str | None = Field(
+        description="Send it as `cursor` to get the next page; null on the last page"
+    )
 
 
 class Usage(Schema):
-    """Tokens over all model calls of the request, as the model service counts them."""
+    """Tokens, summed over all model calls of a request, as the model service counts them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -70,7 +72,7 @@ class Usage(Schema):
 
 
 class OfRequest(Schema):
-    """What belongs to a request."""
+    """The three ids of everything that belongs to a request."""
 
     session_id: Uuid
     task_id: Uuid
@@ -78,65 +80,69 @@ class OfRequest(Schema):
 
 
 class Content(OfRequest):
-    """The answer of a completed request, or what there was of one."""
+    """The answer of a completed request, or as much of it as a failed or canceled one had produced."""
 
-    output: str = Field(description="The answer")
-    source: str = Field(description="Who answered", examples=["WikipediaAgent:0.1"])
+    output: str = Field(description="The text of the answer")
+    source: str = Field(
+        description="The agent that answered, as `name:version`", examples=["WikipediaAgent:0.1"]
+    )
     token_usage: Usage
-    extra_data: dict[str, Any] | None = Field(description="What tools added to the answer")
+    extra_data: dict[str, Any] | None = Field(description="Data that tools added to the answer")
 
 
 class ShownCall(Schema):
-    """A tool call that waits for a decision."""
+    """A tool call that is waiting for a decision."""
 
     id: str
     plugin_name: str
     function_name: str
-    arguments: str = Field(description="JSON text, exactly as it would run")
+    arguments: str = Field(description="The arguments as JSON text, exactly as the call would run")
 
 
 class ShownCallWithTool(ShownCall):
-    """A call that waits, with its tool as it was when the call was shown."""
+    """A tool call that is waiting for a decision, with its tool as it was when the call was shown."""
 
-    description: str | None = Field(description="The tool's description; null if it is not known")
+    description: str | None = Field(description="The tool's description; null if it is unknown")
     parameters: dict[str, Any] | None = Field(
-        description="JSON Schema of the arguments; null if the tool has changed, or is not known"
+        description="JSON Schema of the arguments; null if the tool has changed or is unknown"
     )
 
 
 class ApprovalContent(OfRequest):
-    """What a paused request shows."""
+    """The content of a paused request: what to decide, and where."""
 
     approval_id: Uuid
     message: str
     approval_url: str
     rejection_url: str
     expires_at: datetime
-    authorizations: list[dict[str, Any]] = Field(description="`{server, url, scopes}` to visit first")
+    authorizations: list[dict[str, Any]] = Field(
+        description="Pages that the user must visit first: `{server, url, scopes}`"
+    )
     tool_calls: list[ShownCall]
 
 
 class Answer(OfRequest):
-    """What a message or a decision is answered with."""
+    """The answer to a message or a decision."""
 
     status: StatusName
     content: Content | ApprovalContent | None
 
 
 class AcceptedAnswer(OfRequest):
-    """What a background request is answered with."""
+    """The acknowledgment of a request that runs in the background."""
 
     status: Literal["Queued", "Running"]
 
 
 class RequestEvent(OfRequest):
-    """`request`: always first."""
+    """`request`: always the first event."""
 
     status: Literal["Queued", "Running"]
 
 
 class PieceEvent(OfRequest):
-    """`partial-response`: a piece of the answer, as the model service sent it."""
+    """`partial-response`: a text delta of the answer."""
 
     source: str
     output_partial: str
@@ -147,11 +153,11 @@ class ToolCallEvent(OfRequest):
 
     call_id: str
     tool: str = Field(examples=["Shell-look"])
-    arguments: str = Field(description="JSON text")
+    arguments: str = Field(description="The arguments as JSON text")
 
 
 class ToolResultEvent(OfRequest):
-    """`tool-result`: its result."""
+    """`tool-result`: a tool has returned or failed."""
 
     call_id: str
     tool: str
@@ -161,7 +167,7 @@ class ToolResultEvent(OfRequest):
 
 
 class RequestDocument(OfRequest):
-    """One invocation: its status, its answer or what there was of one, and its error."""
+    """A request: its status, its answer (as much of it as there is) or its pause, and its error."""
 
     status: StatusName
     created_at: datetime
@@ -173,7 +179,7 @@ class RequestDocument(OfRequest):
 
 
 class TaskDocument(Schema):
-    """A task as it stands."""
+    """A task in its current state."""
 
     task_id: Uuid
     session_id: Uuid
@@ -184,20 +190,20 @@ class TaskDocument(Schema):
     metadata: dict[str, Any]
     owner: dict[str, str] = Field(description="`{tid, oid}` of the user who created it")
     checkpoint_id: Uuid | None = Field(description="The current checkpoint")
-    request_id: Uuid | None = Field(description="The request that runs or waits for a decision")
+    request_id: Uuid | None = Field(description="The request that is running, or waiting for a decision")
     approval_id: Uuid | None = Field(description="The pending approval of a paused task")
-    queued: list[Uuid] = Field(description="Requests that wait their turn, in order")
+    queued: list[Uuid] = Field(description="Requests that are waiting for their turn, in order")
     origin: dict[str, Any] | None = Field(description="Where a forked or imported task came from")
 
 
 class SessionDocument(Schema):
-    """A session."""
+    """A session: a user's continuous conversation, which groups tasks."""
 
     session_id: Uuid
     created_at: datetime
     owner: dict[str, str]
     tasks: "list[TaskDocument | DamagedRecord] | None" = Field(
-        None, description="Only when one session is read"
+        None, description="The newest tasks, up to 200. Only in `GET …/sessions/{session_id}`"
     )
 
 
@@ -249,12 +255,12 @@ class CheckpointDocument(Schema):
     created_at: datetime
     current: bool
     parent_id: Uuid | None = Field(
-        None, description="The checkpoint that it continued; null for the first one. With `parents` only"
+        None, description="The checkpoint that it continued; null for the first one. Only with `parents`"
     )
 
 
 class ApprovalDocument(OfRequest):
-    """A pause, and what was decided of it."""
+    """A pause, and its decision."""
 
     approval_id: Uuid
     status: Literal["pending", "decided", "expired", "canceled"]
@@ -276,7 +282,7 @@ class ApprovalWithTools(ApprovalDocument):
 
 
 class SentPartDocument(Schema):
-    """A part of what the model was sent: a message, or a text in the place of one."""
+    """A part of a model call's prompt: a stored message, or a text that is not one."""
 
     origin: Literal["system_prompt", "summary", "note", "context", "history", "request"] = Field(
         description="Where it comes from"
@@ -288,42 +294,48 @@ class SentPartDocument(Schema):
     tool_calls: list[ToolCallDocument]
     tool_call_id: str | None
     tool: str | None
-    altered: bool = Field(description="It was sent in a different form from the one stored and shown")
-    withheld: bool = Field(description="Its text is not shown: the system prompt, without the console")
+    altered: bool = Field(
+        description="True if the message was sent in another form than the stored one, which is shown"
+    )
+    withheld: bool = Field(
+        description="True if the text is not shown: the system prompt, if the service has no console"
+    )
 
 
 class SentPrompt(Schema):
-    """What a model call was sent, reconstructed from what is stored. A page of it."""
+    """A page of the prompt of a model call, reconstructed from what is stored."""
 
     request_id: Uuid
-    step_id: Uuid = Field(description="The step of the trace that is the call")
+    step_id: Uuid = Field(description="The step of the trace that records the call")
     model: str
-    parts_sent: int = Field(description="How many parts were sent, as the trace has recorded it")
+    parts_sent: int = Field(description="How many parts were sent, according to the trace")
     gaps: list[Literal["altered", "agent", "path", "count"]] = Field(
         description="Known differences between these parts and what was sent; empty if there are none"
     )
     items: list[SentPartDocument]
-    next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
+    next_cursor: str | None = Field(
+        description="Send it as `cursor` to get the next page; null on the last page"
+    )
 
 
 class UserDocument(Schema):
-    """A user, by the ids of the tenant and of the user in it."""
+    """A user: the tenant's id, and the user's object id in that tenant."""
 
     tid: str
     oid: str
 
 
 class Me(Schema):
-    """Who the caller is to the service."""
+    """The caller, as the service identifies it."""
 
     user: UserDocument
     roles: list[Literal["approver", "auditor"]] = Field(
-        description="In this service: an approver decides for other users of the tenant, an auditor reads"
+        description="An approver decides for other users of the tenant; an auditor reads their state"
     )
 
 
 class AuditEntry(Schema):
-    """One entry of the append-only record."""
+    """One entry of a task's audit, which is append-only and hash-chained."""
 
     seq: int
     at: datetime
@@ -343,17 +355,17 @@ class Problem(Schema):
     type: str
     title: str
     status: int
-    detail: str = Field(description="A sentence that says what to do")
+    detail: str = Field(description="What went wrong, and what to do")
     code: str
     session_id: Uuid | None = None
     task_id: Uuid | None = None
     request_id: Uuid | None = None
     approval_id: Uuid | None = None
-    field: str | None = Field(None, description="Which input was wrong")
+    field: str | None = Field(None, description="The input that is invalid")
 
 
 class DamagedRecord(Schema):
-    """What stands in a list for a record that cannot be read: its id, and what is wrong with it."""
+    """What a list contains in place of a record that cannot be read: its id, and what is wrong with it."""
 
     task_id: Uuid | None = None
     session_id: Uuid | None = None
@@ -362,9 +374,9 @@ class DamagedRecord(Schema):
 
 
 class Health(Schema):
-    """How the process and what it depends on are."""
+    """The state of the process and of its dependencies."""
 
     status: Literal["ok", "degraded", "draining"]
     version: str
-    uptime: float = Field(description="Seconds since the start")
+    uptime: float = Field(description="Seconds since the process started")
     dependencies: dict[str, dict[str, Any]]
