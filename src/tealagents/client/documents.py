@@ -1,7 +1,7 @@
-"""The documents that the service returns, as frozen values.
+"""The documents that the service returns, as frozen dataclasses.
 
-They outlive a version of the service: a field that this client does not know is in `raw`, one that is absent
-is None or empty. Times have a timezone.
+They work with other versions of the service: a field that this client does not know is in `raw`, and one that
+the service does not send is None or empty. Times have a timezone.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tealagents.client.errors import ProblemError, UnexpectedAnswer, is_id, problem_from_document
 
-#: any JSON object
+#: a JSON object
 Json = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """An authorization that a tool needs from the user, and the address to grant it at."""
+    """An authorization that a tool needs from the user, and the page that grants it (`url`)."""
 
     server: str
     url: str
@@ -56,19 +56,20 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
-    """A tool call that waits for a decision. `arguments` is the JSON text that the model wrote."""
+    """A tool call that is waiting for a decision. `arguments` is the JSON text that the model wrote."""
 
     id: str
     plugin_name: str
     function_name: str
     arguments: str
-    #: of the tool, with its JSON Schema of the arguments: only where a single approval is read
+    #: the tool's description; empty unless a single approval was read
     description: str = ""
+    #: JSON Schema of the tool's arguments; None unless a single approval was read
     parameters: Json | None = None
 
     @property
     def tool(self) -> str:
-        """The name the model, the catalogue and events use."""
+        """The tool's name, as the model, the catalogue and the events have it."""
         return f"{self.plugin_name}-{self.function_name}" if self.plugin_name else self.function_name
 
     @classmethod
@@ -85,7 +86,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """A pause: the tool calls that wait for a decision."""
+    """A pause: its tool calls, and whether they were decided."""
 
     approval_id: str
     request_id: str
@@ -93,17 +94,18 @@ class Approval:
     session_id: str
     #: `pending`, `decided`, `expired` or `canceled`
     status: str
+    #: the text to show to the user who decides
     message: str = ""
     tool_calls: tuple[PendingCall, ...] = ()
     authorizations: tuple[Authorization, ...] = ()
     expires_at: datetime | None = None
-    #: of a damaged record in a list, which has nothing else but perhaps its id
+    #: set for a damaged record in a list, which then has nothing else except possibly its id
     error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def parse(cls, document: Json, status: str = "") -> "Approval":
-        """`status` is for a document without one, as that of the pause in an answer, which is pending."""
+        """`status` is used if the document has none, like the pause in an answer, which is pending."""
         return cls(
             approval_id=text(document, "approval_id"),
             request_id=text(document, "request_id"),
@@ -114,31 +116,33 @@ class Approval:
             tool_calls=each(document, "tool_calls", PendingCall.parse),
             authorizations=each(document, "authorizations", Authorization.parse),
             expires_at=time(document, "expires_at"),
-            error=_damage(document),
+            error=_error_of_record(document),
             raw=document,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a message or a decision: the model's `output`, or the `approval` it waits for."""
+    """The answer to a message or a decision: the model's `output`, or the `approval` that is needed first."""
 
     session_id: str
     task_id: str
     request_id: str
     #: `Completed` or `Paused`
     status: str
+    #: None if the request is paused, or if the caller may not see the content
     output: str | None
     usage: Usage
     approval: Approval | None = None
+    #: the agent that answered, as `name:version`
     source: str | None = None
-    #: what tools added
+    #: a JSON object with data that tools added, or None
     extra_data: Any = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
     @property
     def paused(self) -> bool:
-        """It waits for a decision on `approval`."""
+        """True if the request is waiting for a decision on `approval`."""
         return self.approval is not None
 
     @classmethod
@@ -146,7 +150,7 @@ class Answer:
         content = _object(document, "content")
         output = content.get("output")
         return cls(
-            **_identified(document),
+            **_required_ids(document),
             status=text(document, "status"),
             output=output if isinstance(output, str) else None,
             usage=Usage.parse(_object(content, "token_usage")),
@@ -159,7 +163,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A request that runs in the background. `wait` for it or `follow` it by its `request_id`."""
+    """A request that runs in the background. Pass its `request_id` to `wait` or `follow`."""
 
     session_id: str
     task_id: str
@@ -179,7 +183,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDocument:
-    """One invocation, as it stands now."""
+    """A request in its current state."""
 
     session_id: str
     task_id: str
@@ -197,11 +201,12 @@ class RequestDocument:
 
     @property
     def ended(self) -> bool:
+        """True if the status is `Completed`, `Failed` or `Canceled`."""
         return self.status in ENDED
 
     @property
     def output(self) -> str | None:
-        """The text of the answer, perhaps incomplete."""
+        """The text of the answer; incomplete if the request failed or was canceled. None if there is none."""
         output = (self.content or {}).get("output")
         return output if isinstance(output, str) else None
 
@@ -220,8 +225,8 @@ class RequestDocument:
         status = text(document, "status")
         error = _object(document, "error") or None
         if error is None and status in ENDED - {"Completed"}:
-            error = _unexplained(status)
-        ids = _identified(document)
+            error = _error_of_status(status)
+        ids = _required_ids(document)
         content = _object(document, "content")
         return cls(
             **ids,
@@ -243,13 +248,13 @@ class Task:
     task_id: str
     session_id: str
     status: str
-    #: the id (`oid`) of the user that it belongs to
+    #: the object id (`oid`) of the user it belongs to
     owner: str = ""
     created_at: datetime | None = None
     last_updated: datetime | None = None
     expires_at: datetime | None = None
     metadata: Json = field(default_factory=dict)
-    #: of a damaged record in a list, which has nothing else but perhaps its id
+    #: set for a damaged record in a list, which then has nothing else except possibly its id
     error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
@@ -264,7 +269,7 @@ class Task:
             last_updated=time(document, "last_updated"),
             expires_at=time(document, "expires_at"),
             metadata=_object(document, "metadata"),
-            error=_damage(document),
+            error=_error_of_record(document),
             raw=document,
         )
 
@@ -276,7 +281,7 @@ class Session:
     session_id: str
     created_at: datetime | None = None
     tasks: tuple[Task, ...] = ()
-    #: of a damaged record in a list, which has nothing else but perhaps its id
+    #: set for a damaged record in a list, which then has nothing else except possibly its id
     error: ProblemError | None = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
@@ -286,7 +291,7 @@ class Session:
             session_id=text(document, "session_id"),
             created_at=time(document, "created_at"),
             tasks=each(document, "tasks", Task.parse),
-            error=_damage(document),
+            error=_error_of_record(document),
             raw=document,
         )
 
@@ -316,8 +321,9 @@ class Message:
     request_id: str
     #: `user`, `assistant` or `tool`
     role: str
-    #: the text of its text items
+    #: the text items, joined
     text: str
+    #: all items, `{content_type, content}`: texts, and images as data URIs
     items: tuple[Json, ...] = ()
     tool_calls: tuple[MessageCall, ...] = ()
     created_at: datetime | None = None
@@ -370,19 +376,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPart:
-    """A part of what the model was sent: a message of the history, or a text in the place of one."""
+    """A part of a model call's prompt: a stored message, or a text that is not one."""
 
     #: `system_prompt`, `summary`, `note`, `context`, `history` or `request`
     origin: str
     role: str
-    #: the text of its text items
+    #: the text items, joined
     text: str
     tool_calls: tuple[MessageCall, ...] = ()
-    #: the stored message; None for a text
+    #: the stored message; None for a text that is not one
     message_id: str | None = None
-    #: it was sent in a different form from the one stored and shown
+    #: True if the message was sent in another form than the stored one, which is shown
     altered: bool = False
-    #: its text is not shown
+    #: True if the text is not shown: the system prompt, if the service has no console
     withheld: bool = False
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
@@ -403,11 +409,11 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state of a task after a request completed."""
+    """The state of a task after a completed request."""
 
     checkpoint_id: str
     request_id: str
-    #: the checkpoint that it continued, where parents were asked for and there is one
+    #: the checkpoint that it continued; None for the first one, and unless parents were asked for
     parent_id: str | None = None
     created_at: datetime | None = None
     current: bool = False
@@ -427,7 +433,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One link of a task's audit chain; `raw` is what `hash` is taken over, and the hash itself."""
+    """One entry of a task's audit. `raw` has everything that `hash` covers, and the hash."""
 
     seq: int
     at: datetime | None
@@ -456,12 +462,13 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """Who the caller is to the service."""
+    """The caller, as the service identifies it."""
 
-    #: of the tenant, and of the user in it
+    #: the tenant's id; may be empty
     tid: str
+    #: the user's object id in the tenant
     oid: str
-    #: `approver`, `auditor`
+    #: `approver` and `auditor`, as far as the caller has them
     roles: tuple[str, ...] = ()
 
     @classmethod
@@ -476,8 +483,9 @@ class Me:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state of the service."""
+    """The state of the service and of its dependencies."""
 
+    #: `ok`, `degraded` or `draining`
     status: str
     version: str = ""
     dependencies: Json = field(default_factory=dict)
@@ -494,19 +502,19 @@ class Health:
 
 
 def three_ids(document: Json) -> dict[str, str]:
-    """The ids that everything belonging to a request carries; what cannot be one is empty."""
+    """The session, task and request id in a document; empty for a value that cannot be an id."""
     ids = {name: text(document, name) for name in ("session_id", "task_id", "request_id")}
     return {name: id if is_id(id) else "" for name, id in ids.items()}
 
 
 def text(document: Json, name: str) -> str:
-    """The text under `name`, or an empty one."""
+    """The text under `name`; empty if there is none."""
     value = document.get(name)
     return value if isinstance(value, str) else ""
 
 
 def time(document: Json, name: str) -> datetime | None:
-    """The time under `name`, if there is one."""
+    """The time under `name`; None if there is none."""
     try:
         return datetime.fromisoformat(text(document, name))
     except ValueError:
@@ -514,7 +522,7 @@ def time(document: Json, name: str) -> datetime | None:
 
 
 def each(document: Json, name: str, parse: Callable[[Json], T]) -> tuple[T, ...]:
-    """The objects of the list under `name`; empty if there is none."""
+    """The parsed objects of the list under `name`; empty if there is no list."""
     value = document.get(name)
     return (
         tuple(parse(item) for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
@@ -522,25 +530,25 @@ def each(document: Json, name: str, parse: Callable[[Json], T]) -> tuple[T, ...]
 
 
 def json_text(value: Any) -> str:
-    """`value` if it is text already, else its JSON."""
+    """`value` if it is text, an empty text for None, otherwise its JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _identified(document: Json) -> dict[str, str]:
-    """The three ids. `UnexpectedAnswer` where one is missing: then an agent did not send this."""
+def _required_ids(document: Json) -> dict[str, str]:
+    """The three ids. Raises `UnexpectedAnswer` if one is missing: an agent always sends them."""
     ids = three_ids(document)
     if not all(ids.values()):
         raise UnexpectedAnswer(
             "an answer without the three ids: is this the URL of an agent? "
-            "Those of the earlier platform have none"
+            "Agents of the earlier platform do not send them"
         )
     return ids
 
 
 def required(document: Json, name: str) -> str:
-    """The id under `name`. `UnexpectedAnswer` where there is none: then an agent did not send this."""
+    """The id under `name`. Raises `UnexpectedAnswer` if it is missing: an agent always sends it."""
     if not (id := text(document, name)):
         raise UnexpectedAnswer(f"an answer without `{name}`: is this the URL of an agent?")
     return id
@@ -560,12 +568,12 @@ def _object(document: Json, name: str) -> Json:
     return value if isinstance(value, Mapping) else {}
 
 
-def _damage(document: Json) -> ProblemError | None:
+def _error_of_record(document: Json) -> ProblemError | None:
     error = _object(document, "error")
     return problem_from_document(error) if error else None
 
 
-def _unexplained(status: str) -> Json:
+def _error_of_status(status: str) -> Json:
     if status == "Canceled":
         return {"code": "request_canceled", "status": 409, "detail": "The request was canceled."}
-    return {"status": 500, "detail": "The request failed, and the service does not say why."}
+    return {"status": 500, "detail": "The request failed; the service gave no reason."}

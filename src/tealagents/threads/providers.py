@@ -27,18 +27,18 @@ from tealagents.threads.context import (
 
 # --- preferences ----------------------------------------------------------------------------------
 
-#: a character within a sentence; a stop right before a letter or a digit belongs to a number, a name or an
-#: address
-_WITHIN = r"(?:[^.!?\n]|[.!?](?=\w))"
-#: “I”, unless the word before it makes a question or a condition of it (“do I”, “if I”)
+#: a character that does not end a sentence: `.`, `!` and `?` right before a letter or a digit are part of a
+#: number, a name or an address
+_IN_SENTENCE = r"(?:[^.!?\n]|[.!?](?=\w))"
+#: “I”, unless the word before it makes it a question or a condition (“do I”, “if I”)
 _I = r"\bI" + "".join(
     rf"(?<!\b{word} I)" for word in ("do", "did", "should", "would", "if", "when", "whether")
 )
-_PREFERS = re.compile(
-    rf"{_I}(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_WITHIN}){{1,200}})", re.I
+_PREFERENCE = re.compile(
+    rf"{_I}(?: (?:really|generally|usually|always|would))? prefer ((?:(?!;){_IN_SENTENCE}){{1,200}})", re.I
 )
 _FORGET = re.compile(r"(.*?)\bforget\s+(?:all\s+)?my\s+preferences\b", re.I)
-#: separates clauses, as far as a pattern can recognise them
+#: the end of a clause, as far as a pattern can recognize it
 _CLAUSES = re.compile(
     r"[.!?;:—–()\n]"
     r"|(?:(?<=rather not)|(?<!\bnot)(?<!n['’]t)(?<!never)(?<!ever)(?<!please))"
@@ -46,19 +46,22 @@ _CLAUSES = re.compile(
     re.I,
 )
 #: a request in the form of a negation: “Can't you …?”, “Why don't you …?”, “Why not …?”
-_ASKED = re.compile(r"\bwhy\s+(?:not\b|(?:do|ca|could)n['’]t\s+you\b)|\b(?:ca|could)n['’]t\s+you\b", re.I)
-#: a negation before the verb that it negates, with at most five of these words between them
+_POLITE_NEGATION = re.compile(
+    r"\bwhy\s+(?:not\b|(?:do|ca|could)n['’]t\s+you\b)|\b(?:ca|could)n['’]t\s+you\b", re.I
+)
+#: a negation, and up to five of these words between it and the verb that it negates
 _NEGATED = re.compile(
     r"(?:n['’]t|\b(?:dont|not|cannot|never))"
     r"(?:\W+(?:you|ever|please|just|dare|want|need|think|should|to)){0,5}\W*$",
     re.I,
 )
-#: before a verb: makes it say or ask what someone does, or a condition, instead of a request
-_TOLD = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
+#: before “forget”: the clause is then a statement (“I forget”), a question (“do you forget”) or a condition
+#: (“if you forget”), not a request
+_NOT_A_REQUEST = re.compile(r"\b(?:I|they|(?:do|did)\s+you)\s+$|^\W*(?:if|when)\s+you\s+$", re.I)
 
 
 class UserPreferences(ContextProvider):
-    """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
+    """Remembers every “I prefer …” of a user, and adds it to the instructions in all of the user's sessions.
 
     “Forget my preferences” erases them, unless it is negated or is not a request (“if you forget …”).
     """
@@ -79,24 +82,24 @@ class UserPreferences(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        if _is_to_forget(invocation.text):
+        if _asks_to_forget(invocation.text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
-        wishes = _PREFERS.findall(invocation.text)[-MOST_MEMORIES:]
+        wishes = _PREFERENCE.findall(invocation.text)[-MOST_MEMORIES:]
         await invocation.memory.remember_all([wish.strip() for wish in wishes])
 
 
-def _is_to_forget(text: str) -> bool:
-    """Whether any clause of the text is a request to forget the preferences."""
+def _asks_to_forget(text: str) -> bool:
+    """Whether any clause of the text asks to forget the preferences."""
     found = filter(None, map(_FORGET.match, _CLAUSES.split(text)))
-    before = (_ASKED.sub("", each[1]) for each in found)
-    return any(not _NEGATED.search(each) and not _TOLD.search(each) for each in before)
+    before = (_POLITE_NEGATION.sub("", each[1]) for each in found)
+    return any(not _NEGATED.search(each) and not _NOT_A_REQUEST.search(each) for each in before)
 
 
 # --- facts ----------------------------------------------------------------------------------------
 
-_SENTENCES = re.compile(rf"{_WITHIN}+[.!?]?")
-#: how users speak about themselves, and ask for something to be remembered
-_ABOUT = re.compile(
+_SENTENCES = re.compile(rf"{_IN_SENTENCE}+[.!?]?")
+#: what a sentence contains in which users speak about themselves, or ask to remember something
+_ABOUT_THE_USER = re.compile(
     r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|call me|I(?<!\bdo I)(?<!\bdid I)"
     r"(?:['’]m| am| was born| live| work| have| like| love| hate| need| use))\b",
     re.I,
@@ -114,7 +117,7 @@ _COMMON = frozenset(
 class FactsOptions(ProviderOptions):
     #: most facts that are added to the instructions
     top_k: int = Field(default=5, ge=1)
-    #: characters that are kept of one fact
+    #: the most characters of a fact; the rest is cut off
     max_characters: int = Field(default=300, ge=1)
     #: whether the model gets tools to search for facts and to note them
     tools: bool = True
@@ -151,11 +154,10 @@ class Facts(ContextProvider):
 
 
 def statements(text: str) -> list[str]:
-    """The sentences, but not questions, in which users speak about themselves: the last `MOST_MEMORIES`, in
-    their order."""
+    """The last `MOST_MEMORIES` sentences in which users speak about themselves, in order; no questions."""
     sentences = (sentence.strip() for sentence in reversed(_SENTENCES.findall(text)))
-    told = (each for each in sentences if _ABOUT.search(each) and not each.endswith("?"))
-    return [*islice(told, MOST_MEMORIES)][::-1]
+    found = (each for each in sentences if _ABOUT_THE_USER.search(each) and not each.endswith("?"))
+    return [*islice(found, MOST_MEMORIES)][::-1]
 
 
 #: patterns of the first person, and what replaces them in the third; applied in this order
@@ -172,8 +174,8 @@ _OF_THE_USER = [
 
 
 def phrased(fact: Remembered, now: datetime) -> str:
-    """A fact as the model is shown it: in the third person, since the model would take “I” for itself, and
-    with its age at `now`."""
+    """A fact for the model: in the third person, because the model would take “I” for itself, and with its
+    age at `now`."""
     text = fact.text
     for own, of_the_user in _OF_THE_USER:
         text = own.sub(of_the_user, text)
@@ -183,8 +185,10 @@ def phrased(fact: Remembered, now: datetime) -> str:
 
 
 def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembered]:
-    """At most `most` facts that share words with the query, best first. Rare words count more; of facts that
-    are equally good, the later comes first."""
+    """Up to `most` facts that share words with the query, best first.
+
+    Rare words count more. Of facts that match equally well, the later one comes first.
+    """
     wanted = _terms(query)
     terms = [_terms(fact.text) for fact in facts]
     spread = Counter(term for each in terms for term in each)
@@ -203,7 +207,7 @@ def _terms(text: str) -> set[str]:
 
 
 class FactTool:
-    """A tool with which the model searches, or adds to, the facts about its user."""
+    """The tool `facts-search` or `facts-remember`."""
 
     def __init__(self, spec: ToolSpec, memory: Memory, options: FactsOptions) -> None:
         self.spec = spec
