@@ -31,7 +31,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import run_method
 from tealagents.tools.results import to_text
 from tealagents.tools.signature import Signature
-from tealagents.tools.threads import Threads
+from tealagents.tools.thread_pool import ThreadPool
 
 FILE = FIXTURES / "custom_plugins.py"
 
@@ -431,7 +431,7 @@ async def test_what_a_tool_needs_its_user_for_says_that_it_had_begun(
         raise need
 
     with pytest.raises(type(need)) as asked:
-        await run_method(asks, {}, Context(), Threads(1), "Notes-read", nothing="")
+        await run_method(asks, {}, Context(), ThreadPool(1), "Notes-read", nothing="")
     raised = asked.value
     assert isinstance(raised, NeedsOwner | NeedsAuthorization)
     assert (raised.begun, need.begun) == (True, False)
@@ -586,11 +586,11 @@ class P(Plugin):
 
 async def test_a_free_thread_goes_to_the_owner_with_the_fewest_calls() -> None:
     """A message with many calls, of synchronous tools, keeps no other user waiting until all are made."""
-    threads, made = Threads(2), list[str]()
+    pool, made = ThreadPool(2), list[str]()
     may = {owner: threading.Semaphore(0) for owner in ("ada", "bob", "eve")}
 
     async def call(owner: str) -> None:
-        await threads.run(partial(may[owner].acquire, timeout=60), "P-work", ("t", owner))
+        await pool.run(partial(may[owner].acquire, timeout=60), "P-work", ("t", owner))
         made.append(owner)
 
     adas = [asyncio.create_task(call("ada")) for _ in range(6)]
@@ -608,11 +608,11 @@ async def test_a_free_thread_goes_to_the_owner_with_the_fewest_calls() -> None:
 
 async def test_owners_for_whom_as_many_calls_run_take_turns() -> None:
     """Those who wait the longest do not keep the only place; nor does one that has given up."""
-    threads, made = Threads(1), list[str]()
+    pool, made = ThreadPool(1), list[str]()
     may = threading.Semaphore(0)
 
     async def call(name: str) -> None:
-        await threads.run(partial(may.acquire, timeout=60), "P-work", ("t", name[:3]))
+        await pool.run(partial(may.acquire, timeout=60), "P-work", ("t", name[:3]))
         made.append(name)
 
     calls = []

@@ -4,7 +4,8 @@
 `Sources`             where an agent's tools come from
 `open_toolsets`       opens all of them; what bootstrap calls
 `tools_at_hand`       the tools available without contacting a server; checks the other entries as well
-`code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
+`code`                code plugins (`methods`, `signature`: Python methods as tools; `thread_pool`:
+                      where blocking ones run)
 `semantic_kernel`     plugins written for the earlier platform (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
                       document; `openapi_request`: calling an operation; `schema_check`: whether edited

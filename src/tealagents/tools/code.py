@@ -27,7 +27,7 @@ from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.opening import Held
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
-from tealagents.tools.threads import Threads
+from tealagents.tools.thread_pool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = 
     Raises `ToolsetError` that names file, class, method and reason.
     """
     module = imported(module_file)
-    threads = Threads(max_threads)
+    pool = ThreadPool(max_threads)
     plugins: list[Plugin] = []
     tools: list[Tool] = []
     for name in names:
@@ -51,9 +51,9 @@ def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = 
             if issubclass(kind, Plugin):
                 plugin = _instance(kind, where)
                 plugins.append(plugin)
-                tools += _tools_of(plugin, name, where, threads)
+                tools += _tools_of(plugin, name, where, pool)
             else:
-                tools += semantic_kernel.tools_of(kind, name, where, threads)
+                tools += semantic_kernel.tools_of(kind, name, where, pool)
     return CodePlugins(plugins, tools)
 
 
@@ -89,13 +89,13 @@ class CodeTool:
         method: Callable[..., Any],
         signature: Signature,
         plugin: Plugin,
-        threads: Threads,
+        pool: ThreadPool,
     ) -> None:
         self.spec = spec
         self._method = method
         self._signature = signature
         self._scopes = scopes_of(plugin, spec.name)
-        self._threads = threads
+        self._pool = pool
         self._nothing = DONE if signature.returns_nothing else "null"
 
     def check(self, arguments: Json) -> None:
@@ -110,7 +110,7 @@ class CodeTool:
         if self._signature.context_parameter is not None:
             checked[self._signature.context_parameter] = context
         return await run_method(
-            self._method, checked, context, self._threads, self.spec.name, nothing=self._nothing
+            self._method, checked, context, self._pool, self.spec.name, nothing=self._nothing
         )
 
 
@@ -184,9 +184,9 @@ def _instance(kind: type[Plugin], where: str) -> Plugin:
         return kind()
 
 
-def _tools_of(plugin: Plugin, name: str, where: str, threads: Threads) -> list[Tool]:
+def _tools_of(plugin: Plugin, name: str, where: str, pool: ThreadPool) -> list[Tool]:
     tools: list[Tool] = [
-        _tool(plugin, name, attribute, options, where, threads)
+        _tool(plugin, name, attribute, options, where, pool)
         for attribute, bearer in marked(type(plugin), TOOL_MARK)
         if isinstance(options := getattr(bearer, TOOL_MARK), ToolOptions)
     ]
@@ -196,7 +196,7 @@ def _tools_of(plugin: Plugin, name: str, where: str, threads: Threads) -> list[T
 
 
 def _tool(
-    plugin: Plugin, plugin_name: str, attribute: str, options: ToolOptions, where: str, threads: Threads
+    plugin: Plugin, plugin_name: str, attribute: str, options: ToolOptions, where: str, pool: ThreadPool
 ) -> CodeTool:
     where = f"{where}.{attribute}"
     method = getattr(plugin, attribute)
@@ -214,7 +214,7 @@ def _tool(
         raise ToolsetError(f"{where}: the tool cannot be sent to a model: {wrong}.")
     if not spec.description:
         logger.warning("%s: the tool has no docstring, so the model does not know what it does", where)
-    return CodeTool(spec, method, signature, plugin, threads)
+    return CodeTool(spec, method, signature, plugin, pool)
 
 
 def _check_options(options: ToolOptions, where: str) -> None:

@@ -12,7 +12,7 @@ from tealagents.domain.ports import ToolContext
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.results import to_text
-from tealagents.tools.threads import Threads
+from tealagents.tools.thread_pool import ThreadPool
 
 #: names (without leading and trailing underscores) by which a first parameter with a type hint is still
 #: recognised as the instance
@@ -23,7 +23,7 @@ async def run_method(
     method: Callable[..., Any],
     arguments: dict[str, Any],
     context: ToolContext,
-    threads: Threads,
+    pool: ThreadPool,
     name: str,
     *,
     nothing: str,
@@ -39,7 +39,7 @@ async def run_method(
                 return to_text(await method(**arguments), nothing=nothing)
             # turning a large result into text takes time as well, so it is done in the thread
             work = partial(_text_or_awaitable, method, arguments, nothing)
-            result = await threads.run(work, name, (context.tenant_id, context.user_id))
+            result = await pool.run(work, name, (context.tenant_id, context.user_id))
             return result if isinstance(result, str) else to_text(await result, nothing=nothing)
     # a new error: several calls that wait for the same authorization may share the one that was raised
     except NeedsAuthorization as need:

@@ -24,7 +24,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
-from tealagents.tools.threads import Threads
+from tealagents.tools.thread_pool import ThreadPool
 
 _MARK = "__kernel_function__"
 #: parameters that the framework fills in; here they keep their defaults
@@ -38,12 +38,12 @@ def is_plugin_class(kind: type[Any]) -> bool:
     return any(True for _ in marked(kind, _MARK))
 
 
-def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
+def tools_of(kind: type[Any], name: str, where: str, pool: ThreadPool) -> list[Tool]:
     """One tool for each kernel function of the class. `ToolsetError`, beginning with `where`, if one of them
     or the constructor cannot be called."""
     construct = _constructor(kind, where)
     return [
-        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, construct)
+        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", pool, construct)
         for attribute, bearer in marked(kind, _MARK)
     ]
 
@@ -57,14 +57,14 @@ class KernelFunctionTool:
         kind: type[Any],
         attribute: str,
         signature: Signature,
-        threads: Threads,
+        pool: ThreadPool,
         construct: Callable[[Any, Any], Any] | None,
     ) -> None:
         self.spec = spec
         self._kind = kind
         self._attribute = attribute
         self._signature = signature
-        self._threads = threads
+        self._pool = pool
         #: makes an instance from authorization and collector; None: the constructor takes neither
         self._construct = construct
         self._scopes = scopes_of(kind, spec.name)
@@ -91,7 +91,7 @@ class KernelFunctionTool:
         is_async = inspect.iscoroutinefunction(getattr(self._kind, self._attribute))
         method = run_on_loop if is_async else run
         nothing = DONE if self._signature.returns_nothing else "null"
-        return await run_method(method, checked, context, self._threads, self.spec.name, nothing=nothing)
+        return await run_method(method, checked, context, self._pool, self.spec.name, nothing=nothing)
 
     async def _authorization(self, context: ToolContext) -> str | None:
         """An `Authorization` header's value: with a token for the declared scopes, or else the caller's own
@@ -262,7 +262,7 @@ def _tool(
     attribute: str,
     bearer: Any,
     where: str,
-    threads: Threads,
+    pool: ThreadPool,
     construct: Callable[[Any, Any], Any] | None,
 ) -> KernelFunctionTool:
     function = getattr(kind, attribute)
@@ -277,7 +277,7 @@ def _tool(
         parameters=signature.schema,
         governance=Governance(),
     )
-    return KernelFunctionTool(spec, kind, attribute, signature, threads, construct)
+    return KernelFunctionTool(spec, kind, attribute, signature, pool, construct)
 
 
 def _hidden(function: Any, where: str) -> Iterator[str]:

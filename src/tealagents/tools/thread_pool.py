@@ -1,4 +1,4 @@
-"""Threads for tools that block."""
+"""The pool of system threads that blocking tools run in. (`tealagents.threads` is about conversations.)"""
 
 import asyncio
 import contextvars
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 _Owner = tuple[str, str]
 
 
-class Threads:
+class ThreadPool:
     """Runs blocking functions, at most `limit` at once. Further calls wait, without blocking the event loop.
 
     The threads are daemons, unlike those of `concurrent.futures`: a tool that hangs must not keep the
@@ -39,7 +39,7 @@ class Threads:
         Returns its result or raises its exception (as in `_carried`). `ToolFailed` if the call is canceled
         before it has a thread, `RuntimeError` if no thread can be started.
         """
-        await self._place(owner)
+        await self._wait_for_turn(owner)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         context = contextvars.copy_context()
@@ -70,7 +70,7 @@ class Threads:
             raise
         return await outcome
 
-    async def _place(self, owner: _Owner) -> None:
+    async def _wait_for_turn(self, owner: _Owner) -> None:
         """Waits until a thread may be started. `ToolFailed` if canceled meanwhile: nothing was called."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, {})[turn] = None
