@@ -286,7 +286,7 @@ class AgentThread(ABC):
             "beginning_state": self.beginning_state,
             "checkpoints": [msgspec.to_builtins(each) for each in self._checkpoints.values()],
             "current": self._current,
-            **self._parts(),
+            **self._fields(),
         }
 
     @classmethod
@@ -315,13 +315,13 @@ class AgentThread(ABC):
         return thread
 
     @abstractmethod
-    def _parts(self) -> Json:
+    def _fields(self) -> Json:
         """The fields that this kind of thread adds to the document."""
 
     @classmethod
     @abstractmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        """A thread with the fields that `_parts` wrote. `msgspec.ValidationError` if they are malformed."""
+        """A thread with the fields that `_fields` wrote. `msgspec.ValidationError` if they are malformed."""
 
     # --- helpers of forks and copies -------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tealagents.threads.message_stores import MessageStore, MessageStoreFactory,
 from tealagents.threads.views import Part, parts_of
 
 
-class LocalParts(Struct, frozen=True):
+class LocalFields(Struct, frozen=True):
     """The fields of a local thread's document besides its header."""
 
     #: all messages; with a message store, only those that are not stored yet
@@ -289,7 +289,7 @@ class LocalThread(AgentThread):
 
     # --- JSON ------------------------------------------------------------------------------------
 
-    def _parts(self) -> Json:
+    def _fields(self) -> Json:
         kept = self._kept
         return {
             "messages": msgspec.to_builtins(list(self._messages.values() if kept is None else kept.unstored)),
@@ -302,24 +302,24 @@ class LocalThread(AgentThread):
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        parts = msgspec.convert(document, LocalParts)
-        names = [message.message_id for message in parts.messages]
-        new = (*parts.beginning, *parts.pending)
+        fields = msgspec.convert(document, LocalFields)
+        names = [message.message_id for message in fields.messages]
+        new = (*fields.beginning, *fields.pending)
         if len({*names}) < len(names) or len({*new}) < len(new):
             raise InvalidRequest("messages", "two have the same message_id")
-        if parts.store is not None and stores is None:
+        if fields.store is not None and stores is None:
             raise InvalidRequest("store", "is needed: give `stores`, which makes the thread's message store")
-        thread = cls(parts.messages, stores=stores)
-        thread._beginning = parts.beginning
-        thread._pending, thread._edits = list(parts.pending), parts.edits
-        if thread._kept is not None and parts.store is not None:
-            if parts.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):
+        thread = cls(fields.messages, stores=stores)
+        thread._beginning = fields.beginning
+        thread._pending, thread._edits = list(fields.pending), fields.edits
+        if thread._kept is not None and fields.store is not None:
+            if fields.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):
                 raise InvalidRequest("store", "is sealed: give its agent's `message_stores` as `stores`")
             try:
-                thread._kept.store.update_from_state(parts.store)
+                thread._kept.store.update_from_state(fields.store)
             except (KeyError, CorruptState):
                 raise InvalidRequest("store", "is not what a message store wrote") from None
-            thread._kept.dropped = set(parts.dropped)
+            thread._kept.dropped = set(fields.dropped)
             thread._kept.read = False
         return thread
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CONVERSATION = "conv_"
 
 
-class RemoteParts(Struct, frozen=True):
+class RemoteFields(Struct, frozen=True):
     """The fields of a remote thread's document besides its header."""
 
     remote_id: str | None
@@ -162,7 +162,7 @@ class RemoteThread(AgentThread):
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         self.remote_id = checkpoint.remote_id if checkpoint.checkpoint_id else self.origin_id
 
-    def _parts(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "remote_id": self.remote_id,
             "beginning": msgspec.to_builtins(self.beginning),
@@ -178,8 +178,8 @@ class RemoteThread(AgentThread):
                 "a remote thread uses no message store: the model service keeps its messages (thread %s)",
                 document.get("thread_id"),
             )
-        parts = msgspec.convert(document, RemoteParts)
-        thread = cls(parts.remote_id)
-        thread.beginning, thread.inherited = parts.beginning, parts.inherited
-        thread.abandoned, thread.origin_id = parts.abandoned, parts.origin_id
+        fields = msgspec.convert(document, RemoteFields)
+        thread = cls(fields.remote_id)
+        thread.beginning, thread.inherited = fields.beginning, fields.inherited
+        thread.abandoned, thread.origin_id = fields.abandoned, fields.origin_id
         return thread

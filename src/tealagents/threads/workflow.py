@@ -66,7 +66,7 @@ class MarkedExecution(Struct, frozen=True):
     execution: Execution | None = None
 
 
-class WorkflowParts(Struct, frozen=True):
+class WorkflowFields(Struct, frozen=True):
     """The fields of a workflow thread's document besides its header."""
 
     execution: Execution
@@ -291,7 +291,7 @@ class WorkflowThread(AgentThread):
         marked = checkpoint.execution or {"next_steps": self._beginning}
         self.execution = msgspec.convert(marked, Execution)
 
-    def _parts(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "execution": msgspec.to_builtins(self.execution),
             "beginning": list(self._beginning),
@@ -300,10 +300,10 @@ class WorkflowThread(AgentThread):
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        parts = msgspec.convert(document, WorkflowParts)
+        fields = msgspec.convert(document, WorkflowFields)
         workflow = cls()
-        workflow.execution, workflow._beginning = parts.execution, parts.beginning
-        workflow._threads = {key: opened(each, stores=stores) for key, each in parts.threads.items()}
+        workflow.execution, workflow._beginning = fields.execution, fields.beginning
+        workflow._threads = {key: opened(each, stores=stores) for key, each in fields.threads.items()}
         return workflow
 
 
