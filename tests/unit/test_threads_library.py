@@ -1181,7 +1181,7 @@ async def test_what_a_failed_call_left_under_an_unknown_id_keeps_no_thread(make:
     raw = RawService(handler)
     async with raw.running(), make(thread={"kind": "remote"}, secrets={"TA_BASE_URL": raw.base_url}) as agent:
         thread = agent.get_remote_thread("resp_k")
-        thread.left("resp_gateways")
+        thread.abandon("resp_gateways")
         await agent.open_thread(thread.to_json()).delete()
         lines = [each.partition(b" HTTP")[0] for each in asked]
         assert lines[1:] == [b"DELETE /v1/responses/resp_k", b"GET /v1/responses/resp_gateways"]

@@ -170,7 +170,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         except BaseException as error:
             # including a cancel, a stream that is not read to its end, and an error from `approve`
             if isinstance(self.thread, RemoteThread):
-                self.thread.left(loop.remote_id, *loop.left)
+                self.thread.abandon(loop.remote_id, *loop.left)
             await turn.failed(recorder.response, error)
             raise
         await self._keep(last, loop.left)
@@ -213,8 +213,8 @@ class Answering(Struct, frozen=True, kw_only=True):
         thread = self.thread
         await thread.on_new_messages(in_call_order(self.recorder.messages))
         if isinstance(thread, RemoteThread):
-            thread.continued(last.remote_id)
-            thread.left(*left)
+            thread.continue_from(last.remote_id)
+            thread.abandon(*left)
         counted = thread.context.get("turn", 0)  # may include rounds that others have added meanwhile
         thread.context = last.context or {}
         if "turn" in thread.context:

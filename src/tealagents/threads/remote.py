@@ -80,11 +80,11 @@ class RemoteThread(AgentThread):
             "The messages of a remote thread are at the model service: await agent.list_messages(thread)."
         )
 
-    def continued(self, remote_id: str | None) -> None:
+    def continue_from(self, remote_id: str | None) -> None:
         """Sets the id that the conversation continues from, after an answer; None: unchanged."""
         self.remote_id = remote_id or self.remote_id
 
-    def left(self, *remote_ids: str | None) -> None:
+    def abandon(self, *remote_ids: str | None) -> None:
         """Remembers ids that the thread does not continue, such as those of a failed call, for `delete`."""
         self.abandoned += tuple(each for each in remote_ids if each is not None and each != self.remote_id)
 
