@@ -249,15 +249,15 @@ class AgentThread(ABC):
         """The `context` from before the first message."""
         return {"providers": deepcopy(self.beginning_state)} if self.beginning_state else {}
 
-    def _line(self) -> list[ThreadCheckpoint]:
+    def _lineage(self) -> list[ThreadCheckpoint]:
         """The checkpoints that led to the current one, oldest first."""
-        line = []
+        lineage = []
         at = self._current
         while at is not None:
             found = self._checkpoints[at]
-            line.append(found)
+            lineage.append(found)
             at = found.parent
-        return line[::-1]
+        return lineage[::-1]
 
     @abstractmethod
     def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
@@ -325,7 +325,7 @@ class AgentThread(ABC):
 
     # --- helpers of forks and copies -------------------------------------------------------------
 
-    def _like(self, other: "AgentThread") -> None:
+    def _copy_from(self, other: "AgentThread") -> None:
         """Copies fingerprint, context and checkpoints of another thread."""
         self.fingerprint = other.fingerprint
         self.context = deepcopy(other.context)

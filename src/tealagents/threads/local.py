@@ -171,10 +171,10 @@ class LocalThread(AgentThread):
     def messages(self) -> Sequence[Message]:
         self._check_there()
         self._check_read()
-        line = self._line()
-        marked = (name for checkpoint in line for name in checkpoint.messages)
+        lineage = self._lineage()
+        marked = (name for checkpoint in lineage for name in checkpoint.messages)
         order = [*self._beginning, *marked, *self._pending]
-        edits = _edits_of(line) | self._edits
+        edits = _edits_of(lineage) | self._edits
         return [_edited(self._messages[name], edits) for name in order if name in self._messages]
 
     def _check_read(self) -> None:
@@ -227,10 +227,10 @@ class LocalThread(AgentThread):
         ]
         fork = type(self)(copies, stores=self._stores)
         fork.fingerprint = self.fingerprint
-        fork._adopt_line(self, names)
+        fork._adopt_lineage(self, names)
         return fork
 
-    def _adopt_line(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
+    def _adopt_lineage(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
         """Copies the initial messages and every checkpoint that lies within the fork, with its saved state.
 
         `names`: the id of each of the fork's messages in `origin` → its id in the fork.
@@ -239,16 +239,16 @@ class LocalThread(AgentThread):
         def within(messages: Iterable[str]) -> bool:
             return all(name in names or name not in origin._messages for name in messages)
 
-        line = origin._line()
+        lineage = origin._lineage()
         whole = within(origin._beginning)
-        adopted = list(takewhile(lambda each: whole and within(each.messages), line))
+        adopted = list(takewhile(lambda each: whole and within(each.messages), lineage))
         for each in adopted:
             messages = tuple(names[name] for name in each.messages if name in names)
             self._checkpoints[each.checkpoint_id] = replace(
                 each, messages=messages, edits=_renamed(each.edits, names)
             )
             self._current = each.checkpoint_id
-        later = line[len(adopted) :]
+        later = lineage[len(adopted) :]
         self._edits = _renamed(_edits_of(later) | origin._edits, names)
         marked = {name for each in self._checkpoints.values() for name in each.messages}
         self._beginning = tuple(names[name] for name in origin._beginning if name in names)
@@ -267,7 +267,7 @@ class LocalThread(AgentThread):
         self._check_there()
         self._check_read()
         copied = type(self)(self._messages.values(), stores=self._stores)
-        copied._like(self)
+        copied._copy_from(self)
         copied._beginning = self._beginning
         copied._pending, copied._edits = list(self._pending), dict(self._edits)
         return copied

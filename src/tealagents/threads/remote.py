@@ -109,7 +109,7 @@ class RemoteThread(AgentThread):
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
         copied.origin_id, copied.beginning = self.origin_id, self.beginning
-        copied._like(self)
+        copied._copy_from(self)
         copied.inherited = frozenset(each.checkpoint_id for each in copied.checkpoints)
         return copied
 

@@ -212,7 +212,7 @@ class WorkflowThread(AgentThread):
         fork._threads = {
             key: thread.fork(message_id if key == holder else None) for key, thread in threads.items()
         }
-        for each in takewhile(lambda each: self._within(each, fork), self._line()):
+        for each in takewhile(lambda each: self._within(each, fork), self._lineage()):
             fork._checkpoints[each.checkpoint_id] = each
             fork._current = each.checkpoint_id
         return fork
@@ -237,7 +237,7 @@ class WorkflowThread(AgentThread):
     def copy(self) -> Self:
         self._check_there()
         copied = type(self)()
-        copied._like(self)
+        copied._copy_from(self)
         copied.execution, copied._beginning = deepcopy(self.execution), self._beginning
         copied._threads = {key: thread.copy() for key, thread in self.sub_threads.items()}
         return copied
