@@ -42,8 +42,7 @@ from tealagents.threads.local import LocalThread
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.remote import RemoteThread
 from tealagents.threads.views import Reducer
-from tealagents.threads.workflow import MAIN, WorkflowThread
-from tealagents.threads.workflow import opened as thread_of
+from tealagents.threads.workflow import MAIN, WorkflowThread, thread_of
 
 log = logging.getLogger(__name__)
 

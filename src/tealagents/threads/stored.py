@@ -16,7 +16,7 @@ from tealagents.state.inventory import LOOKED_AT
 from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
-from tealagents.threads.workflow import opened
+from tealagents.threads.workflow import thread_of
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class ThreadStore:
         if found is None:
             raise NotFound(f"There is no thread {thread_id}.")
         if found.value.chunks is None:
-            return opened(found.value.document or {}, stores=stores)
+            return thread_of(found.value.document or {}, stores=stores)
         try:
             data = await self._records.get_blob(self._partition, name, found.value.chunks)
         except CorruptState:
@@ -113,7 +113,7 @@ class ThreadStore:
             if again is not None and again.version == found.version:
                 raise
             return await self.load(thread_id, stores=stores)  # another save has replaced the chunks
-        return opened(decoder(dict).decode(data), stores=stores)
+        return thread_of(decoder(dict).decode(data), stores=stores)
 
     async def list(self) -> AsyncIterator[str]:
         """The ids of all stored threads. One that cannot be found out is logged and left out."""

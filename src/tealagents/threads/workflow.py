@@ -303,7 +303,7 @@ class WorkflowThread(AgentThread):
         fields = msgspec.convert(document, WorkflowFields)
         workflow = cls()
         workflow.execution, workflow._beginning = fields.execution, fields.beginning
-        workflow._threads = {key: opened(each, stores=stores) for key, each in fields.threads.items()}
+        workflow._threads = {key: thread_of(each, stores=stores) for key, each in fields.threads.items()}
         return workflow
 
 
@@ -331,7 +331,7 @@ _KINDS: Mapping[str, type[AgentThread]] = {
 }
 
 
-def opened(document: Json, *, stores: MessageStoreFactory | None = None) -> AgentThread:
+def thread_of(document: Json, *, stores: MessageStoreFactory | None = None) -> AgentThread:
     """The thread that a document describes, of any kind. `InvalidRequest` for an unknown kind."""
     kind = document.get("kind")
     found = _KINDS.get(kind) if isinstance(kind, str) else None
