@@ -86,7 +86,7 @@ class MemoryMessages:
         return {"key": self.key, "messages": msgspec.to_builtins(self._messages)}
 
     def update_from_state(self, state: Json) -> None:
-        self.key = _plain(state["key"])
+        self.key = _checked_key(state["key"])
         self._messages = msgspec.convert(state["messages"], list[Message])
 
     async def clear(self) -> None:
@@ -103,7 +103,7 @@ class FileMessages:
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
         self._folder = Path(folder)
         self.key = _new_key(key)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -121,7 +121,7 @@ class FileMessages:
         return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
-        self.key = _plain(state["key"])
+        self.key = _checked_key(state["key"])
 
     async def clear(self) -> None:
         await self._in_thread(lambda: self.path.unlink(missing_ok=True))
@@ -134,7 +134,7 @@ class FileMessages:
 
     def _append(self, lines: bytes) -> None:
         make_folders(str(self._folder))
-        with self._turn, open(self.path, "ab+", buffering=0, opener=private) as file:
+        with self._lock, open(self.path, "ab+", buffering=0, opener=private) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             whole = _whole(file)
             file.truncate(whole)
@@ -178,7 +178,7 @@ def _whole(file: Any) -> int:
     return 0
 
 
-def _plain(key: object) -> str:
+def _checked_key(key: object) -> str:
     if not _is_key(key):
         raise CorruptState(str(key), "is not a key of a message store")
     return str(key)
@@ -322,7 +322,7 @@ class RedisMessages:
         return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
-        self.key = _plain(state["key"])
+        self.key = _checked_key(state["key"])
 
     async def clear(self) -> None:
         await self._ask("DEL", self._list)
