@@ -46,7 +46,7 @@ from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, report
 from tealagents.tools.code import load_plugins
-from tealagents.tools.errors import ToolsetError, tools_of
+from tealagents.tools.errors import ToolsetError, errors_at
 from tealagents.tools.naming import prefix_of
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
@@ -106,13 +106,13 @@ class Sources:
     trace_headers: Callable[[], Mapping[str, str]] = dict
 
     @cached_property
-    @tools_of("TA_PLUGIN_CATALOG_FILE")
+    @errors_at("TA_PLUGIN_CATALOG_FILE")
     def catalogue(self) -> Catalogue | None:
         if self.catalogue_file is None:
             return None
         return Catalogue.load(self.catalogue_file, self.environment, self.unset)
 
-    @tools_of("plugins")
+    @errors_at("plugins")
     def code(self) -> list[Toolset]:
         """A toolset with an instance of each class that `plugins` names; none without plugins."""
         if not self.plugins:
@@ -124,7 +124,7 @@ class Sources:
             )
         return [load_plugins(self.plugin_module, self.plugins)]
 
-    @tools_of("remote_plugins")
+    @errors_at("remote_plugins")
     def services(self) -> list[OpenAPIPlugin]:
         """The OpenAPI services, not opened yet: their documents are not read."""
         if not self.remote:
@@ -149,7 +149,7 @@ class Sources:
         entries = self.catalogue.entries() if self.catalogue is not None else ()
         return any(entry.auth and entry.tool_id.startswith(prefix_of(plugin)) for entry in entries)
 
-    @tools_of("mcp_servers")
+    @errors_at("mcp_servers")
     def mcp(
         self, consents: Consents | None = None, changed: Callable[[], None] | None = None
     ) -> list[Toolset]:
@@ -175,7 +175,7 @@ class Sources:
         """The third-party toolsets, created but not opened."""
         made = []
         for index, (name, options) in enumerate(self.toolsets):
-            with tools_of("toolsets", index):
+            with errors_at("toolsets", index):
                 made.append(_third_party(name, options))
         return made
 
@@ -195,7 +195,7 @@ class Sources:
                     f"The names of the tools of {one!r} and {other!r} clash. Rename one of the two."
                 )
 
-    @tools_of("mcp_servers")
+    @errors_at("mcp_servers")
     def _check_authorizations(self) -> None:
         """An MCP server uses only the authorization that its own entry names; the catalogue's must match
         it."""
@@ -256,7 +256,7 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     sources.third_party()
     sources.check()
     async with AsyncExitStack() as stack:
-        with tools_of("remote_plugins"):
+        with errors_at("remote_plugins"):
             await _enter_all(stack, services)
         toolsets = [*code, *services]
         check_tools(toolsets)

@@ -21,7 +21,7 @@ class ToolsetError(ToolFailed):
 
 
 @contextmanager
-def tools_of(*key: str | int) -> Iterator[None]:
+def errors_at(*key: str | int) -> Iterator[None]:
     """Inside this context, a `ToolsetError` without a key gets this one."""
     try:
         yield
