@@ -41,7 +41,7 @@ from tealagents.domain.ports import Tool, ToolContext
 from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.mcp_connection import UNPARSED, MCPConnection, Unreachable, described
+from tealagents.tools.mcp_connection import UNPARSED, MCPConnection, Unreachable, error_text
 from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
@@ -130,7 +130,7 @@ class MCPServer:
             raise
         except Exception as error:
             if not (isinstance(error, MCPError) and error.code == UNAUTHORIZED and self._can_ask()):
-                raise ToolsetError(self._at_start(described(error))) from error
+                raise ToolsetError(self._at_start(error_text(error))) from error
             logger.info("MCP server %s lists its tools only for users", self.options.name)
             self._wanted = _challenge_of(error)
             self._offered = (self._connect_tool,)
@@ -177,7 +177,7 @@ class MCPServer:
         except MCPError as error:
             raise self._failure(error) from error
         except (RuntimeError, ValidationError) as error:
-            reason = bounded(described(error), 1_000)
+            reason = bounded(error_text(error), 1_000)
             raise ToolFailed(
                 f"{self.options.name} accepted the call, but its answer violates MCP: {reason}",
                 unknown=True,
@@ -273,7 +273,7 @@ class MCPServer:
             raise
         except (ToolFailed, TimeoutError) as error:
             raise ToolFailed(
-                f"{self._failure(refused)} The user cannot be asked to authorize it: {described(error)}"
+                f"{self._failure(refused)} The user cannot be asked to authorize it: {error_text(error)}"
             ) from error
         self._wanted = wanted
 
@@ -310,7 +310,7 @@ class MCPServer:
 
     def _failure(self, error: MCPError) -> Exception:
         """The error for the model, or for the user."""
-        name, message = self.options.name, bounded(described(error), 4_000)
+        name, message = self.options.name, bounded(error_text(error), 4_000)
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
             return NeedsAuthorization(name, url)
         if error.code == NOT_SENT:
@@ -363,7 +363,7 @@ class _UserConnections:
         except Exception as error:
             if isinstance(error, MCPError) and not _is_without_answer(error):
                 raise
-            raise Unreachable(bounded(described(error), 1_000)) from error
+            raise Unreachable(bounded(error_text(error), 1_000)) from error
         return connection
 
     def _close_unused(self, taken: MCPConnection | None = None) -> None:

@@ -196,7 +196,7 @@ class MCPConnection:
         return None
 
     def _why(self) -> str:
-        return described(self._failure) if self._failure else "there is no session"
+        return error_text(self._failure) if self._failure else "there is no session"
 
     # --- in the connection's own task ---
 
@@ -336,7 +336,7 @@ class MCPConnection:
 
     def _explained_at_start(self, error: Exception) -> Exception:
         said = self._last_output()
-        return error if isinstance(error, ToolsetError) or not said else Unreachable(described(error) + said)
+        return error if isinstance(error, ToolsetError) or not said else Unreachable(error_text(error) + said)
 
     def _last_output(self) -> str:
         """The last lines of a child process's standard error, which usually say why it ended; "" if none."""
@@ -497,7 +497,7 @@ def cause(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else Unreachable(repr(error))
 
 
-def described(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The error's text, shortened: of a `ValidationError`, which has lines for each form that a message could
     have, only the first error."""
     if isinstance(error, ValidationError):

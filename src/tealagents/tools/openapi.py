@@ -30,7 +30,7 @@ from tealagents.tools.openapi_document import ApiOperation, leaves_base, operati
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
-from tealagents.tools.results import described
+from tealagents.tools.results import described_bytes
 from tealagents.tools.schema_check import check_against
 
 logger = logging.getLogger(__name__)
@@ -282,7 +282,7 @@ def _answer_text(answer: Fetched, method: str, place: str) -> str:
         return f"Done ({status}); the answer has no content."
     text = _decoded(content, answer.media_type, answer.charset)
     if text is None:
-        return described(content, answer.media_type or "application/octet-stream")
+        return described_bytes(content, answer.media_type or "application/octet-stream")
     return bounded(text)
 
 

@@ -36,8 +36,8 @@ _to_plain = partial(to_jsonable_python, bytes_mode="base64", fallback=_text_of)
 
 
 def to_text(value: Any, *, nothing: str = "null") -> str:
-    """The text for a result: text as it is, UTF-8 bytes as text, other bytes as in `described`, None as
-    `nothing`, everything else as JSON.
+    """The text for a result: text as it is, UTF-8 bytes as text, other bytes as in `described_bytes`, None
+    as `nothing`, everything else as JSON.
 
     `ToolFailed` if the value cannot be written as JSON.
     """
@@ -97,10 +97,10 @@ def _binary(data: bytes) -> str:
     try:
         return bounded(data.decode())
     except UnicodeDecodeError:
-        return described(data)
+        return described_bytes(data)
 
 
-def described(data: bytes, media_type: str = "application/octet-stream") -> str:
+def described_bytes(data: bytes, media_type: str = "application/octet-stream") -> str:
     """A JSON object that describes binary data: media type, size, and base64 if within `BINARY_LIMIT`."""
     fields: dict[str, Any] = {"media_type": media_type, "size_bytes": len(data)}
     if len(data) <= BINARY_LIMIT:
