@@ -240,9 +240,8 @@ class StatelessApp:
         await _unless_disconnected(self._stream_text(socket, caller, given), socket.receive)
 
     async def _stream_text(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
-        with self._admitted(
-            caller
-        ):  # without a size: `IncomingBody` counts the bytes until the socket closes
+        # without a size: `IncomingBody` counts the bytes until the socket closes
+        with self._admitted(caller):
             async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
                 async for event in events:
                     if isinstance(event, StepDelta):
