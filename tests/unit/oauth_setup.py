@@ -49,6 +49,12 @@ class SecretStore:
         await self.put(user_key, server, secret, ttl=ttl)
         return True
 
+    async def replace(self, user_key: str, server: str, old: str, secret: str) -> bool:
+        if self.secrets.get((user_key, server)) != old:
+            return False
+        await self.put(user_key, server, secret)
+        return True
+
     async def take(self, user_key: str, server: str) -> str | None:
         return self.secrets.pop((user_key, server), None)
 

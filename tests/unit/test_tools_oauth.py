@@ -603,6 +603,81 @@ async def test_a_caller_who_is_canceled_loses_no_authorization(
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
 
 
+class Renewing:
+    """A renewal of a stored grant, which the authorization server has answered, as long as it is held up."""
+
+    def __init__(self, pretender: Pretender, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._pretender = pretender
+        self._left = asyncio.Event()
+        self._came = asyncio.Event()
+        self.server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+        monkeypatch.setattr(oauth_clients, "token_request", self._held_up)
+
+    async def _held_up(self, at: Endpoints, form: Json) -> tuple[int, Json]:
+        answer = await token_request(at, form)
+        if form["grant_type"] == "refresh_token":
+            self._came.set()
+            await self._left.wait()
+        return answer
+
+    async def begin(self) -> SecretStore:
+        """The store with the grant that is being renewed."""
+        self.secrets = await stored_grant(self._pretender, self.server)
+        self.here, self.there = (Consents(CALLBACK, secrets=self.secrets) for _ in range(2))
+        self._pretender.answered = {"access_token": "renewed", "refresh_token": "r2"}
+        self._renewal = asyncio.create_task(self.here.tokens.get(Context(), self.server))
+        await asyncio.wait_for(self._came.wait(), 30)
+        return self.secrets
+
+    async def end(self) -> str | None:
+        """The token that the call gets for which the grant was renewed."""
+        self._left.set()
+        return await asyncio.wait_for(self._renewal, 30)
+
+
+@pytest.mark.parametrize("replica", ["this one", "another one"])
+async def test_a_consent_that_is_given_during_a_renewal_is_kept(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch, replica: str
+) -> None:
+    """The renewal is stored last; what the user has granted meanwhile is newer, and may be more."""
+    renewing = Renewing(pretender, monkeypatch)
+    secrets = await renewing.begin()
+    pretender.answered = {"access_token": "wider", "refresh_token": "r3"}
+    consents = renewing.here if replica == "this one" else renewing.there
+    asked = await consents.ask(Context(), renewing.server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert await renewing.end() == "wider"
+    assert '"r3"' in secrets.secrets["contoso.alice", renewing.server.key]
+    for each in (renewing.here, renewing.there):
+        assert await each.tokens.get(Context(), renewing.server) == "wider"
+
+
+async def test_a_consent_that_cannot_be_stored_is_kept_if_it_is_given_during_a_renewal(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers send a refresh token with the first consent alone: its renewal is stored as well."""
+    renewing = Renewing(pretender, monkeypatch)
+    secrets = await renewing.begin()
+    pretender.answered = {"access_token": "wider", "refresh_token": ""}
+    asked = await renewing.here.ask(Context(), renewing.server)
+    await renewing.here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert await renewing.end() == "wider"
+    assert await renewing.here.tokens.get(Context(), renewing.server) == "wider"
+    assert '"r2"' in secrets.secrets["contoso.alice", renewing.server.key]
+
+
+async def test_a_grant_whose_user_is_deleted_during_its_renewal_is_not_stored_again(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is deleted stays deleted, and the call has nothing to go by any more."""
+    renewing = Renewing(pretender, monkeypatch)
+    secrets = await renewing.begin()
+    secrets.secrets.clear()
+    assert await renewing.end() is None
+    assert await renewing.here.tokens.get(Context(), renewing.server) is None
+    assert not secrets.secrets
+
+
 class Fickle(SecretStore):
     """Takes nothing while it is away."""
 

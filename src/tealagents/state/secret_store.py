@@ -23,6 +23,17 @@ class SecretStore:
             self._partition(user_key), marker=key, put={key: secret}, ttl={key: ttl} if ttl else None
         )
 
+    async def replace(self, user_key: str, server: str, old: str, secret: str) -> bool:
+        partition, key = self._partition(user_key), _key(server)
+        found = await self._records.get(partition, key, str)
+        if found is None or found.value != old:
+            return False
+        try:
+            await self._records.commit(partition, marker=key, expect={key: found.version}, put={key: secret})
+        except Conflict:  # another was quicker, perhaps with the same text
+            return await self.replace(user_key, server, old, secret)
+        return True
+
     async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
         partition, key = self._partition(user_key), _key(server)
         try:

@@ -39,6 +39,10 @@ class Secrets(Protocol):
         """Stores `secret` in place of any other. It may be forgotten after `ttl` seconds."""
         ...
 
+    async def replace(self, user_key: str, server: str, old: str, secret: str) -> bool:
+        """Stores `secret` in place of `old`; returns whether that was still the stored text."""
+        ...
+
     async def claim(self, user_key: str, server: str, secret: str, *, ttl: float) -> bool:
         """Stores `secret` for `ttl` seconds unless one is stored already; returns whether it did.
 

@@ -232,6 +232,7 @@ class Tokens:
         grant = self._usable(stored, server)
         if stored is None or grant is None:
             return None
+        before = self._access.get((user_key, server.key))
         try:
             # stop before the claim expires: another replica would then send the same refresh token
             async with asyncio.timeout(RENEWAL_SECONDS - 1):
@@ -253,19 +254,42 @@ class Tokens:
                 await self._secrets.delete(user_key, server.key, current)
             return None
         grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
+        access = self._access.get((user_key, server.key))
+        if access is before or access is None:  # else the user has consented meanwhile, which is newer
+            access = self._remember(user_key, server.key, answer, grant)
+        if await self._keep(user_key, server, stored, grant) or access.consent != grant.consent:
+            return access.token
+        if self._access.get((user_key, server.key)) is access:
+            del self._access[user_key, server.key]
+        return await self._renew_claimed(user_key, server, await self._stored(user_key, server))
+
+    async def _keep(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
+        """Stores a renewed grant in place of the text `stored`: now, or once the store is available again.
+
+        False if the user has consented anew, or was deleted, so that nothing is stored.
+        """
         # the stored refresh token may have been single-use, so the new one must not be lost
         self._unsaved[stored] = grant
         try:
-            self._remember(user_key, server.key, answer, grant)
-            await self._put(user_key, server.key, grant)
+            kept = await self._replace(user_key, server, stored, grant)
             del self._unsaved[stored]
         except PersistenceUnavailable as error:
             logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
             saving = asyncio.create_task(self._save(user_key, server, stored, grant), name="store a grant")
             self._saving.add(saving)
             saving.add_done_callback(self._saving.discard)
-        token: str = answer["access_token"]
-        return token
+            kept = True
+        return kept
+
+    async def _replace(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
+        """Stores a renewed grant in place of the text `stored`, or of what another replica has renewed."""
+        assert self._secrets is not None, "the grant was stored"
+        while not await self._secrets.replace(user_key, server.key, stored, _text_of(grant)):
+            newer = await self._stored(user_key, server)
+            if newer is None or msgspec.json.decode(newer, type=_Grant).consent != grant.consent:
+                return False
+            stored = newer
+        return True
 
     async def _request_renewal(self, server: ProtectedServer, grant: _Grant) -> tuple[_Grant, int, Json]:
         """The grant, and the status and answer of its token endpoint.
@@ -307,20 +331,22 @@ class Tokens:
                 if self._unsaved.get(stored) is not grant:
                     return
                 with suppress(PersistenceUnavailable):
-                    if await self._stored(user_key, server) == stored:
-                        await self._put(user_key, server.key, grant)
+                    if self._secrets:
+                        await self._secrets.replace(user_key, server.key, stored, _text_of(grant))
                     del self._unsaved[stored]
                     return
         logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
 
-    def _remember(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> None:
+    def _remember(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> _Access:
         token: str = answer["access_token"]
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
         seen = now if self._secrets and grant.refresh_token else None
-        self._access[user_key, server_key] = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
+        access = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
+        self._access[user_key, server_key] = access
+        return access
 
     async def _store(self, user_key: str, server_key: str, grant: _Grant) -> None:
         """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable.
