@@ -308,6 +308,19 @@ async def test_an_id_that_a_dead_process_has_claimed_is_free_again_a_minute_late
             assert (await here.ask(session_id=session_id, caller=EVE)).status == "Completed"
 
 
+async def test_an_id_whose_owner_tries_again_to_use_it_is_not_taken_over_meanwhile() -> None:
+    """The first claim is old by then; the second holds as long until its session is stored."""
+    session_id, clock = str(uuid4()), FakeClock()
+    store = Shared(clock=lambda: clock.now().timestamp())
+    async with process(store, clock=clock, lease_seconds=3600) as here:
+        directory = here.tasks.directory
+        for _ in range(2):
+            await directory.claim(keys.session, session_id, ADA.user)
+            clock.advance(CLAIM_SECONDS - 1)
+            with pytest.raises(NotOwner):
+                await directory.claim(keys.session, session_id, EVE.user)
+
+
 @pytest.mark.parametrize("text", ["second", "x" * 300_000], ids=["small", "large"])
 async def test_a_waiting_request_begins_although_the_reply_was_lost(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -90,7 +90,8 @@ class Directory:
             found = await self._records.get(partition, key, Locator)
             now = await self._records.store.now()
             own = found.value.kinds if found and found.value.owner == user else ()
-            if word in own:
+            # an old claim is made anew: another user could take it over before the record is written
+            if found and word in own and now - found.value.claimed_at < CLAIM_SECONDS / 2:
                 return
             if found and not own and not await self._lapsed(found.value, identifier, now):
                 raise anothers(kind, identifier)
@@ -99,7 +100,7 @@ class Directory:
                     partition,
                     marker=key,
                     expect={key: found.version if found else None},
-                    put={key: Locator(user, (*own, word), now)},
+                    put={key: Locator(user, tuple(dict.fromkeys((*own, word))), now)},
                 )
             except Conflict:
                 continue
