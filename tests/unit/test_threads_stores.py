@@ -1,6 +1,7 @@
 """Where threads of the library keep their messages, and where whole threads are saved."""
 
 import asyncio
+import fcntl
 import logging
 import os
 import stat
@@ -252,6 +253,20 @@ async def test_what_others_add_is_seen_before_the_next_use(tmp_path: Path) -> No
     await store.add_messages(exchange("q1", "a1"))
     await thread.create()
     assert texts(list(thread.messages)) == ["q0", "a0", "q1", "a1"]
+
+
+async def test_a_round_that_another_process_is_writing_is_read_as_a_whole(tmp_path: Path) -> None:
+    """A call of a tool without its result would be refused by the model service."""
+    store = FileMessages(tmp_path)
+    await store.add_messages(exchange("q0", "a0"))
+    first, second = (msgspec.json.encode(message) + b"\n" for message in exchange("q1", "a1"))
+    with open(store.path, "ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(first)
+        reading = asyncio.create_task(store.list_messages())
+        await asyncio.wait([reading], timeout=0.2)
+        file.write(second)
+    assert texts(await reading) == ["q0", "a0", "q1", "a1"]
 
 
 def test_remote_threads_use_no_message_store(caplog: pytest.LogCaptureFixture) -> None:

@@ -148,7 +148,9 @@ class FileMessages:
 
     def _read(self) -> list[Message]:
         try:
-            data = self.path.read_bytes()
+            with open(self.path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)  # a round may be being written, or taken back
+                data = file.read()
         except FileNotFoundError:
             return []
         lines = data[: data.rfind(b"\n") + 1].splitlines()
