@@ -639,17 +639,20 @@ class Interrupted(WrappedStore):
 
 
 @pytest.mark.parametrize("make", [small, large])
-@pytest.mark.parametrize("written", ["thread/", "blob/"])
+@pytest.mark.parametrize("written", ["thread/", "blob/", "more than blob/"])
+@pytest.mark.parametrize("again", [True, False], ids=["saved before", "saved first"])
 async def test_a_save_that_meets_a_deletion_is_there_whole(
-    make: Callable[[], LocalThread], written: str
+    make: Callable[[], LocalThread], written: str, again: bool
 ) -> None:
-    """Whether its record was not yet written, or nothing of it: the last save wins."""
+    """Whether its record was not yet written, or nothing of it, or a part: the last save wins."""
     async with Interrupted(MemoryStore()) as store:
         threads, others = ThreadStore(store, "Tester"), ThreadStore(store.store, "Tester")
         thread = make()
-        await threads.save(thread)
-        copied = await others.load(thread.thread_id)
-        store.meets = lambda commit: any(key.startswith(written) for key in commit.put)
+        if again:
+            await threads.save(thread)
+        copied = LocalThread.from_json(thread.to_json())
+        store.meets = lambda commit: any(key.startswith(written.split()[-1]) for key in commit.put)
+        store.after = written == "more than blob/"
         store.other = lambda: others.delete(copied)  # type: ignore[method-assign]
         await threads.save(thread)
         assert (await others.load(thread.thread_id)).to_json() == thread.to_json()
@@ -669,6 +672,31 @@ async def test_a_save_in_the_middle_of_a_deletion_is_there_whole(make: Callable[
         store.other = lambda: others.save(copied)  # type: ignore[method-assign]
         await threads.delete(thread)
         assert (await others.load(copied.thread_id)).to_json() == copied.to_json()
+
+
+async def test_a_first_save_that_ends_in_the_middle_of_a_deletion_leaves_no_half_of_it() -> None:
+    """The deletion found no record, but what the save had written out of line, and is to erase that."""
+    async with MemoryStore() as kept:
+        saving, deleting, saved = Interrupted(kept), Interrupted(kept), asyncio.Event()
+        threads, others = ThreadStore(saving, "Tester"), ThreadStore(deleting, "Tester")
+        thread, found = large(), asyncio.Event()
+        deletion: list[asyncio.Task[None]] = []
+
+        async def is_deleted() -> None:
+            deletion.append(asyncio.create_task(others.delete(LocalThread.from_json(thread.to_json()))))
+            await asyncio.wait_for(found.wait(), 30)
+
+        async def is_saved() -> None:
+            found.set()
+            await asyncio.wait_for(saved.wait(), 30)
+
+        saving.meets = lambda commit: any(key.startswith("thread/") for key in commit.put)
+        deleting.meets, deleting.after = lambda commit: bool(commit.delete), True
+        saving.other, deleting.other = is_deleted, is_saved  # type: ignore[method-assign]
+        await threads.save(thread)
+        saved.set()
+        await deletion[0]
+        assert await kept.scan(keys.threads("Tester"), "", limit=1) == []
 
 
 @pytest.mark.parametrize("make", [small, large])

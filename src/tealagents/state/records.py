@@ -268,7 +268,7 @@ class RecordStore:
         partition: str,
         names: Collection[str],
         *,
-        expect: Mapping[str, str] | None = None,
+        expect: Mapping[str, str | None] | None = None,
         notify: Collection[str] = (),
     ) -> None:
         """Deletes records, whatever they hold now, as many per commit as fit.

@@ -64,19 +64,22 @@ class ThreadStore:
         while True:
             # read before the chunks are written, so that a deletion, which erases them, causes a conflict
             before = await self._records.get(self._partition, key, StoredThread)
+            expect = {key: before.version if before else None}
             if is_large:
                 # chunks are named by their digest. A random id makes them differ for each attempt: another
                 # save must not share or drop them, and a deletion must not be erasing them already
                 data = encode_json({**document, "saved": ids.random_id()})
                 chunks = await self._records.put_blob(self._partition, name, data)
                 kept = StoredThread(thread_id=thread.thread_id, chunks=chunks)
+                # where there is no record yet, a deletion changes none, and is noticed by the chunks alone
+                names = chunks.keys(name)[:1]
+                (first,) = await self._records.store.read(self._partition, names)
+                if first is None:
+                    await self._drop(name, chunks)
+                    continue
+                expect[names[0]] = first.version
             try:
-                await self._records.commit(
-                    self._partition,
-                    marker=key,
-                    expect={key: before.version if before else None},
-                    put={key: kept},
-                )
+                await self._records.commit(self._partition, marker=key, expect=expect, put={key: kept})
             except Conflict:
                 await self._drop(name, kept.chunks)
                 continue
@@ -141,10 +144,12 @@ class ThreadStore:
             erased = [chunk async for chunk, _ in chunks]
             try:
                 await self._records.commit(self._partition, marker=key, expect={key: version}, delete=[key])
+                # without a record, they may be those of a first save under way: all of it goes, or none
+                whole = {key: None} if version is None else {}
+                await self._records.delete(self._partition, erased, expect=whole)
             except Conflict:  # with a save, whose chunks may not be listed
                 continue
             break
-        await self._records.delete(self._partition, erased)
 
     async def _drop(self, name: str, old: BlobRef | None) -> None:
         """Erases the chunks of a version that was not saved or has been replaced."""
