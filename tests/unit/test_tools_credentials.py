@@ -1,5 +1,6 @@
 """Whose credentials a call may use: each one a tool can be given, against owner, approver and stranger."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Deferred, Json, ToolCall, User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
+from tealagents.testing.clock import advance
+from tealagents.testing.waits import eventually
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.code import load_plugins
 from tealagents.tools.mcp import MCPServer
@@ -275,6 +278,83 @@ async def test_a_token_that_the_service_refuses_is_replaced(tmp_path: Path) -> N
             with pytest.raises(ToolFailed, match="answered 401"):
                 await tool.call(Context("alice"), {})
     assert downstream.seen[-2:] == ["Bearer second", "Bearer third"]
+
+
+class SilentSecrets(SecretStore):
+    """A store of secrets that answers nothing any more, once it has been told to be silent."""
+
+    silent = False
+    asked = 0
+
+    async def get(self, user_key: str, server: str) -> str | None:
+        if self.silent:
+            self.asked += 1
+            await asyncio.Event().wait()
+        return await super().get(user_key, server)
+
+
+async def failed_in_wait(tool: Tool, secrets: SilentSecrets) -> ToolOutput:
+    """The result of a call that waits for its token until its time is over."""
+    asked, loop = secrets.asked, asyncio.get_running_loop()
+    calling = asyncio.create_task(called(tool, OWNER))
+    await eventually(lambda: secrets.asked > asked)
+    advance(loop, 120)
+    result = await calling
+    assert isinstance(result, ToolOutput)
+    assert result.is_error
+    return result
+
+
+async def test_a_call_whose_token_never_comes_was_not_made(tmp_path: Path) -> None:
+    """It says so: the model may make it again. Whether the tool runs here or elsewhere."""
+    secrets, looked, downstream = SilentSecrets(), list[ToolContext](), Downstream()
+    secrets.silent = True
+    with registering() as pretender:
+        async with openapi(tmp_path, downstream, timeout=5) as operation:
+            for tool in (Code(looked.append), operation):
+                consents = Consents(CALLBACK, secrets=secrets)
+                (governed,) = govern([tool], catalogue_of(tool.spec.name, pretender.url), consents)
+                result = await failed_in_wait(governed, secrets)
+                assert "The user's token did not come in time. Nothing was done." in result.output
+                assert not result.unknown
+    assert (looked, downstream.seen) == ([], [])
+
+
+async def test_a_refused_call_whose_other_token_never_comes_was_not_made(tmp_path: Path) -> None:
+    """The service has turned it away, and was sent nothing since."""
+    secrets, downstream = SilentSecrets(), Downstream()
+    with registering() as pretender:
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with openapi(tmp_path, downstream, timeout=5) as operation:
+            (tool,) = govern([operation], catalogue_of("Api-look", pretender.url), consents)
+            await consented(pretender, tool, consents)
+            downstream.ended.add("Bearer granted")
+            secrets.silent = True
+            result = await failed_in_wait(tool, secrets)
+    assert "Nothing was done." in result.output
+    assert not result.unknown
+    assert downstream.seen == ["Bearer granted"]
+
+
+async def test_a_call_that_an_mcp_server_refused_was_not_made_while_it_waits_for_a_token() -> None:
+    """A call that waits for another one was turned away, and has not been made again."""
+    provider, secrets = Provider(), SilentSecrets()
+    with protected(provider) as url:
+        options = MCPServerOptions(name="secure", url=url)
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with MCPServer(options, consents) as server:
+            tool = server.find("secure-whoami")
+            assert tool is not None
+            with pytest.raises(NeedsAuthorization) as asked:
+                await tool.call(Context("alice", tenant_id="contoso"), {})
+            brought = await visited(provider, "Alice", asked.value.url)
+            await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+            provider.access.clear()
+            secrets.silent = True
+            result = await failed_in_wait(tool, secrets)
+    assert "Nothing was done." in result.output
+    assert not result.unknown
+    assert provider.calls == []
 
 
 async def test_a_text_is_no_list_of_scopes() -> None:

@@ -42,6 +42,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
+from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.openapi_parsing import fault
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 from tealagents.tools.schema_check import check_against
@@ -205,7 +206,8 @@ class GovernedTool:
             and self._consents is not None
             and not isinstance(self.inner, Overridden)
         ):
-            context = await authorized(context, self._consents, self.spec.auth, self._client_secret)
+            owned = authorized(context, self._consents, self.spec.auth, self._client_secret)
+            context = await in_time(owned)
         return await self.inner.call(context, arguments)
 
 

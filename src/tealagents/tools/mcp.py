@@ -47,7 +47,7 @@ from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer, is_one_word
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS, owner_key
+from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time, owner_key
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class MCPServer:
             if error.code != UNAUTHORIZED:
                 raise
             # the call was refused, so nothing was done: it is tried once more with a renewed token
-            token = await self._other_token(context, token, error)
+            token = await in_time(self._other_token(context, token, error))
         return await use(await self._connection(context, token))
 
     async def _connection(self, context: ToolContext, token: str) -> MCPConnection:

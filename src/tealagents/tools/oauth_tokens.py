@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import httpx2
@@ -31,6 +32,8 @@ from tealagents.tools.oauth_servers import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: seconds allowed for getting a token, on top of the tool call's own time limit
 TOKEN_SECONDS = 30.0
@@ -411,6 +414,14 @@ async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> As
     finally:
         with suppress(PersistenceUnavailable):  # if it cannot be deleted, the claim expires
             await kept.delete(user_key, place, mine)
+
+
+async def in_time(token: Awaitable[T]) -> T:
+    """The token, or what carries it. `ToolFailed` if the call is canceled meanwhile: nothing was sent."""
+    try:
+        return await token
+    except asyncio.CancelledError:
+        raise ToolFailed("The user's token did not come in time. Nothing was done.") from None
 
 
 def owner_key(context: ToolContext) -> str:

@@ -25,7 +25,7 @@ from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetc
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS
+from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time
 from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
@@ -160,7 +160,7 @@ class RemoteApi:
             if not isinstance(context, AuthorizedContext) or self._has_credentials():
                 raise
             # one more attempt, with another token
-            await context.renew()
+            await in_time(context.renew())
         return await self._answer(context, operation, request)
 
     def _has_credentials(self) -> bool:
@@ -169,7 +169,7 @@ class RemoteApi:
         return fixed or self.options.pass_user_token or bool(self.options.on_behalf_of_scopes)
 
     async def _answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
-        authorization = await self._authorization(context)
+        authorization = await in_time(self._authorization(context))
         headers = _one_of_each(request.headers, authorization, self.options.headers)
         trace = self._trace_headers()
         if trace.keys().isdisjoint(headers):  # else the operation continues a trace of its own
