@@ -4,12 +4,12 @@ The client may keep the history itself, and resend it; it may answer again, and 
 what it tells the model and which tools it runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from tealagents.api import names, requests, stretches, unstored
+from tealagents.api import bodies, names, requests, stretches, unstored
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
@@ -35,31 +35,35 @@ async def send(
     key: Key | None,
     behind: Place,
     *,
-    declares: bool,
+    declared: Collection[int] | None,
     streamed: bool,
 ) -> Stretch:
     """Begins a request with a message, or continues one with answers to calls that have names of these kinds.
 
     `message` is what a client sends, `given` the history that it is of, `behind` what it continues;
-    `declares`: it says which tools the client has. Raises what `stretches.decided` and `continued` do;
-    `InvalidRequest` where the answers are not those to the calls of one request.
+    `declared`: the places of the client's own tools in its list; None: it has sent no list. Raises what
+    `stretches.decided` and `continued` do; `InvalidRequest` where the answers are not those to the calls of
+    one request.
     """
     if message.expires_at is not None and message.client.get("background"):
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
-    if given.answers:
-        # a client that resends its history, or sets anything anew, says all that is to hold
-        resets = given.holds_calls or declares or replace(message.setup, tool_choice=None) != AS_CONFIGURED
-        return await _answered(
-            exchange, caller, given, kinds, message, behind, resets=resets, streamed=streamed
-        )
-    message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
-    try:
-        view = await _begun(exchange, caller, message, key, behind, streamed=streamed)
-    except RequestInProgress as begun:
-        if not message.client.get("background"):
-            raise
-        view = await requests.own(exchange, caller, begun.ids["request_id"])
-    return await stretches.cut(exchange, view, 1)
+    places = {f"tools.{n}": f"tools.{place}" for n, place in enumerate(declared or ())}
+    async with bodies.fields_as(**places):
+        if given.answers:
+            # a client that resends its history, or sets anything anew, says all that is to hold
+            sets = declared is not None or replace(message.setup, tool_choice=None) != AS_CONFIGURED
+            resets = given.holds_calls or sets
+            return await _answered(
+                exchange, caller, given, kinds, message, behind, resets=resets, streamed=streamed
+            )
+        message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
+        try:
+            view = await _begun(exchange, caller, message, key, behind, streamed=streamed)
+        except RequestInProgress as begun:
+            if not message.client.get("background"):
+                raise
+            view = await requests.own(exchange, caller, begun.ids["request_id"])
+        return await stretches.cut(exchange, view, 1)
 
 
 async def _begun(

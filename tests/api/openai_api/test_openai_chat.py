@@ -244,6 +244,20 @@ def test_a_refused_function_is_named_as_it_was_sent(ada: OpenAI, tool: Any, fiel
     assert refused.value.param == f"tools.1.{field.removeprefix('function.')}"
 
 
+@pytest.mark.parametrize("name", ["Work-note", "a name", WEATHER["name"], 5])
+def test_a_refused_function_is_counted_among_all_that_was_sent(ada: OpenAI, name: Any) -> None:
+    """With the servers that a client may name, which are not its own tools."""
+    server: Any = {"type": "mcp", "server_label": "Work"}
+    tools: Any = [server, TOOL, server, {"type": "function", "function": {"name": name}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.chat.completions.create(model="Tester", messages=asked("hi"), tools=tools)
+    assert refused.value.param == "tools.3.function.name"
+    flat: Any = [server, WEATHER, server, {"type": "function", "name": name}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.responses.create(model="Tester", input="hi", tools=flat)
+    assert refused.value.param == "tools.3.name"
+
+
 def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
     """It is another in each of the two APIs."""
     with serving(limits={"max_items": 3}) as (service, _), sdk(service) as ada:

@@ -58,7 +58,7 @@ class CreateResponse(StrictDocument):
     metadata: Metadata | None = None
     previous_response_id: str | None = None
     conversation: str | None = None
-    tools: bodies.Several[FunctionTool] | None = None
+    tools: bodies.Entries[int, FunctionTool] | None = None
     text: dict[str, Any] | None = None
     tool_choice: Any = None
     stream: bool | None = None
@@ -91,8 +91,8 @@ def create(value: Any) -> CreateResponse:
     return body
 
 
-def tools(given: Any) -> list[Json] | None:
-    """The tools that the client runs, in either API's form. `InvalidRequest` for all that it does not."""
+def tools(given: Any) -> dict[int, Json] | None:
+    """The tools that the client runs, in either API's form, by their places. `InvalidRequest` for others."""
     if given is None:
         return None
     listed = [bodies.flat(each, "function") for each in bodies.objects(given, "tools")]
@@ -101,7 +101,7 @@ def tools(given: Any) -> list[Json] | None:
         for name in ("type", *each):
             if name not in possible and (name == "type" or each.get(name) is not None):
                 raise InvalidRequest(f"tools.{n}.{name}", _CONFIGURED)
-    return [each for each in listed if each.get("type") != "mcp"]
+    return {n: each for n, each in enumerate(listed) if each.get("type") != "mcp"}
 
 
 def read(given: Any) -> Resent:

@@ -67,7 +67,7 @@ async def send(
     exchange: Exchange, caller: Caller, key: Key | None, body: CreateResponse, given: Resent
 ) -> Stretch:
     """Stores what was sent and begins to answer it."""
-    streamed, declares = bool(body.stream or body.background), body.tools is not None
+    streamed, tools = bool(body.stream or body.background), body.tools
     behind: sending.Place = None
     if body.previous_response_id is not None and not await requests.is_repeated(exchange, caller, key):
         behind = await find(exchange, caller, body.previous_response_id)
@@ -76,13 +76,13 @@ async def send(
     instructions, shape = (body.instructions, given.instructions), (body.text or {}).get("format")
     message = NewMessage(
         items=given.items,
-        setup=setups.setup(instructions, body.tools or (), shape, body.tool_choice),
+        setup=setups.setup(instructions, (tools or {}).values(), shape, body.tool_choice),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=unstored.until(exchange) if body.store is False else None,
     )
     return await sending.send(
-        exchange, caller, given, _CALLS, message, key, behind, declares=declares, streamed=streamed
+        exchange, caller, given, _CALLS, message, key, behind, declared=tools, streamed=streamed
     )
 
 
