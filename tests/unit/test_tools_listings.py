@@ -437,8 +437,8 @@ async def test_a_call_that_waited_for_a_session_until_the_limit_was_not_made() -
     """It says so, also where the limit of all tools is the shorter one."""
     options = MCPServerOptions(name="issues", command="x", trust_level="trusted", timeout=0.05)
     server = MCPServer(options)
-    server._list_all([types.Tool(name="pay", input_schema={})])
-    server._shared = MCPConnection(options, server._list_all)  # and never up
+    server._take_listing([types.Tool(name="pay", input_schema={})])
+    server._shared = MCPConnection(options, server._take_listing)  # and never up
     box = Toolbox(Scripted(), 0.05)
     box.load([server])
     context: Any = context_of(ADA)
@@ -460,7 +460,7 @@ async def test_a_call_that_waited_for_a_token_until_the_limit_was_not_made(
 
     monkeypatch.setattr(adapter, "TOKEN_SECONDS", 0.05)
     monkeypatch.setattr(issues, "_token", no_token)
-    issues._list_all([types.Tool(name="pay", input_schema={})])
+    issues._take_listing([types.Tool(name="pay", input_schema={})])
     [pay] = issues.tools()
     assert pay.spec.waits == 30 + 30 + 1
     async with asyncio.timeout(30):
@@ -520,11 +520,11 @@ def test_a_listing_that_differs_in_what_makes_no_tool_is_looked_through_once(
     server = MCPServer(options, changed=lambda: notified.append(server))
     tool = types.Tool(name="drop", title="Drop", description="Drops it.", input_schema={})
     other = tool.model_copy(update={"title": "Drop it"})
-    server._list_all([tool])
+    server._take_listing([tool])
     before = server.tools()
-    server._list_all([other])
+    server._take_listing([other])
     monkeypatch.delattr("tealagents.tools.mcp_listing.as_parameters")
-    server._list_all([other])
+    server._take_listing([other])
     assert server.tools() is before
     assert notified == []
 

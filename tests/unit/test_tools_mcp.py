@@ -43,7 +43,7 @@ from tealagents.tooling import Tooling
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
-from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOOLS, MCPConnection, _listing
+from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOOLS, MCPConnection, fetch_tools
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import (
     MAX_ANSWER,
@@ -353,7 +353,7 @@ async def test_a_server_that_announces_a_change_with_each_listing_is_not_listed_
         return []
 
     monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
-    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    monkeypatch.setattr("tealagents.tools.mcp_connection.fetch_tools", listing)
     connection._list_again()
     await connection._watch(Client(SDKServer("web")))
     assert seen == [FIRST_PAUSE, "listing"] * 3
@@ -387,7 +387,7 @@ async def test_a_server_whose_listings_cost_much_is_listed_ever_less_often(
         return []
 
     monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
-    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    monkeypatch.setattr("tealagents.tools.mcp_connection.fetch_tools", listing)
     monkeypatch.setattr("tealagents.tools.mcp_connection.time", SimpleNamespace(monotonic=lambda: now))
     connection._list_again()
     await connection._watch(Client(SDKServer("web")))
@@ -415,7 +415,7 @@ async def test_a_listing_that_the_server_refuses_is_asked_for_again(monkeypatch:
         return []
 
     monkeypatch.setattr("tealagents.tools.mcp_connection.anyio.sleep", pause)
-    monkeypatch.setattr("tealagents.tools.mcp_connection._listing", listing)
+    monkeypatch.setattr("tealagents.tools.mcp_connection.fetch_tools", listing)
     connection._list_again()
     await asyncio.wait_for(connection._watch(Client(SDKServer("web"))), PATIENCE)
     assert seen == [0.25, 0.5, 1, "listed"]
@@ -472,7 +472,7 @@ async def test_a_listing_is_bounded_over_all_its_pages(
 ) -> None:
     """In characters and in values; what is beyond them is left out and not asked for."""
     client: Any = Listed(*([described(f"t{n}", **size)] for n in range(100)))
-    assert [tool.name for tool in await _listing(client)] == [f"t{n}" for n in range(10)]
+    assert [tool.name for tool in await fetch_tools(client)] == [f"t{n}" for n in range(10)]
     assert client.asked == 11
     assert "the rest is left out" in caplog.text
 
@@ -483,7 +483,7 @@ async def test_tools_that_are_left_out_count_as_well() -> None:
     tasks = described("t", characters=390_000).model_copy(update={"execution": task})
     for tool in (described("t", characters=390_000), tasks):
         client: Any = Listed(*[[tool]] * 100)
-        await _listing(client)
+        await fetch_tools(client)
         assert client.asked == 11
 
 
@@ -496,8 +496,8 @@ async def test_tools_that_are_listed_no_more_are_forgotten() -> None:
         return types.ListToolsResult(tools=[described(f"t{next(listings)}")], next_cursor=more)
 
     async with Client(Server("web", on_list_tools=listing)) as client:
-        await _listing(client)
-        kept = {tool.name for tool in await _listing(client)}
+        await fetch_tools(client)
+        kept = {tool.name for tool in await fetch_tools(client)}
         assert client.session._tool_output_schemas.keys() == client.session._x_mcp_header_maps.keys() == kept
 
 
@@ -505,10 +505,10 @@ async def test_as_many_tools_as_there_may_be_are_all_there(caplog: pytest.LogCap
     """And one more is left out."""
     tools = [described(f"t{n}") for n in range(MAX_TOOLS)]
     whole: Any = Listed(tools)
-    assert len(await _listing(whole)) == MAX_TOOLS
+    assert len(await fetch_tools(whole)) == MAX_TOOLS
     assert caplog.text == ""
     more: Any = Listed(tools, [described("more")])
-    assert await _listing(more) == tools
+    assert await fetch_tools(more) == tools
     assert "the rest is left out" in caplog.text
 
 

@@ -82,17 +82,17 @@ class MCPServer:
         #: called when the server lists other tools than before
         self._changed = changed
         self._shared: MCPConnection | None = None
-        self._users = _UserConnections(options, self._list_own)
+        self._users = _UserConnections(options, self._take_own_listing)
         self._lister = Lister(options, self.call, self.connect)
         self._connect_tool = self._lister.connect_tool()
         #: the anonymous listing; None while the server lists its tools for users only
-        self._listed: Listing | None = None
+        self._listing: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
         #: the listing of each user, for that user only, by the user's key; least recently used first
         self._own: OrderedDict[str, Listing] = OrderedDict()
         asks = options.auth_server or options.scopes or options.on_behalf_of_scopes
         #: the server's challenge for the user's token; None: it wants no token
-        self._wanted = Challenge() if options.transport == "http" and asks else None
+        self._challenge = Challenge() if options.transport == "http" and asks else None
         self._protected = ProtectedServer(
             name=options.name,
             resource=options.canonical_uri or options.url,
@@ -116,14 +116,14 @@ class MCPServer:
 
     def find(self, name: str) -> Tool | None:
         """A tool by its name; without an anonymous listing, any name with this server's prefix is tried."""
-        if self._listed is not None:
-            return self._listed.named(name)
+        if self._listing is not None:
+            return self._listing.named(name)
         if name == self._connect_tool.spec.name:
             return self._connect_tool
         return self._lister.unlisted(name)
 
     async def __aenter__(self) -> Self:
-        connection = MCPConnection(self.options, self._list_all)
+        connection = MCPConnection(self.options, self._take_listing)
         try:
             await connection.start()
         except ToolFailed:
@@ -132,7 +132,7 @@ class MCPServer:
             if not (isinstance(error, MCPError) and error.code == UNAUTHORIZED and self._can_ask()):
                 raise ToolsetError(self._at_start(error_text(error))) from error
             logger.info("MCP server %s lists its tools only for users", self.options.name)
-            self._wanted = _challenge_of(error)
+            self._challenge = _challenge_of(error)
             self._offered = (self._connect_tool,)
         else:
             self._shared = connection
@@ -149,17 +149,17 @@ class MCPServer:
 
     # --- what is listed ---
 
-    def _list_all(self, tools: Sequence[types.Tool]) -> bool:
-        before = self._listed
-        self._listed = self._lister.listing(tools, before)
-        if before is None or self._listed.tools is not before.tools:
-            self._offered = self._listed.tools
-            self._lister.report(self._listed)
+    def _take_listing(self, tools: Sequence[types.Tool]) -> bool:
+        before = self._listing
+        self._listing = self._lister.listing(tools, before)
+        if before is None or self._listing.tools is not before.tools:
+            self._offered = self._listing.tools
+            self._lister.report(self._listing)
             if before is not None and self._changed:
                 self._changed()
-        return self._listed is not before
+        return self._listing is not before
 
-    def _list_own(self, user_key: str, tools: Sequence[types.Tool]) -> bool:
+    def _take_own_listing(self, user_key: str, tools: Sequence[types.Tool]) -> bool:
         before = self._own.pop(user_key, None)
         listing = self._own[user_key] = self._lister.listing(tools, before)
         if len(self._own) > MAX_LISTINGS:
@@ -190,11 +190,11 @@ class MCPServer:
     async def connect(self, context: ToolContext) -> str:
         """Connects for the owner, who is asked to consent first if need be, and lists the tools."""
 
-        async def listed(_: MCPConnection) -> Sequence[Tool]:
+        async def own_tools(_: MCPConnection) -> Sequence[Tool]:
             return self._own[owner_key(context)].tools
 
         try:
-            tools = await self._for_user(context, listed)
+            tools = await self._for_user(context, own_tools)
         except Unreachable as error:
             raise ToolFailed(f"{self.options.name} cannot be reached: {error}.") from error
         except MCPError as error:
@@ -203,13 +203,13 @@ class MCPServer:
         return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
 
     async def _called(self, context: ToolContext, name: str, arguments: Json) -> types.CallToolResult:
-        if self._shared is not None and self._wanted is None:
+        if self._shared is not None and self._challenge is None:
             try:
-                return await self._shared.call(self._function(name, self._listed), arguments)
+                return await self._shared.call(self._function(name, self._listing), arguments)
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
-                await self._find_wanted(context, error)
+                await self._learn_challenge(context, error)
 
         async def called(connection: MCPConnection) -> types.CallToolResult:
             listing = self._own.get(owner_key(context))
@@ -259,31 +259,31 @@ class MCPServer:
         fixed = any(header.lower() == "authorization" for header in self.options.headers)
         return not fixed and (self._consents is not None or bool(self.options.on_behalf_of_scopes))
 
-    async def _find_wanted(self, context: ToolContext, refused: MCPError) -> None:
+    async def _learn_challenge(self, context: ToolContext, refused: MCPError) -> None:
         """Whether a server that lists its tools for all users runs them only with a token.
 
         One that leads to no authorization server had another reason for its 401, which may pass.
         """
-        wanted = _challenge_of(refused)
+        challenge = _challenge_of(refused)
         try:
             async with asyncio.timeout(TOKEN_SECONDS):
-                await self._token(context, wanted)
+                await self._token(context, challenge)
         except NeedsAuthorization:
-            self._wanted = wanted
+            self._challenge = challenge
             raise
         except (ToolFailed, TimeoutError) as error:
             raise ToolFailed(
                 f"{self._failure(refused)} The user cannot be asked to authorize it: {error_text(error)}"
             ) from error
-        self._wanted = wanted
+        self._challenge = challenge
 
-    async def _token(self, context: ToolContext, wanted: Challenge | None = None) -> str:
+    async def _token(self, context: ToolContext, challenge: Challenge | None = None) -> str:
         if self.options.on_behalf_of_scopes:
             return await context.user_token(self.options.on_behalf_of_scopes)
         consents = self._asking()
         token = await consents.tokens.get(context, self._protected)
         if token is None:
-            raise await consents.ask(context, self._protected, wanted or self._wanted)
+            raise await consents.ask(context, self._protected, challenge or self._challenge)
         return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
@@ -330,10 +330,10 @@ class _UserConnections:
     """One connection per user, closed when it has not been used for `IDLE_SECONDS`."""
 
     def __init__(
-        self, options: MCPServerOptions, listed: Callable[[str, Sequence[types.Tool]], bool]
+        self, options: MCPServerOptions, on_listing: Callable[[str, Sequence[types.Tool]], bool]
     ) -> None:
         self._options = options
-        self._listed = listed
+        self._on_listing = on_listing
         #: least recently used first
         self._open: dict[str, MCPConnection] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -355,7 +355,7 @@ class _UserConnections:
     async def _started(self, user_key: str, token: str) -> MCPConnection:
         """A new connection. Raises `MCPError` if the server refuses it, `Unreachable` for any other
         failure."""
-        connection = MCPConnection(self._options, partial(self._listed, user_key), BearerToken(token))
+        connection = MCPConnection(self._options, partial(self._on_listing, user_key), BearerToken(token))
         try:
             await connection.start()
         except ToolFailed:

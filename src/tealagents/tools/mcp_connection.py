@@ -89,19 +89,19 @@ class News:
 class MCPConnection:
     """A session with an MCP server that is replaced by a new one whenever it is lost.
 
-    `start` returns once the server's tools are known, and raises the error if that fails. `listed` is called
-    with each listing, and returns whether it differs from the last one. `call` waits for a session if there
-    is none at the moment.
+    `start` returns once the server's tools are known, and raises the error if that fails. `on_listing` is
+    called with each listing, and returns whether it differs from the last one. `call` waits for a session if
+    there is none at the moment.
     """
 
     def __init__(
         self,
         options: MCPServerOptions,
-        listed: Callable[[Sequence[types.Tool]], bool],
+        on_listing: Callable[[Sequence[types.Tool]], bool],
         bearer: BearerToken | None = None,
     ) -> None:
         self._options = options
-        self._listed = listed
+        self._on_listing = on_listing
         self.bearer = bearer or BearerToken()
         #: calls under way, and when the last one ended
         self.busy = 0
@@ -112,13 +112,13 @@ class MCPConnection:
         self._failure: Exception | None = None
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._scope = anyio.CancelScope()
-        self._owner: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # an empty context, since the session outlives the request whose span and ids are current here
-        self._owner = asyncio.create_task(
-            self._own(started), name=f"mcp {self._options.name}", context=contextvars.Context()
+        self._task = asyncio.create_task(
+            self._run(started), name=f"mcp {self._options.name}", context=contextvars.Context()
         )
         try:
             await asyncio.shield(started)
@@ -153,8 +153,8 @@ class MCPConnection:
         else:
             self._scope.deadline = anyio.current_time() + NOTICE_SECONDS
             self._lose()
-        if self._owner is not None:
-            await asyncio.wait({self._owner})
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     async def _call(self, client: Client, tool: str, arguments: Json) -> types.CallToolResult:
         timeout = self._options.call_seconds or _NO_LIMIT
@@ -181,7 +181,7 @@ class MCPConnection:
 
     @property
     def ended(self) -> bool:
-        return self._owner is not None and self._owner.done()
+        return self._task is not None and self._task.done()
 
     def _renew(self, client: Client) -> None:
         if self._client is client:
@@ -200,7 +200,7 @@ class MCPConnection:
 
     # --- in the connection's own task ---
 
-    async def _own(self, started: "asyncio.Future[None]") -> None:
+    async def _run(self, started: "asyncio.Future[None]") -> None:
         with self._scope:
             pause = FIRST_PAUSE
             while True:
@@ -244,7 +244,7 @@ class MCPConnection:
             if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 asked = partial(_asked_for_input, client.session.dispatch_input_request)
                 client.session.dispatch_input_request = asked  # type: ignore[method-assign]
-            self._listed(await _listing(client))
+            self._on_listing(await fetch_tools(client))
             self._client = client
             self._up.set()
             if not started.done():
@@ -275,25 +275,25 @@ class MCPConnection:
         return http_transport(self._options, self.bearer, self._list_again)
 
     async def _watch(self, client: Client) -> None:
-        pause, listed = FIRST_PAUSE, time.monotonic()
+        pause, ended = FIRST_PAUSE, time.monotonic()
         while await self._news.of_change():
-            if time.monotonic() - listed > LONGEST_PAUSE:
+            if time.monotonic() - ended > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             # a server may announce, or even make, a change each time it is asked for the listing
             await anyio.sleep(pause)
             begun = time.monotonic()
-            differs = await self._list(client)
-            listed = time.monotonic()
-            if differs or (listed - begun) * 5 > pause:
+            differs = await self._refresh(client)
+            ended = time.monotonic()
+            if differs or (ended - begun) * 5 > pause:
                 pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _list(self, client: Client) -> bool:
+    async def _refresh(self, client: Client) -> bool:
         """Fetches and applies the new listing; returns whether it may differ from the last one.
 
         If the listing fails, running calls continue, unless the session is lost.
         """
         try:
-            return self._listed(await _listing(client))
+            return self._on_listing(await fetch_tools(client))
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, SESSION_LOST):
                 self._lose()
@@ -437,7 +437,7 @@ def _announces(client: Client) -> bool:
     )
 
 
-async def _listing(client: Client) -> list[types.Tool]:
+async def fetch_tools(client: Client) -> list[types.Tool]:
     """The server's tools from all pages of its listing; tools beyond the limits are left out with a
     warning."""
     if client.server_capabilities.tools is None:
