@@ -171,7 +171,9 @@ class RedisStore(BaseStore):
         arguments = (*bounds, limit, "1" if reverse else "", f"{base}:")
         index = f"{base}#index"
         try:
-            keys, values = await self._ask(partial(self._script, "scan", (index,), arguments, settled=True))
+            keys, values = await self._ask(
+                partial(self._script, "scan", (index,), arguments, raw_errors=True)
+            )
         except ResponseError:
             return await self._page_believed(index, arguments)
         return [key.decode() for key in keys], values
@@ -259,16 +261,16 @@ class RedisStore(BaseStore):
             raise self.unavailable(error) from None
 
     async def _script(
-        self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, settled: bool = False
+        self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, raw_errors: bool = False
     ) -> Any:
         """Runs a script by its digest; sends its text if the server does not know it yet."""
         script = _scripts()[name]
         slot = key_slot(keys[0].encode())
         rest = (len(keys), *keys, *arguments)
         try:
-            return await self._nodes.run(slot, ("EVALSHA", script.digest, *rest), settled=settled)
+            return await self._nodes.run(slot, ("EVALSHA", script.digest, *rest), raw_errors=raw_errors)
         except NoScriptError:
-            return await self._nodes.run(slot, ("EVAL", script.text, *rest), settled=settled)
+            return await self._nodes.run(slot, ("EVAL", script.text, *rest), raw_errors=raw_errors)
 
     def _refusal(self, error: ResponseError) -> PersistenceUnavailable:
         if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):

@@ -65,7 +65,7 @@ class RedisWatches(LinkedWatches):
         channel = self._channel_of(("clock", ""))
         command = ("SPUBLISH" if self._nodes.clustered else "PUBLISH", channel, "")
         async with asyncio.timeout(4 * ANSWER_SECONDS):  # it may have to connect
-            await self._nodes.run(key_slot(channel.encode()), command, settled=True)
+            await self._nodes.run(key_slot(channel.encode()), command, raw_errors=True)
 
 
 class _SubscribedNodes:
@@ -97,7 +97,7 @@ class _SubscribedNodes:
         for channel in channels:
             slots[key_slot(channel.encode()) if self._sharded else 0].append(channel)
         for slot, names in slots.items():
-            subscriber = await self._subscriber(self._nodes.owner(slot))
+            subscriber = await self._subscriber(self._nodes.node_of(slot))
             for batch in _batches(names):
                 await subscriber.ask((prefix + command, *batch), len(batch))
 

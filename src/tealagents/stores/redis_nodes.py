@@ -77,17 +77,17 @@ class Nodes:
         }
         self._pools: dict[Address, Pool[Connection]] = {}
         #: of a cluster: the node that serves each slot
-        self._owners: dict[int, Address] = {}
+        self._slot_map: dict[int, Address] = {}
 
-    async def run(self, slot: int, command: tuple[Any, ...], *, settled: bool = False) -> Any:
+    async def run(self, slot: int, command: tuple[Any, ...], *, raw_errors: bool = False) -> Any:
         """The reply to a command from the node that serves its slot.
 
-        Raises `NoScriptError` as it is; with `settled`, every error reply except that the slot has moved
+        Raises `NoScriptError` as it is; with `raw_errors`, every error reply except that the slot has moved
         (`MovedError`). `PersistenceUnavailable` if the command certainly did not run, `Unknown` if it may
         have.
         """
         packed = pack(*command)
-        address, asking = self.owner(slot), False
+        address, asking = self.node_of(slot), False
         moves = 0
         for _ in range(REDIRECTIONS):
             try:
@@ -103,7 +103,7 @@ class Nodes:
                     raise self._unavailable(error) from None
                 address, asking = successor, False
             except ResponseError as error:
-                if settled or isinstance(error, NoScriptError):
+                if raw_errors or isinstance(error, NoScriptError):
                     raise
                 if isinstance(error, AskError):
                     address, asking = _named(error, address), True
@@ -123,22 +123,22 @@ class Nodes:
                 if _in_cluster(info):
                     raise
                 return {self._seed: info}
-            return {node: await self._about(node) for node in sorted(set(self._owners.values()))}
+            return {node: await self._about(node) for node in sorted(set(self._slot_map.values()))}
         except (NodeUnreachable, Unknown, ResponseError) as error:
             raise self._unavailable(error) from None
 
     @property
     def clustered(self) -> bool:
         """Whether it is a cluster; False until its map was read."""
-        return bool(self._owners)
+        return bool(self._slot_map)
 
-    def owner(self, slot: int) -> Address:
+    def node_of(self, slot: int) -> Address:
         """The node that serves a slot, by the last map; the server itself if there is no map."""
-        return self._owners.get(slot, self._seed)
+        return self._slot_map.get(slot, self._seed)
 
     async def look_around(self) -> None:
         """Reads the map of a cluster anew, from any node that answers."""
-        for address in sorted(set(self._owners.values())):
+        for address in sorted(set(self._slot_map.values())):
             with suppress(*_NO_ANSWER):
                 await self._learn(address)
                 return
@@ -238,7 +238,7 @@ class Nodes:
             await self._learn(address)
         except _NO_ANSWER as error:
             log.warning("the map of the redis cluster could not be read: %s", error)
-        self._owners[moved.slot_id] = address
+        self._slot_map[moved.slot_id] = address
         return address
 
     async def _successor(self, slot: int, gone: Address) -> Address | None:
@@ -246,19 +246,19 @@ class Nodes:
 
         All nodes are asked in turn, since some may not know of the failover yet.
         """
-        for address in sorted(set(self._owners.values()) - {gone}):
+        for address in sorted(set(self._slot_map.values()) - {gone}):
             try:
                 await self._learn(address)
             except _NO_ANSWER:
                 continue
-            if (owner := self._owners.get(slot, gone)) != gone:
-                return owner
+            if (successor := self._slot_map.get(slot, gone)) != gone:
+                return successor
         return None
 
     async def _learn(self, address: Address) -> None:
         """Reads the map of slots from a node."""
         ranges = await self._send(address, _CLUSTER_SLOTS)
-        self._owners = {
+        self._slot_map = {
             slot: ((host or b"").decode() or address[0], port)
             for first, last, (host, port, *_), *_ in ranges
             for slot in range(first, last + 1)

@@ -40,7 +40,7 @@ from tealagents.stores.base import (
 )
 from tealagents.stores.local_link import LocalWatches
 from tealagents.stores.sql import check_schema, migrations, statements
-from tealagents.stores.sqlite_threads import Job, Owner, fail, one_by_one
+from tealagents.stores.sqlite_threads import ConnectionThread, Job, fail, one_by_one
 
 __all__ = ["SqliteOptions", "SqliteStore"]
 
@@ -120,8 +120,8 @@ class SqliteStore(BaseStore):
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
         self._file = self._path.stat()
-        self._writer = Owner(writing, self._in_one_transaction)
-        self._scanner = Owner(scanning, one_by_one)
+        self._writer = ConnectionThread(writing, self._in_one_transaction)
+        self._scanner = ConnectionThread(scanning, one_by_one)
 
     async def close(self) -> None:
         await self._writer.close()  # first: deletions by canceled callers have to be erased from the log, too

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from tealagents.domain.errors import StoreError
 
-__all__ = ["GROUP", "Job", "Owner", "fail", "one_by_one"]
+__all__ = ["GROUP", "ConnectionThread", "Job", "fail", "one_by_one"]
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Job:
             self.future.set_exception(self.error)
 
 
-class Owner(Thread):
+class ConnectionThread(Thread):
     """A thread that owns a connection: serves queued jobs, a group at a time, and answers on the loop."""
 
     def __init__(
