@@ -14,7 +14,7 @@ from tealagents.api.v1alpha1.openapi import EVENTS
 from tealagents.client import StreamEvent
 from tealagents.client.events import parse_event
 from tealagents.client.operations import Operations
-from tealagents.client.rules import Cursor
+from tealagents.client.rules import Position
 from tealagents.client.sse import ServerSentEvent
 from tealagents.domain.models import ENDED, FinishReason, Json, StepKind, ToolOutcome
 from tealagents.testing.service import ServiceThread, agent_config
@@ -88,8 +88,8 @@ def called(method: str) -> str:
     """The route that a method of the Python client calls first."""
     operation = getattr(Operations(), method)
     given = {name: ARGUMENTS.get(name, ID) for name in inspect.signature(operation).parameters}
-    if "cursor" in given:
-        given["cursor"] = Cursor()
+    if "position" in given:
+        given["position"] = Position()
     call = next(operation(**given)).call
     return f"{call.method} …{call.path.replace(ID, '{}')}"
 

@@ -45,7 +45,7 @@ from tealagents.client.documents import Accepted, RequestDocument
 from tealagents.client.errors import problem_from_body, problem_from_document
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Budget
-from tealagents.client.rules import Cursor
+from tealagents.client.rules import Position
 from tealagents.client.wire import (
     Call,
     Close,
@@ -170,8 +170,8 @@ class Network:
             else:
                 outcome = self.perform(step)
 
-    def stream(self, cursor: Cursor | None = None) -> list[StreamEvent]:
-        return self.read(self.operations().stream("hello", {}, cursor or Cursor()))
+    def stream(self, position: Position | None = None) -> list[StreamEvent]:
+        return self.read(self.operations().stream("hello", {}, position or Position()))
 
 
 def after(call: Call) -> int:
@@ -240,7 +240,7 @@ def test_a_long_connection_is_progress() -> None:
     keeping_alive = network.serve
     network.serve = lambda call: keeping_alive(call) if next(minutes) < 3000 else LOG[after(call) :]
     operations = Operations(clock=lambda: float(next(minutes)), jitter=lambda: 0.0)
-    assert isinstance(network.read(operations.stream("hello", {}, Cursor()))[-1], Final)
+    assert isinstance(network.read(operations.stream("hello", {}, Position()))[-1], Final)
 
 
 @pytest.mark.parametrize("in_good_order", [False, True])
@@ -250,7 +250,7 @@ def test_a_connection_without_a_byte_is_no_progress(in_good_order: bool) -> None
     minutes = itertools.count(0.0, 60.0)
     operations = Operations(clock=lambda: next(minutes), jitter=lambda: 0.0)
     with pytest.raises(ConnectionLost):
-        network.read(operations.stream("hello", {}, Cursor()))
+        network.read(operations.stream("hello", {}, Position()))
     assert len(network.calls) == 11
 
 
@@ -262,9 +262,9 @@ def test_giving_up() -> None:
         calls_made.append(call)
         return LOG if len(calls_made) == 1 else UNSENT
 
-    network, cursor = Network(serve, cuts=[len(LOG[0] + LOG[1])]), Cursor()
+    network, position = Network(serve, cuts=[len(LOG[0] + LOG[1])]), Position()
     with pytest.raises(ConnectionLost, match="refused") as lost:
-        network.stream(cursor)
+        network.stream(position)
     assert (lost.value.request_id, lost.value.last_event_id) == (REQUEST, 2)
     assert lost.value.idempotency_key == calls_made[0].headers["Idempotency-Key"]
     assert len(calls_made) == 11
@@ -341,8 +341,8 @@ def test_trouble_with_the_log_is_not_the_end() -> None:
 def test_log_without_an_end(empty: Reply, request_document: dict[str, Any], kind: type[StreamEvent]) -> None:
     """If the log ends early, the request itself shows the end."""
     network = Network(lambda call: empty if call.path.endswith("/events") else document(request_document))
-    cursor = Cursor(request_id=REQUEST, last_event_id=5, located=True)
-    events = network.read(network.operations().follow(REQUEST, cursor))
+    position = Position(request_id=REQUEST, last_event_id=5, located=True)
+    events = network.read(network.operations().follow(REQUEST, position))
     assert shown(events) == [(None, kind)]
     assert events[0].request_id == REQUEST
 
@@ -351,7 +351,7 @@ def test_follow_of_nothing() -> None:
     """A request that does not exist is an error, not an endless search."""
     network = Network(sending(problem(404, "not_found")))
     with pytest.raises(ProblemError, match="because"):
-        network.read(network.operations().follow(REQUEST, Cursor(request_id=REQUEST, located=True)))
+        network.read(network.operations().follow(REQUEST, Position(request_id=REQUEST, located=True)))
 
 
 def test_resume_stream_starts_behind_the_pause() -> None:
@@ -363,8 +363,8 @@ def test_resume_stream_starts_behind_the_pause() -> None:
     ]
     for cut in (0, 30, len(b"".join(log[:3]))):
         network = Network(lambda call: log[after(call) :], cuts=[cut])
-        cursor = Cursor(request_id=REQUEST, last_event_id=2)
-        events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, cursor))
+        position = Position(request_id=REQUEST, last_event_id=2)
+        events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, position))
         assert [event.id for event in events] == [3, 4]
 
 
@@ -375,17 +375,17 @@ def test_an_approver_decides_again_instead_of_following() -> None:
         return problem(401, "not_owner") if call.method == "GET" else [LOG[0], LOG[4]]
 
     network = Network(serve, cuts=[len(LOG[0])])
-    events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+    events = network.read(network.operations().resume_stream(REQUEST, "approve", {}, Position()))
     assert [event.id for event in events] == [1, 5]
     assert [call.method for call in network.calls] == ["POST", "GET", "POST"]
     for of_another in (serve, sending(problem(401, "not_owner"))):
         network = Network(of_another)
         with pytest.raises(NotOwner):
-            network.read(network.operations().follow(REQUEST, Cursor(request_id=REQUEST, located=True)))
+            network.read(network.operations().follow(REQUEST, Position(request_id=REQUEST, located=True)))
         assert len(network.calls) == 1
     network = Network(sending(problem(401, "not_owner")))
     with pytest.raises(NotOwner):
-        network.read(network.operations().resume_stream(REQUEST, "approve", {}, Cursor()))
+        network.read(network.operations().resume_stream(REQUEST, "approve", {}, Position()))
     assert len(network.calls) == 1
 
 

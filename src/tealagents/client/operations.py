@@ -28,7 +28,7 @@ from tealagents.client.documents import (
 from tealagents.client.errors import ClientError
 from tealagents.client.events import StreamEvent
 from tealagents.client.items import Action, Content
-from tealagents.client.rules import Cursor, Rules
+from tealagents.client.rules import Position, Rules
 from tealagents.client.wire import Call, Flow, Stream, segment
 
 T = TypeVar("T")
@@ -44,9 +44,11 @@ class Operations(Rules):
         call = calls.message(content, options)
         return _keyed(call, self.answer(call))
 
-    def stream(self, content: Content, options: MessageOptions, cursor: Cursor) -> Stream[StreamEvent, None]:
+    def stream(
+        self, content: Content, options: MessageOptions, position: Position
+    ) -> Stream[StreamEvent, None]:
         call = calls.as_stream(calls.message(content, options))
-        return _keyed(call, self.followed(call, cursor))
+        return _keyed(call, self.followed(call, position))
 
     def background(self, content: Content, options: MessageOptions) -> Flow[Accepted]:
         call = calls.in_background(calls.message(content, options))
@@ -55,16 +57,16 @@ class Operations(Rules):
     def wait(self, request_id: str, timeout: float | None) -> Flow[Answer]:
         return self.waited(request_id, math.inf if timeout is None else timeout)
 
-    def follow(self, request_id: str, cursor: Cursor) -> Stream[StreamEvent, None]:
-        return self.followed(calls.follow(request_id, cursor.last_event_id), cursor)
+    def follow(self, request_id: str, position: Position) -> Stream[StreamEvent, None]:
+        return self.followed(calls.follow(request_id, position.last_event_id), position)
 
     def resume(self, of: str | Approval, action: Action, options: DecisionOptions) -> Flow[Answer]:
         return self.answer(calls.resume(of, action, options))
 
     def resume_stream(
-        self, of: str | Approval, action: Action, options: DecisionOptions, cursor: Cursor
+        self, of: str | Approval, action: Action, options: DecisionOptions, position: Position
     ) -> Stream[StreamEvent, None]:
-        return self.followed(calls.as_stream(calls.resume(of, action, options)), cursor)
+        return self.followed(calls.as_stream(calls.resume(of, action, options)), position)
 
     def cancel(self, request_id: str) -> Flow[RequestDocument]:
         call = calls.change("POST", f"{_request(request_id)}/cancel")

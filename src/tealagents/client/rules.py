@@ -1,7 +1,7 @@
 """The rules of the conversation with the service: what an answer means, when to repeat a call. No I/O.
 
 Each method of `Rules` is a flow (see `wire`), which the two drivers, `aio` and `sync`, carry out.
-`Cursor` is the position in a stream: it decides what an event, or the end of a connection, means.
+`Position` is how far a stream has been read: it decides what an event, or the end of a connection, means.
 """
 
 import math
@@ -68,8 +68,8 @@ LEAST_ATTEMPT = 1.0
 
 
 @dataclass(kw_only=True)
-class Cursor:
-    """The position in a stream."""
+class Position:
+    """How far a stream has been read."""
 
     session_id: str | None = None
     task_id: str | None = None
@@ -127,24 +127,24 @@ class Cursor:
 class Positioned:
     """What a stream's caller may know of its position."""
 
-    _cursor: Cursor
+    _position: Position
 
     @property
     def session_id(self) -> str | None:
-        return self._cursor.session_id
+        return self._position.session_id
 
     @property
     def task_id(self) -> str | None:
-        return self._cursor.task_id
+        return self._position.task_id
 
     @property
     def request_id(self) -> str | None:
-        return self._cursor.request_id
+        return self._position.request_id
 
     @property
     def last_event_id(self) -> int:
         """The highest id so far: another process can `follow` the request from here."""
-        return self._cursor.last_event_id
+        return self._position.last_event_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,26 +289,28 @@ class Rules:
 
     # --- streams --------------------------------------------------------------------------------------
 
-    def followed(self, start: Call, cursor: Cursor) -> Stream[StreamEvent, None]:
+    def followed(self, start: Call, position: Position) -> Stream[StreamEvent, None]:
         """Events to the end, through any number of connections.
 
         `start` is repeated until the service is known to have it; after that the request's log is followed
         from the last event on.
         """
         budget = self._budget()
-        while not cursor.ended:
-            call = calls.follow(cursor.request_id or "", cursor.last_event_id) if cursor.located else start
+        while not position.ended:
+            call = (
+                calls.follow(position.request_id or "", position.last_event_id) if position.located else start
+            )
             outcome = yield from open_stream(call)
             if isinstance(outcome, Lost):
                 trouble: Trouble | None = outcome
             elif outcome.is_stream:
-                trouble = yield from self._read(cursor, budget)
+                trouble = yield from self._read(position, budget)
             else:
-                trouble = yield from self._without_stream(start, call, outcome, cursor)
+                trouble = yield from self._without_stream(start, call, outcome, position)
             if trouble is not None:
-                yield from self._hold_on(trouble, budget, start, cursor)
+                yield from self._hold_on(trouble, budget, start, position)
 
-    def _read(self, cursor: Cursor, budget: Budget) -> Stream[StreamEvent, Trouble | None]:
+    def _read(self, position: Position, budget: Budget) -> Stream[StreamEvent, Trouble | None]:
         """Yield the events of the open connection. None: the stream has ended; else why it broke."""
         parser, opened, received = EventParser(), self.clock(), False
         while True:
@@ -316,62 +318,62 @@ class Rules:
             if isinstance(chunk, Lost) or not chunk:
                 break
             received = True
-            for event in _taken(parser, chunk, cursor):
+            for event in _taken(parser, chunk, position):
                 if _of_the_way(event):
-                    cursor.ended = False
+                    position.ended = False
                     return event.error
                 budget.renew()
-                yield from _emitted(event, cursor)
-                if cursor.ended:
+                yield from _emitted(event, position)
+                if position.ended:
                     return None
         if received and self.clock() - opened > self.retry.longest_delay:
             # a connection that lasted, perhaps with nothing but keepalives, is progress too
             budget.renew()
         if isinstance(chunk, Lost):
-            cursor.lose()
+            position.lose()
             return chunk
-        pause = cursor.close()
+        pause = position.close()
         if pause is None:
             return Lost(EOFError("the stream broke off before its last event"))
-        yield from _emitted(pause, cursor)
+        yield from _emitted(pause, position)
         return None
 
     def _without_stream(
-        self, start: Call, call: Call, reply: Reply, cursor: Cursor
+        self, start: Call, call: Call, reply: Reply, position: Position
     ) -> Stream[StreamEvent, ProblemError | None]:
         """Handle an answer that is no stream. None: connect again, unless the stream has ended."""
         if reply.status == 204:
-            return (yield from self._settle(cursor))
+            return (yield from self._settle(position))
         if reply.ok:
             answer = Answer.parse(reply.document())
-            cursor.locate(answer)
+            position.locate(answer)
             if answer.status not in UNFINISHED:
-                yield from _end(ending(answer), cursor)
+                yield from _end(ending(answer), position)
             return None
         problem = reply.problem()
         if isinstance(problem, RequestInProgress) and problem.request_id is not None:
-            cursor.locate(problem)
+            position.locate(problem)
             return None
-        if cursor.located and isinstance(problem, NotFound):
-            return (yield from self._settle(cursor))
+        if position.located and isinstance(problem, NotFound):
+            return (yield from self._settle(position))
         if isinstance(problem, NotOwner) and call.method != start.method and not _is_message(start):
             # an approver may not follow a request: the decision, sent again, gets the same stream as answer.
             # A message is not sent again: with a token that is another user's by now, it would be theirs
-            cursor.located = False
+            position.located = False
             return problem
         if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
             return problem
         raise problem
 
-    def _settle(self, cursor: Cursor) -> Stream[StreamEvent, ProblemError | None]:
+    def _settle(self, position: Position) -> Stream[StreamEvent, ProblemError | None]:
         """The log has no more events: the end is read from the request itself."""
-        request = yield from self.request(cursor.request_id or "")
+        request = yield from self.request(position.request_id or "")
         if request.status in UNFINISHED:
             return RequestInProgress("the request is still running, but its event log has ended", status=409)
         if request.error is not None:
-            yield from _end(failure(None, request.error.raw), cursor)
+            yield from _end(failure(None, request.error.raw), position)
         else:
-            yield from _end(ending(request.answer()), cursor)
+            yield from _end(ending(request.answer()), position)
         return None
 
     # --- repeating ---------------------------------------------------------------------------------
@@ -396,7 +398,7 @@ class Rules:
             yield from self._hold_on(trouble, budget, call)
 
     def _hold_on(
-        self, trouble: Trouble, budget: Budget, call: Call, cursor: Cursor | None = None
+        self, trouble: Trouble, budget: Budget, call: Call, position: Position | None = None
     ) -> Flow[None]:
         """Wait before the next attempt; raise the trouble when none is left."""
         asked = trouble.retry_after if isinstance(trouble, ProblemError) else None
@@ -406,18 +408,18 @@ class Rules:
         elif isinstance(trouble, ProblemError):
             raise trouble
         else:
-            raise self._given_up(trouble, call, cursor) from trouble.error
+            raise self._given_up(trouble, call, position) from trouble.error
 
-    def _given_up(self, lost: Lost, call: Call, cursor: Cursor | None = None) -> ConnectionLost:
+    def _given_up(self, lost: Lost, call: Call, position: Position | None = None) -> ConnectionLost:
         reason = str(lost.error) or type(lost.error).__name__
         in_doubt = lost.sent and not call.repeatable
         look = "; what was asked may have been done: look before you repeat the call" if in_doubt else ""
-        cursor = cursor or Cursor()
+        position = position or Position()
         return ConnectionLost(
             f"no answer from the service: {reason}{look}",
             in_doubt=in_doubt,
-            request_id=cursor.request_id,
-            last_event_id=cursor.last_event_id,
+            request_id=position.request_id,
+            last_event_id=position.last_event_id,
             idempotency_key=call.headers.get(calls.IDEMPOTENCY_KEY),
         )
 
@@ -446,13 +448,13 @@ def _of_gateway(trouble: Trouble) -> TypeGuard[ProblemError]:
     return isinstance(trouble, ProblemError) and trouble.stands_for is None and trouble.status in GATEWAY
 
 
-def _taken(parser: EventParser, chunk: bytes, cursor: Cursor) -> Iterator[StreamEvent]:
+def _taken(parser: EventParser, chunk: bytes, position: Position) -> Iterator[StreamEvent]:
     try:
         messages = parser.feed(chunk)
     except EventTooLong as error:
         raise UnexpectedAnswer(str(error)) from error
     for message in messages:
-        if (event := cursor.take(message)) is not None:
+        if (event := position.take(message)) is not None:
             yield event
 
 
@@ -461,16 +463,16 @@ def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and event.id is None and event.error.status == 503
 
 
-def _emitted(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
-    if cursor.ended:
+def _emitted(event: StreamEvent, position: Position) -> Stream[StreamEvent, None]:
+    if position.ended:
         # before the last event is returned, since most callers stop reading there
         yield Close()
     yield Emit(event)
 
 
-def _end(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
-    cursor.ended = True
-    yield from _emitted(event, cursor)
+def _end(event: StreamEvent, position: Position) -> Stream[StreamEvent, None]:
+    position.ended = True
+    yield from _emitted(event, position)
 
 
 def _page(document: Json) -> tuple[tuple[Json, ...], str | None]:

@@ -31,7 +31,7 @@ from tealagents.client.events import StreamEvent, outcome_of
 from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
-from tealagents.client.rules import Cursor, Positioned
+from tealagents.client.rules import Position, Positioned
 from tealagents.client.wire import (
     Call,
     Close,
@@ -118,8 +118,8 @@ class Client:
         Every event comes once, in order, and the last one is `Final`, `ApprovalRequired` or `Failed`.
         The message is sent when the first event is requested.
         """
-        cursor = Cursor()
-        return EventStream(self._does.stream(content, options, cursor), self._wire(), cursor)
+        position = Position()
+        return EventStream(self._does.stream(content, options, position), self._wire(), position)
 
     def background(self, content: Content, **options: Unpack[MessageOptions]) -> Accepted:
         """Send a message and return as soon as the service has stored it."""
@@ -150,8 +150,8 @@ class Client:
         Where the request has ended and its log is gone, or was read to its end, the last event is repeated,
         with `id` None.
         """
-        cursor = Cursor(request_id=request_id, last_event_id=after, located=True)
-        return EventStream(self._does.follow(request_id, cursor), self._wire(), cursor)
+        position = Position(request_id=request_id, last_event_id=after, located=True)
+        return EventStream(self._does.follow(request_id, position), self._wire(), position)
 
     def resume(self, of: str | Approval, action: Action, **options: Unpack[DecisionOptions]) -> Answer:
         """Approve or reject a pause and wait for the outcome.
@@ -167,8 +167,8 @@ class Client:
 
         `after` is the `id` of the `ApprovalRequired` event: earlier events are not repeated.
         """
-        cursor = Cursor(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
-        return EventStream(self._does.resume_stream(of, action, options, cursor), self._wire(), cursor)
+        position = Position(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
+        return EventStream(self._does.resume_stream(of, action, options, position), self._wire(), position)
 
     def cancel(self, request_id: str) -> RequestDocument:
         """Cancel a running or paused request. One that has ended stays as it is."""
@@ -351,13 +351,13 @@ class Items(Generic[E]):
 class EventStream(Items[StreamEvent], Positioned):
     """The events of one request. Its ids are known from the first event on."""
 
-    def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", cursor: Cursor) -> None:
+    def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", position: Position) -> None:
         super().__init__(flow, wire)
-        self._cursor = cursor
+        self._position = position
 
     def _end(self) -> None:
-        if not self._cursor.ended:
-            raise self._cursor.closed_early()
+        if not self._position.ended:
+            raise self._position.closed_early()
 
     def answer(self) -> Answer:
         """Read to the end and return what `send` would have returned. A failure is raised."""
