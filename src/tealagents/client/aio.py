@@ -84,7 +84,7 @@ class AsyncClient:
         self.base_url = prefix(base_url)
         self._backend = AsyncBackend(token, http)
         self._timeouts = timeouts or Timeouts()
-        self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
+        self._operations = Operations(retry=retry or Retry(), timeouts=self._timeouts)
 
     async def aclose(self) -> None:
         await self._backend.aclose()
@@ -108,7 +108,7 @@ class AsyncClient:
             ModelError, RequestCanceled, …: the request began and failed.
             ConnectionLost: the outcome is unknown; a call with the same key returns it.
         """
-        return await self._run(self._does.send(content, options))
+        return await self._run(self._operations.send(content, options))
 
     def stream(self, content: Content, **options: Unpack[MessageOptions]) -> "AsyncEventStream":
         """Send a message and follow its answer, across broken connections.
@@ -117,17 +117,17 @@ class AsyncClient:
         The message is sent when the first event is requested.
         """
         position = Position()
-        return AsyncEventStream(self._does.stream(content, options, position), self._wire(), position)
+        return AsyncEventStream(self._operations.stream(content, options, position), self._wire(), position)
 
     async def background(self, content: Content, **options: Unpack[MessageOptions]) -> Accepted:
         """Send a message and return as soon as the service has stored it."""
-        return await self._run(self._does.background(content, options))
+        return await self._run(self._operations.background(content, options))
 
     # --- requests -------------------------------------------------------------------------------------
 
     async def request(self, request_id: str) -> RequestDocument:
         """The request as it stands now."""
-        return await self._run(self._does.request(request_id))
+        return await self._run(self._operations.request(request_id))
 
     async def wait(self, request_id: str, *, timeout: float | None = None) -> Answer:
         """Wait until the request has ended or paused. A failure is raised.
@@ -140,7 +140,7 @@ class AsyncClient:
             ConnectionLost: the service was away at the end of that time, or for as long as `Retry` allows;
                 `ProblemError` where a gateway answered in its place.
         """
-        return await self._run(self._does.wait(request_id, timeout))
+        return await self._run(self._operations.wait(request_id, timeout))
 
     def follow(self, request_id: str, *, after: int = 0) -> "AsyncEventStream":
         """The events of a request after the one numbered `after`, to the end.
@@ -149,14 +149,14 @@ class AsyncClient:
         with `id` None.
         """
         position = Position(request_id=request_id, last_event_id=after, located=True)
-        return AsyncEventStream(self._does.follow(request_id, position), self._wire(), position)
+        return AsyncEventStream(self._operations.follow(request_id, position), self._wire(), position)
 
     async def resume(self, of: str | Approval, action: Action, **options: Unpack[DecisionOptions]) -> Answer:
         """Approve or reject a pause and wait for the outcome.
 
         `of` is the `Approval` itself, which names its pause, or the request's id.
         """
-        return await self._run(self._does.resume(of, action, options))
+        return await self._run(self._operations.resume(of, action, options))
 
     def resume_stream(
         self, of: str | Approval, action: Action, *, after: int = 0, **options: Unpack[DecisionOptions]
@@ -167,104 +167,104 @@ class AsyncClient:
         """
         position = Position(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
         return AsyncEventStream(
-            self._does.resume_stream(of, action, options, position), self._wire(), position
+            self._operations.resume_stream(of, action, options, position), self._wire(), position
         )
 
     async def cancel(self, request_id: str) -> RequestDocument:
         """Cancel a running or paused request. One that has ended stays as it is."""
-        return await self._run(self._does.cancel(request_id))
+        return await self._run(self._operations.cancel(request_id))
 
     def prompt(self, request_id: str, *, step_id: str | None = None) -> "AsyncItems[PromptPart]":
         """What the model was sent in a call, oldest first: that of a step of the trace, or the last one."""
-        return self._list(self._does.prompt(request_id, step_id))
+        return self._list(self._operations.prompt(request_id, step_id))
 
     # --- sessions and tasks ---------------------------------------------------------------------------
 
     def sessions(self) -> "AsyncItems[Session]":
         """The caller's sessions, newest first."""
-        return self._list(self._does.sessions())
+        return self._list(self._operations.sessions())
 
     async def session(self, session_id: str) -> Session:
         """A session with its tasks."""
-        return await self._run(self._does.session(session_id))
+        return await self._run(self._operations.session(session_id))
 
     async def delete_session(self, session_id: str) -> None:
         """Delete a session with all its tasks. This cannot be undone."""
-        await self._run(self._does.delete_session(session_id))
+        await self._run(self._operations.delete_session(session_id))
 
     def tasks(self, *, session_id: str | None = None, status: str | None = None) -> "AsyncItems[Task]":
         """The caller's tasks, newest first."""
-        return self._list(self._does.tasks(session_id, status))
+        return self._list(self._operations.tasks(session_id, status))
 
     async def task(self, task_id: str) -> Task:
         """A task: its status, times and metadata."""
-        return await self._run(self._does.task(task_id))
+        return await self._run(self._operations.task(task_id))
 
     async def patch_task(self, task_id: str, **changes: Unpack[TaskChanges]) -> Task:
         """Change a task's metadata or the time it expires."""
-        return await self._run(self._does.patch_task(task_id, changes))
+        return await self._run(self._operations.patch_task(task_id, changes))
 
     async def delete_task(self, task_id: str) -> None:
         """Delete a task with everything it holds. This cannot be undone."""
-        await self._run(self._does.delete_task(task_id))
+        await self._run(self._operations.delete_task(task_id))
 
     def messages(self, task_id: str, *, checkpoint_id: str | None = None) -> "AsyncItems[Message]":
         """The interaction history, oldest first: of the current path, or as of a checkpoint."""
-        return self._list(self._does.messages(task_id, checkpoint_id))
+        return self._list(self._operations.messages(task_id, checkpoint_id))
 
     def trace(self, task_id: str) -> "AsyncItems[Step]":
         """The steps of the execution, oldest first."""
-        return self._list(self._does.trace(task_id))
+        return self._list(self._operations.trace(task_id))
 
     def checkpoints(self, task_id: str, *, parents: bool = False) -> "AsyncItems[Checkpoint]":
         """The points a task can be rolled back to or forked at, newest first; with `parents` as a tree."""
-        return self._list(self._does.checkpoints(task_id, parents))
+        return self._list(self._operations.checkpoints(task_id, parents))
 
     def audit(self, task_id: str) -> "AsyncItems[AuditEntry]":
         """The audit entries of a task."""
-        return self._list(self._does.audit(task_id))
+        return self._list(self._operations.audit(task_id))
 
     async def rollback(self, task_id: str, checkpoint_id: str) -> Task:
         """Make an earlier, or later, checkpoint the current one. Nothing is erased."""
-        return await self._run(self._does.rollback(task_id, checkpoint_id))
+        return await self._run(self._operations.rollback(task_id, checkpoint_id))
 
     async def fork(
         self, task_id: str, *, checkpoint_id: str | None = None, message_id: str | None = None
     ) -> Task:
         """A new task with the history up to and including a point, by default the last completed request."""
-        return await self._run(self._does.fork(task_id, checkpoint_id, message_id))
+        return await self._run(self._operations.fork(task_id, checkpoint_id, message_id))
 
     async def export_task(self, task_id: str) -> Json:
         """The whole task as one JSON document."""
-        return await self._run(self._does.export_task(task_id))
+        return await self._run(self._operations.export_task(task_id))
 
     async def import_task(self, document: Json) -> Task:
         """Import an exported task."""
-        return await self._run(self._does.import_task(document))
+        return await self._run(self._operations.import_task(document))
 
     # --- the rest -------------------------------------------------------------------------------------
 
     def approvals(self, *, status: str | None = "pending") -> "AsyncItems[Approval]":
         """The pauses that the caller can decide."""
-        return self._list(self._does.approvals(status))
+        return self._list(self._operations.approvals(status))
 
     async def approval(self, request_id: str, approval_id: str) -> Approval:
         """A pause, with the description and the arguments' schema of each call's tool."""
-        return await self._run(self._does.approval(request_id, approval_id))
+        return await self._run(self._operations.approval(request_id, approval_id))
 
     async def me(self) -> Me:
         """Who the caller is to the service."""
-        return await self._run(self._does.me())
+        return await self._run(self._operations.me())
 
     def tenant_tasks(
         self, *, oid: str | None = None, status: str | None = None, metadata: str | None = None
     ) -> "AsyncItems[Task]":
         """For auditors: the tasks of all users of the tenant; `metadata` is `key:value`."""
-        return self._list(self._does.tenant_tasks(oid, status, metadata))
+        return self._list(self._operations.tenant_tasks(oid, status, metadata))
 
     async def health(self) -> Health:
         """The state of the service. The call is not repeated."""
-        return await self._run(self._does.health())
+        return await self._run(self._operations.health())
 
     async def _run(self, flow: Flow[T]) -> T:
         wire = self._wire()
