@@ -60,7 +60,7 @@ from tealagents.client.wire import (
     Reply,
     Sleep,
     Stream,
-    seconds,
+    retry_after_seconds,
 )
 
 IDS: dict[str, Any] = {
@@ -809,10 +809,10 @@ def test_every_code_has_a_class(code: str) -> None:
 def test_retry_after() -> None:
     """`Retry-After` is seconds or a date; nonsense is as if it were absent."""
     date = "Wed, 21 Oct 2015 07:28:00 GMT"
-    assert seconds("7", None) == 7
-    assert seconds("Wed, 21 Oct 2015 07:28:30 GMT", date) == 30
-    assert seconds(date, None) == 0
-    assert [seconds(text, date) for text in (None, "", "soon", "-1", "²")] == [None] * 5
+    assert retry_after_seconds("7", None) == 7
+    assert retry_after_seconds("Wed, 21 Oct 2015 07:28:30 GMT", date) == 30
+    assert retry_after_seconds(date, None) == 0
+    assert [retry_after_seconds(text, date) for text in (None, "", "soon", "-1", "²")] == [None] * 5
 
 
 @given(st.integers(0, 20), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 60)))

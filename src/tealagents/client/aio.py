@@ -401,10 +401,10 @@ class _AsyncWire:
         http = self._backend.http()
         token = "" if call.anonymous else await self._backend.token()
         request = build_request(http, self._base_url, call, token, self._timeouts)
-        return await self._backend.settle(self._sent(http, request, call.most, leave_open))
+        return await self._backend.settle(self._sent(http, request, call.most_seconds, leave_open))
 
     async def _sent(
-        self, http: httpx.AsyncClient, request: httpx.Request, most: float, leave_open: bool
+        self, http: httpx.AsyncClient, request: httpx.Request, most_seconds: float, leave_open: bool
     ) -> Reply | Lost:
         try:
             response = await http.send(request, stream=True, follow_redirects=False)
@@ -412,7 +412,7 @@ class _AsyncWire:
                 self._response = response
                 self._chunks = cast(AsyncChunks, response.aiter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
-            body = await self._body(response, most)
+            body = await self._body(response, most_seconds)
         except httpx.RequestError as error:
             return lost(error)
         return Reply(status=response.status_code, headers=response.headers, body=body)

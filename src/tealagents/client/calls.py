@@ -60,7 +60,7 @@ def message(content: Content, options: MessageOptions) -> Call:
         method="POST",
         body=_present(body),
         headers={IDEMPOTENCY_KEY: printable(options.get("idempotency_key") or str(uuid.uuid4()))},
-        deadlines="answer",
+        timeout="answer",
         repeatable=True,
     )
 
@@ -81,7 +81,7 @@ def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call
         path=f"/requests/{segment(request_id)}/resume",
         query=_present({"approval_id": approval_id}),
         body=_present(body),
-        deadlines="answer",
+        timeout="answer",
         repeatable=True,
     )
 
@@ -89,12 +89,12 @@ def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call
 def as_stream(call: Call) -> Call:
     """The same, answered as a stream of events."""
     headers = {**call.headers, "Accept": EVENT_STREAM}
-    return replace(call, path=f"{call.path}/sse", headers=headers, deadlines="silence")
+    return replace(call, path=f"{call.path}/sse", headers=headers, timeout="silence")
 
 
 def in_background(call: Call) -> Call:
     """The same, answered as soon as it is stored."""
-    return replace(call, headers={**call.headers, "Prefer": "respond-async"}, deadlines="call")
+    return replace(call, headers={**call.headers, "Prefer": "respond-async"}, timeout="call")
 
 
 def follow(request_id: str, after: int) -> Call:
@@ -103,7 +103,7 @@ def follow(request_id: str, after: int) -> Call:
         method="GET",
         path=f"/requests/{segment(request_id)}/events",
         headers=headers,
-        deadlines="silence",
+        timeout="silence",
         repeatable=True,
     )
 

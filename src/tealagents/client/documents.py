@@ -115,7 +115,7 @@ class Approval:
             message=text(document, "message"),
             tool_calls=each(document, "tool_calls", PendingCall.parse),
             authorizations=each(document, "authorizations", Authorization.parse),
-            expires_at=time(document, "expires_at"),
+            expires_at=instant(document, "expires_at"),
             error=_error_of_record(document),
             raw=document,
         )
@@ -231,9 +231,9 @@ class RequestDocument:
         return cls(
             **ids,
             status=status,
-            created_at=time(document, "created_at"),
-            started_at=time(document, "started_at"),
-            ended_at=time(document, "ended_at"),
+            created_at=instant(document, "created_at"),
+            started_at=instant(document, "started_at"),
+            ended_at=instant(document, "ended_at"),
             usage=Usage.parse(_object(document, "token_usage")),
             content=content or None,
             error=problem_from_document({**ids, **error}) if error is not None else None,
@@ -265,9 +265,9 @@ class Task:
             session_id=text(document, "session_id"),
             status=text(document, "status"),
             owner=text(_object(document, "owner"), "oid"),
-            created_at=time(document, "created_at"),
-            last_updated=time(document, "last_updated"),
-            expires_at=time(document, "expires_at"),
+            created_at=instant(document, "created_at"),
+            last_updated=instant(document, "last_updated"),
+            expires_at=instant(document, "expires_at"),
             metadata=_object(document, "metadata"),
             error=_error_of_record(document),
             raw=document,
@@ -289,7 +289,7 @@ class Session:
     def parse(cls, document: Json) -> "Session":
         return cls(
             session_id=text(document, "session_id"),
-            created_at=time(document, "created_at"),
+            created_at=instant(document, "created_at"),
             tasks=each(document, "tasks", Task.parse),
             error=_error_of_record(document),
             raw=document,
@@ -339,7 +339,7 @@ class Message:
             text=_text_of(items),
             items=items,
             tool_calls=each(document, "tool_calls", MessageCall.parse),
-            created_at=time(document, "created_at"),
+            created_at=instant(document, "created_at"),
             raw=document,
         )
 
@@ -365,7 +365,7 @@ class Step:
             request_id=text(document, "request_id"),
             kind=text(document, "kind"),
             name=text(document, "name"),
-            started_at=time(document, "started_at"),
+            started_at=instant(document, "started_at"),
             duration_ms=duration if isinstance(duration, int | float) else None,
             usage=Usage.parse(usage) if usage else None,
             input=document.get("input"),
@@ -425,7 +425,7 @@ class Checkpoint:
             checkpoint_id=text(document, "checkpoint_id"),
             request_id=text(document, "request_id"),
             parent_id=text(document, "parent_id") or None,
-            created_at=time(document, "created_at"),
+            created_at=instant(document, "created_at"),
             current=document.get("current") is True,
             raw=document,
         )
@@ -449,7 +449,7 @@ class AuditEntry:
     def parse(cls, document: Json) -> "AuditEntry":
         return cls(
             seq=_number(document, "seq"),
-            at=time(document, "at"),
+            at=instant(document, "at"),
             actor=text(document, "actor"),
             action=text(document, "action"),
             request_id=text(document, "request_id") or None,
@@ -513,7 +513,7 @@ def text(document: Json, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def time(document: Json, name: str) -> datetime | None:
+def instant(document: Json, name: str) -> datetime | None:
     """The time under `name`; None if there is none."""
     try:
         return datetime.fromisoformat(text(document, name))

@@ -383,8 +383,8 @@ class Rules:
         budget = budget or self._budget()
         while True:
             # no longer than the time that is left, but long enough for a service that is there
-            most = max(LEAST_ATTEMPT, budget.until - self.clock())
-            outcome = yield from fetch(replace(call, most=most))
+            most_seconds = max(LEAST_ATTEMPT, budget.until - self.clock())
+            outcome = yield from fetch(replace(call, most_seconds=most_seconds))
             trouble = outcome if isinstance(outcome, Lost) or outcome.ok else outcome.problem()
             if isinstance(trouble, Reply):
                 return trouble

@@ -401,10 +401,10 @@ class _Wire:
         http = self._backend.http()
         token = "" if call.anonymous else self._backend.token()
         request = build_request(http, self._base_url, call, token, self._timeouts)
-        return self._backend.settle(self._sent(http, request, call.most, leave_open))
+        return self._backend.settle(self._sent(http, request, call.most_seconds, leave_open))
 
     def _sent(
-        self, http: httpx.Client, request: httpx.Request, most: float, leave_open: bool
+        self, http: httpx.Client, request: httpx.Request, most_seconds: float, leave_open: bool
     ) -> Reply | Lost:
         try:
             response = http.send(request, stream=True, follow_redirects=False)
@@ -412,7 +412,7 @@ class _Wire:
                 self._response = response
                 self._chunks = cast(Chunks, response.iter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
-            body = self._body(response, most)
+            body = self._body(response, most_seconds)
         except httpx.RequestError as error:
             return lost(error)
         return Reply(status=response.status_code, headers=response.headers, body=body)

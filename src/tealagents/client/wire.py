@@ -76,9 +76,9 @@ class Call:
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     #: which of `Timeouts` bounds the wait for the next byte
-    deadlines: Literal["call", "answer", "silence"] = "call"
+    timeout: Literal["call", "answer", "silence"] = "call"
     #: seconds that this attempt may take at most
-    most: float = math.inf
+    most_seconds: float = math.inf
     #: repeating it is harmless even if the first was executed
     repeatable: bool = False
     #: it needs no token, and is sent without one
@@ -120,7 +120,7 @@ class Reply:
         return problem_from_body(
             self.body,
             status=self.status,
-            retry_after=seconds(self.headers.get("retry-after"), self.headers.get("date")),
+            retry_after=retry_after_seconds(self.headers.get("retry-after"), self.headers.get("date")),
             replayed=self.replayed,
         )
 
@@ -220,8 +220,8 @@ def build_request(
         content=content,
         timeout=httpx.Timeout(
             _finite(timeouts.call),
-            connect=_finite(min(timeouts.connect, call.most)),
-            read=_finite(min(getattr(timeouts, call.deadlines), call.most)),
+            connect=_finite(min(timeouts.connect, call.most_seconds)),
+            read=_finite(min(getattr(timeouts, call.timeout), call.most_seconds)),
             # the asynchronous client of httpx bounds with it the upload of the whole body
             write=_finite(timeouts.call + len(content or b"") / UPLOADED_PER_SECOND),
         ),
@@ -252,7 +252,7 @@ def is_event_stream(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == EVENT_STREAM
 
 
-def seconds(retry_after: str | None, date: str | None) -> float | None:
+def retry_after_seconds(retry_after: str | None, date: str | None) -> float | None:
     """A `Retry-After` in seconds: it is a number, or a time, relative to the answer's `Date`."""
     if not retry_after:
         return None
