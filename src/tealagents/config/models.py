@@ -2,7 +2,7 @@
 
 What an adapter is configured with is declared by the adapter alone, and imported when a file names it
 (`OptionsOf`). Where files of the earlier platform may have further keys, these are kept and ignored
-(`Older`); elsewhere an unknown key is a mistake.
+(`LenientOptions`); elsewhere an unknown key is a mistake.
 """
 
 from collections.abc import Mapping
@@ -77,13 +77,13 @@ else:
     MCPServerOptions = Annotated[Any, OptionsOf("tealagents.tools.options:MCPServerOptions")]
 
 
-class Older(Options):
+class LenientOptions(Options):
     """A section that may carry further keys, which are kept and ignored."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Skill(Older):
+class Skill(LenientOptions):
     """One thing the agent is good at, for orchestrators that choose among agents."""
 
     id: str | None = None
@@ -106,7 +106,7 @@ class Skill(Older):
     """Kinds of content it returns."""
 
 
-class Metadata(Older):
+class Metadata(LenientOptions):
     """What the agent says about itself."""
 
     description: str = ""
@@ -140,7 +140,7 @@ Components = tuple[
 ]
 
 
-class AgentConfig(Older):
+class AgentConfig(LenientOptions):
     """The agent: its model, its instructions, its tools."""
 
     name: Text = "default"
@@ -206,7 +206,7 @@ class ConsoleSection(Options):
     they paste an access token."""
 
 
-class Spec(Older):
+class Spec(LenientOptions):
     """The agent and how it is served."""
 
     agent: AgentConfig
@@ -252,7 +252,7 @@ class Spec(Older):
         return self
 
 
-class ConfigFile(Older):
+class ConfigFile(LenientOptions):
     """A config file of tealagents: one agent, served over HTTP."""
 
     api_version: Annotated[Literal["tealagents/v1alpha1"], Field(alias="apiVersion")]

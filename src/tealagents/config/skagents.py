@@ -19,8 +19,8 @@ from tealagents.config.models import (
     AgentConfig,
     ConfigFile,
     ConsoleSection,
+    LenientOptions,
     Metadata,
-    Older,
     Spec,
     contradiction,
 )
@@ -46,7 +46,7 @@ _OF_STATE = ("persistence", "thread", "concurrency", "on_disconnect", "protocols
 _A2A = "TA_A2A_ENABLED"
 
 
-class EarlierTask(Older):
+class EarlierTask(LenientOptions):
     """One step of a sequence."""
 
     name: Text
@@ -67,7 +67,7 @@ class EarlierTask(Older):
         return self._place
 
 
-class _Served(Older):
+class _Served(LenientOptions):
     """How a file without state is served."""
 
     auth: Any = None
@@ -104,7 +104,7 @@ class SequentialSpec(_Served):
         return self
 
 
-class _V1(Older):
+class _V1(LenientOptions):
     #: whatever version it names
     served_as: ClassVar[str] = V1
     metadata: ClassVar[Metadata] = Metadata()
@@ -139,7 +139,7 @@ class SequentialFile(_V1):
     """The agents, their tasks and how they are served."""
 
 
-class AgentFile(Older):
+class AgentFile(LenientOptions):
     """`skagents/v2alpha1`."""
 
     served_as: ClassVar[str] = V2
