@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.config import AgentConfig, ConfigFile, ConsoleSection, ServiceConfig, ThreadConfig, load
-from tealagents.config.auth import with_entra
+from tealagents.config.auth import entra_section
 from tealagents.config.documentation import meaning
 from tealagents.config.file import read_document
 from tealagents.config.models import Metadata, Skill, Spec
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SECTIONS = (
     *(ConfigFile, Metadata, Skill, Spec, AgentConfig, MCPServerOptions, GovernanceOverride),
-    *(with_entra(), ThreadConfig, ConsoleSection, Limits),
+    *(entra_section(), ThreadConfig, ConsoleSection, Limits),
 )
 VARIABLES = {"STATE_PASSWORD": "x", "HANDBOOK_TOKEN": "y"}
 
@@ -81,7 +81,7 @@ def all_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tup
         yield here
         section, entry = model_at(model, (here[-1],)), model_at(model, (here[-1], 0))
         if here == ("spec", "auth"):
-            section = with_entra()
+            section = entra_section()
         if section:
             yield from all_keys(section, here)
         elif entry and entry.__name__ != "Component":
@@ -125,7 +125,7 @@ def test_reference_shows_the_defaults() -> None:
     assert config.thread == ThreadConfig()
     assert config.console == ConsoleSection()
     shown = read_document(ROOT / "configs" / "reference.yaml", []).data["spec"]["auth"]
-    for name, field in with_entra().model_fields.items():
+    for name, field in entra_section().model_fields.items():
         assert (shown.get(name) or None) == (None if field.is_required() else field.default or None), name
     assert config.agent.model_copy(update={"model": "m", "mcp_servers": ()}) == file.spec.agent
     assert (config.kind, config.description, config.persistence) == (

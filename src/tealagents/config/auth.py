@@ -48,7 +48,7 @@ class AuthConfig:
 
 
 @cache
-def with_entra() -> type[BaseModel]:
+def entra_section() -> type[BaseModel]:
     """The section with the keys of Entra."""
     from tealagents.auth.options import EntraOptions
 
@@ -69,7 +69,8 @@ def auth_of(document: Document, mistakes: list[Mistake]) -> AuthConfig | None:
     provider = given.get("provider") or ("entra" if "tenant_id" in others else "mock")
     if provider == "entra" and isinstance(options := given.get("options"), dict):
         given = {**given, **options, "options": {}}
-    found = list(_mistakes(given, provider, with_entra() if others or provider == "entra" else ProviderKeys))
+    section = entra_section() if others or provider == "entra" else ProviderKeys
+    found = list(_mistakes(given, provider, section))
     mistakes += (((*AUTH, *path), message) for path, message in found)
     if found:
         return None

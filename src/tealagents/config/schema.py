@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tealagents.config.auth import with_entra
+from tealagents.config.auth import entra_section
 from tealagents.config.documentation import meaning
 from tealagents.config.models import (
     AgentConfig,
@@ -30,7 +30,7 @@ def json_schema() -> dict[str, Any]:
 
     schema = ConfigFile.model_json_schema()
     sections = schema["$defs"]
-    auth = with_entra()
+    auth = entra_section()
     entry = _defined(sections, MCPServerOptions)
     sections["AgentConfig"]["properties"]["mcp_servers"]["items"] = entry
     sections["Spec"]["properties"]["auth"] = {"anyOf": [_defined(sections, auth), {"type": "string"}]}

@@ -147,12 +147,12 @@ def load(
 
         return skagents.load(loading, unset, upgrading=upgrading)
     loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings)
-    loading.put_over(unset)
+    loading.apply_environment(unset)
     if not _is_of_this_version(document, problems):
-        raise loading.refused()
+        raise loading.error()
     file, auth = loading.validated(ConfigFile), loading.judged(partial(auth_of, document))
     if file is None or auth is None:
-        raise loading.refused()
+        raise loading.error()
     if auth.provider == GATEWAY:
         message = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
         problems.append(document.problem((*AUTH, "provider"), message))
@@ -163,7 +163,7 @@ def load(
     loading.check_remote_plugins(file.spec.agent, ("spec", "agent"))
     config = combined(file, auth, loading)
     if problems:
-        raise loading.refused()
+        raise loading.error()
     return config
 
 
@@ -201,7 +201,7 @@ class Loading:
     problems: list[ConfigProblem]
     warnings: list[str]
 
-    def put_over(self, unset: list[ConfigProblem] | None) -> None:
+    def apply_environment(self, unset: list[ConfigProblem] | None) -> None:
         """Puts what the environment says over the file, and makes the paths of both absolute."""
         document, environment, problems = self.document, self.environment, self.problems
         problems += credentials(document)
@@ -257,7 +257,7 @@ class Loading:
         if agent.remote_plugins and self.settings.remote_plugin_path is None:
             self.problems.append(self.document.problem((*place, "remote_plugins"), _NO_REMOTE_PLUGINS))
 
-    def refused(self) -> ConfigError:
+    def error(self) -> ConfigError:
         """Everything that is wrong."""
         return ConfigError(_ordered(self.problems))
 

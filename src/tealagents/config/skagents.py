@@ -184,7 +184,7 @@ def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool
     if not upgrading:
         problems += _refusals(loading, V2 if v2 else V1)
     warnings += without_state(loading.environment)
-    loading.put_over(unset)
+    loading.apply_environment(unset)
     for name, key in overrides(loading.environment).items():
         if key[1] in _OF_STATE:
             document.remove(key[:2])
@@ -192,13 +192,13 @@ def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool
                 warnings.append(f"{name}: has no effect: this version keeps no state")
     file, auth = _file(loading, v2), loading.judged(partial(auth_of, document))
     if file is None or auth is None or problems:
-        raise loading.refused()
+        raise loading.error()
     warnings += unknown_keys(file, document)
     warnings += map(str, _namesakes(file.spec, document))
     warnings += _warnings(auth, loading)
     config = _config(file, auth, loading)
     if problems:
-        raise loading.refused()
+        raise loading.error()
     return config
 
 
