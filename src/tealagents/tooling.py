@@ -75,10 +75,15 @@ class Tooling:
 
             self.delegation = open_delegation(entra, clock)
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
-        secrets = SecretStore(records) if records is not None and config.encryption_key is not None else None
+        secret_store = (
+            SecretStore(records) if records is not None and config.encryption_key is not None else None
+        )
         #: asks users to authorize tool servers, and takes what the browser brings back
         self.consents = Consents(
-            callback, without_url=_without_url(config), own_callbacks=_several(config), secrets=secrets
+            callback,
+            without_url=_without_url(config),
+            own_callbacks=_several(config),
+            secret_store=secret_store,
         )
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:

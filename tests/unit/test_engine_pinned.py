@@ -146,7 +146,7 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
     provider, secrets = Provider(), SecretStore()
     with protected(provider, per_user=True) as url:
         options = MCPServerOptions(name="private", url=url)
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         call = ToolCall("c1", "private-notes", "{}")
         async with MCPServer(options, consents) as server:
             box = boxed(GovernedToolset(server, None, consents))
@@ -158,7 +158,7 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
             await server.connect(context())
             pinned = box.of(User("contoso", "ada")).pinned(call)
             assert pinned.pinned != ""
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with MCPServer(options, consents) as server:
             box = boxed(GovernedToolset(server, None, consents)).of(User("contoso", "ada"))
             result = await box.call(pinned, context())

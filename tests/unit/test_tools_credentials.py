@@ -180,7 +180,7 @@ async def authorized_server(*, restarted: bool) -> AsyncIterator[Tool]:
     provider, secrets = Provider(), SecretStore()
     with protected(provider) as url:
         options = MCPServerOptions(name="secure", url=url)
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with MCPServer(options, consents) as server:
             tool = server.find("secure-whoami")
             assert tool is not None
@@ -191,7 +191,7 @@ async def authorized_server(*, restarted: bool) -> AsyncIterator[Tool]:
             if not restarted:
                 yield tool
                 return
-        async with MCPServer(options, Consents(CALLBACK, secrets=secrets)) as server:
+        async with MCPServer(options, Consents(CALLBACK, secret_store=secrets)) as server:
             tool = server.find("secure-whoami")
             assert tool is not None
             yield tool
@@ -263,7 +263,7 @@ async def test_a_token_that_the_service_refuses_is_replaced(tmp_path: Path) -> N
     """The catalogue's `auth` renews a token that has ended early, and then asks the owner again."""
     downstream = Downstream()
     with registering() as pretender:
-        consents = Consents(CALLBACK, secrets=SecretStore())
+        consents = Consents(CALLBACK, secret_store=SecretStore())
         async with openapi(tmp_path, downstream) as operation:
             (tool,) = govern([operation], catalogue_of("Api-look", pretender.url), consents)
             await consented(pretender, tool, consents)

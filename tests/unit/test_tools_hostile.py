@@ -420,7 +420,7 @@ async def test_scopes_that_are_not_a_list_of_texts_are_not_asked_for(
     )
     assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ()
     challenge = Challenge(scopes=("write",))
-    keeping = Consents(CALLBACK, secrets=SecretStore())
+    keeping = Consents(CALLBACK, secret_store=SecretStore())
     assert (await keeping.ask(Context(), server, challenge)).scopes == ("write",)
 
 
@@ -463,7 +463,7 @@ async def test_a_client_is_registered_under_texts_of_a_sane_length(
     server, secrets = registering(pretender), SecretStore()
     pretender.registered = registered
     with pytest.raises(ToolFailed, match="did not register this service"):
-        await Consents(CALLBACK, secrets=secrets).ask(Context(), server)
+        await Consents(CALLBACK, secret_store=secrets).ask(Context(), server)
     assert secrets.secrets == {}
 
 

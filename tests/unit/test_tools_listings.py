@@ -67,7 +67,7 @@ async def test_what_one_user_is_listed_no_other_is_shown() -> None:
     options = MCPServerOptions(name="private", url="http://x/mcp", trust_level="trusted")
     with protected(provider, per_user=True) as url:
         options = options.model_copy(update={"url": url})
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with MCPServer(options, consents) as server:
             box = Toolbox(Speaking(), 30)
             box.load([GovernedToolset(server, None, consents)])
@@ -88,7 +88,7 @@ async def test_what_one_user_is_listed_no_other_is_shown() -> None:
                 await box.find("private-notes_of_Bob").call(context_of(ADA), {})  # type: ignore[union-attr]
             assert "has: private-notes_of_Ada, private-notes." in str(refused.value)
         # another process: it knows no listing, and each user's only once that user has connected
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with MCPServer(options, consents) as server:
             box.load([GovernedToolset(server, None, consents)])
             assert box.of(ADA).encoded == box.of(BOB).encoded == everybody

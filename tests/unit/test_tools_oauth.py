@@ -297,7 +297,7 @@ async def test_a_state_that_comes_back_twice_at_once_is_used_once(pretender: Pre
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     async with _Meeting() as store:
         secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
-        one, two = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
+        one, two = Consents(CALLBACK, secret_store=secrets), Consents(CALLBACK, secret_store=secrets)
         link = parse_qs(urlsplit((await one.ask(Context(), server)).url).query)["state"][0]
         came = await asyncio.gather(
             one.complete(link, "code"), two.complete(link, "code"), return_exceptions=True
@@ -311,7 +311,7 @@ async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pr
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
-    here, there = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
+    here, there = Consents(CALLBACK, secret_store=secrets), Consents(CALLBACK, secret_store=secrets)
     link = (await here.ask(Context(), server)).url
     assert (await here.ask(Context(), server)).url == link
     await there.refuse(parse_qs(urlsplit(link).query)["state"][0], "access_denied", "")
@@ -323,7 +323,7 @@ async def test_a_user_is_asked_anew_where_another_link_was_used(pretender: Prete
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     for secrets in (None, SecretStore()):
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         wider = Challenge(scopes=("more",))
         first, second = [await consents.ask(Context(request_id=n), server, wider) for n in ("1", "2")]
         await consents.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
@@ -367,7 +367,7 @@ async def test_an_answer_of_another_server_does_not_spend_the_link(
     """Nor does one without the server's promised name; an error is checked as a code is (RFC 9207, 2.4)."""
     pretender.publish(authorization_response_iss_parameter_supported=True)
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-    consents = Consents(CALLBACK, secrets=store)
+    consents = Consents(CALLBACK, secret_store=store)
     state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
     for iss, problem in (("https://evil.example", "different authorization"), (None, "has to name itself")):
         with pytest.raises(InvalidRequest, match=problem):
@@ -383,7 +383,7 @@ async def test_an_answer_of_another_server_does_not_spend_the_link(
 async def test_token_is_renewed_where_there_is_a_secret_store() -> None:
     """An access token that ends is renewed with the stored refresh token, by one of many calls."""
     provider, secrets, now = Provider(), SecretStore(), [1000.0]
-    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
+    consents = Consents(CALLBACK, secret_store=secrets, now=lambda: now[0])
     with protected(provider) as url:
         async with opened(url, consents) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -398,7 +398,7 @@ async def test_token_is_renewed_where_there_is_a_secret_store() -> None:
 async def test_a_token_is_forgotten_a_minute_after_its_grant_was_deleted() -> None:
     """As it is with its user, by another process."""
     provider, secrets, now = Provider(), SecretStore(), [1000.0]
-    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
+    consents = Consents(CALLBACK, secret_store=secrets, now=lambda: now[0])
     with protected(provider) as url:
         async with opened(url, consents) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -429,7 +429,7 @@ async def test_token_is_asked_for_again_where_there_is_no_secret_store() -> None
 async def test_restart_and_replicas_share_the_secret_store() -> None:
     """A link made by one process is completed by another, once; a third needs no consent."""
     provider, secrets = Provider(), SecretStore()
-    one, two, three = (Consents(CALLBACK, secrets=secrets) for _ in range(3))
+    one, two, three = (Consents(CALLBACK, secret_store=secrets) for _ in range(3))
     with protected(provider) as url:
         async with opened(url, one) as server:
             brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
@@ -445,7 +445,7 @@ async def test_restart_and_replicas_share_the_secret_store() -> None:
 async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
     """A 401 for a token that should hold: renewed if it can be, else the user is asked again."""
     provider, secrets = Provider(), SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     with protected(provider) as url:
         async with opened(url, consents) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -462,7 +462,7 @@ async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
 async def test_a_token_that_is_refused_while_its_session_is_made_again_is_renewed_or_asked_for() -> None:
     """Calls do not wait for a session that no token of theirs can make."""
     provider, secrets = Provider(), SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     with protected(provider) as url:
         async with opened(url, consents, timeout=10) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -481,7 +481,7 @@ async def test_a_token_that_is_refused_while_its_session_is_made_again_is_renewe
 async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An authorization server that is away, or busy, is asked again later. covers: HITL-3"""
     provider, secrets, now = Provider(), SecretStore(), [1000.0]
-    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
+    consents = Consents(CALLBACK, secret_store=secrets, now=lambda: now[0])
 
     async def away(*_: object) -> tuple[int, Json]:
         return 503, {"error": "temporarily_unavailable"}
@@ -502,7 +502,7 @@ async def stored_grant(pretender: Pretender, server: ProtectedServer) -> SecretS
     """What is left of a user's consent after a restart."""
     pretender.publish()
     secrets = SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     asked = await consents.ask(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     return secrets
@@ -513,7 +513,7 @@ async def test_users_outlive_a_new_client_secret(pretender: Pretender) -> None:
     entry: Json = {"name": "x", "issuer": pretender.url, "client_id": "me"}
     secrets = await stored_grant(pretender, ProtectedServer(**entry, client_secret="old"))
     server = ProtectedServer(**entry, client_secret="new")
-    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
     assert pretender.headers[-1]["authorization"] == f"Basic {b64encode(b'me:new').decode()}"
 
 
@@ -533,7 +533,7 @@ async def test_a_refused_renewal_asks_the_user_and_keeps_the_grant(
     """The user is not locked out, and need not agree again where the operator can mend it."""
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = await stored_grant(pretender, server)
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
 
     async def refused(*_: object) -> tuple[int, Json]:
         return status, {"error": error} if error else {}
@@ -551,7 +551,7 @@ async def test_a_token_endpoint_that_has_moved_is_found_again(pretender: Pretend
     secrets = await stored_grant(pretender, server)
     [(key, stored)] = secrets.secrets.items()
     secrets.secrets[key] = stored.replace(f"{pretender.url}/token", old.format(url=pretender.url))
-    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
     assert json.loads(secrets.secrets[key])["at"]["token_endpoint"] == f"{pretender.url}/token"
 
@@ -562,7 +562,7 @@ async def test_a_server_that_names_another_authorization_server_asks_anew(preten
     secrets = await stored_grant(pretender, server)
     [(key, stored)] = secrets.secrets.items()
     secrets.secrets[key] = stored.replace(f"{pretender.url}/token", "http://127.0.0.1:9/token")
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     pretender.documents.clear()
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):  # all of it may be away for now
         await consents.tokens.get(Context(), server)
@@ -580,7 +580,7 @@ async def test_a_caller_who_is_canceled_loses_no_authorization(
     """The refresh token that a renewal brings is kept, though the one that asked for it has left."""
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = await stored_grant(pretender, server)
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
     came, left = asyncio.Event(), asyncio.Event()
 
@@ -701,7 +701,7 @@ class Fickle(SecretStore):
 async def test_a_renewed_token_that_could_not_be_stored_costs_no_consent() -> None:
     """It is used, and renewed and stored with what renewed it, though the stored one is good no more."""
     provider, secrets, now = Provider(), Fickle(), [1000.0]
-    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
+    one, other = (Consents(CALLBACK, secret_store=secrets, now=lambda: now[0]) for _ in range(2))
     with protected(provider) as url:
         async with opened(url, one) as server, opened(url, other) as restarted:
             await agreed(provider, one, "Alice", await asked_by(server, Context()))
@@ -728,13 +728,13 @@ async def test_a_renewed_grant_is_stored_once_the_store_is_back(
     monkeypatch.setattr(oauth_tokens, "SAVE_SECONDS", 3600 if stops else 0.01)
     secrets.away = True
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     assert await consents.tokens.get(Context(), server) == "second"
     secrets.away = False
     if stops:
         await consents.tokens.settled()
     await asyncio.wait_for(secrets.taken.wait(), 30)
-    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "second"
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "second"
     assert pretender.forms[-1]["refresh_token"] == "r2"
 
 
@@ -744,7 +744,7 @@ async def renewed_while_away(pretender: Pretender) -> tuple[Consents, Fickle]:
     secrets = Fickle()
     secrets.secrets = (await stored_grant(pretender, server)).secrets
     secrets.away = True
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     await consents.tokens.get(Context(), server)
     return consents, secrets
 
@@ -774,7 +774,7 @@ async def test_a_new_consent_comes_before_a_renewal_that_could_not_be_stored(pre
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets, now = Fickle(), [1000.0]
     secrets.secrets = (await stored_grant(pretender, server)).secrets
-    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
+    one, other = (Consents(CALLBACK, secret_store=secrets, now=lambda: now[0]) for _ in range(2))
     secrets.away = True
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
     assert await one.tokens.get(Context(), server) == "second"
@@ -801,7 +801,7 @@ class Late(SecretStore):
 async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
     """A refresh token that was good for one use is refused; the newer stored one is kept."""
     provider, secrets, now = Provider(), Late(), [1000.0]
-    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
+    one, other = (Consents(CALLBACK, secret_store=secrets, now=lambda: now[0]) for _ in range(2))
     with protected(provider) as url:
         async with opened(url, one) as first, opened(url, other) as second:
             await agreed(provider, one, "Alice", await asked_by(first, Context()))
@@ -816,7 +816,7 @@ async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
 async def test_a_grant_that_another_replica_is_renewing_is_not_deleted() -> None:
     """It stores the newer one just before this replica, which was refused, forgets the old one."""
     provider, secrets, now = Provider(), Late(), [1000.0]
-    one, other, third = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(3))
+    one, other, third = (Consents(CALLBACK, secret_store=secrets, now=lambda: now[0]) for _ in range(3))
     with protected(provider) as url:
         async with opened(url, one) as first, opened(url, other) as second, opened(url, third) as last:
             await agreed(provider, one, "Alice", await asked_by(first, Context()))
@@ -846,7 +846,7 @@ async def test_replicas_renew_a_grant_one_after_the_other(
         secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
         for (user, name), secret in granted.secrets.items():
             await secrets.put(user, name, secret)
-        replicas = [Consents(CALLBACK, secrets=secrets) for _ in range(3)]
+        replicas = [Consents(CALLBACK, secret_store=secrets) for _ in range(3)]
         tokens = await asyncio.gather(*(each.tokens.get(Context(), server) for each in replicas))
         assert len(set(tokens)) == 3
         assert used == ["r", "r1", "r2"]
@@ -865,14 +865,14 @@ async def test_a_replica_that_died_while_it_renewed_holds_up_no_other(
         return len(lasted) > 1
 
     monkeypatch.setattr(secrets, "claim", expired)
-    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
     assert oauth_tokens.TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Tokens, codes and verifiers are in no log line, at debug."""
     provider, secrets = Provider(), SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     with caplog.at_level(logging.DEBUG), protected(provider) as url:
         async with opened(url, consents) as server:
             asked = await asked_by(server, Context())
@@ -999,7 +999,7 @@ async def test_a_consent_without_a_refresh_token_ends_other_links_too(pretender:
     pretender.publish()
     pretender.answered = {"refresh_token": ""}
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-    consents = Consents(CALLBACK, secrets=SecretStore())
+    consents = Consents(CALLBACK, secret_store=SecretStore())
     asked = [await consents.ask(Context(request_id=each), server) for each in ("1", "2")]
     first, second = (parse_qs(urlsplit(each.url).query)["state"][0] for each in asked)
     assert await consents.complete(first, "code") == "x"
@@ -1032,7 +1032,7 @@ async def link_visited_while_away(
     """Consents that asked for a grant, its server, and the state of the link: the store has gone since."""
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
     secrets.away = True
     return consents, server, state
@@ -1047,7 +1047,7 @@ async def test_a_consent_waits_for_a_store_that_is_away_for_a_moment(pretender: 
     secrets.away = False
     assert await asyncio.wait_for(visit, 30) == "x"
     assert await consents.tokens.get(Context(), server) == "granted"
-    assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
     assert [form["grant_type"] for form in pretender.forms] == ["authorization_code", "refresh_token"]
 
 
@@ -1123,7 +1123,7 @@ async def test_an_endpoint_that_does_not_answer_in_time_is_not_looked_for(
     monkeypatch.setattr(oauth_clients, "token_request", slow)
     monkeypatch.setattr(oauth_tokens, "_token_endpoint", found)
     with pytest.raises(ToolFailed, match="slow is slow"):
-        await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server)
+        await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server)
 
 
 async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pretender) -> None:
@@ -1175,7 +1175,7 @@ async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender:
     assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
     challenge = Challenge.of('Bearer error="insufficient_scope", scope="b c"')
     assert (await Consents(CALLBACK).ask(Context(), server, challenge)).scopes == ("a", "b", "c")
-    with_vault = await Consents(CALLBACK, secrets=SecretStore()).ask(Context(), server)
+    with_vault = await Consents(CALLBACK, secret_store=SecretStore()).ask(Context(), server)
     assert with_vault.scopes == ("a", "offline_access")
 
 
@@ -1185,7 +1185,7 @@ async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Preten
     pretender.answered = {"scope": "default"}
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     for wanted, expected in (
         ("", ()),
         ("write", ("default", "write")),
@@ -1195,7 +1195,7 @@ async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Preten
         asked = await consents.ask(Context(), server, challenge)
         assert asked.scopes == expected
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         assert await consents.tokens.get(Context(), server) == "granted"
 
 
@@ -1205,7 +1205,7 @@ async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(
     pretender.answered = {"scope": "default"}
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
-    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
     first = await here.ask(Context(), server)
     await here.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
     assert await here.tokens.wider(Context(), server, "granted") is None
@@ -1225,7 +1225,7 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, scopes=("read", "write"), client_id="me")
     secrets = SecretStore()
-    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
     for consents, refresh_token in ((here, "first"), (there, "second")):
         pretender.answered = {"refresh_token": refresh_token}
         asked = await consents.ask(Context(), server)
@@ -1240,7 +1240,7 @@ async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(preten
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
-    here, there = (Consents(CALLBACK, secrets=secrets) for _ in range(2))
+    here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
     asked = await here.ask(Context(), server)
     await here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "renewed", "refresh_token": "next"}
@@ -1255,7 +1255,7 @@ async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_store
     """Some servers send a refresh token with the first consent alone."""
     pretender.publish()
     secrets = SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     server = ProtectedServer(name="x", issuer=pretender.url, scopes=("read",), client_id="me")
     further = Challenge.of('Bearer error="insufficient_scope", scope="write"')
     for token, challenge in (("first", None), ("second", further)):
@@ -1289,12 +1289,12 @@ async def test_a_token_whose_scopes_are_worded_otherwise_is_used(pretender: Pret
     pretender.answered = {"scope": scope}
     server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me")
     secrets = SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     asked = await consents.ask(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await consents.tokens.get(Context(), server) == "granted"
     for _ in range(2):
-        assert await Consents(CALLBACK, secrets=secrets).tokens.get(Context(), server) == "granted"
+        assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
     assert [form["grant_type"] for form in pretender.forms] == [
         "authorization_code",
         "refresh_token",
@@ -1383,7 +1383,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     """A server that is configured with another URL or authorization server starts without tokens."""
     pretender.publish()
     secrets = SecretStore()
-    consents = Consents(CALLBACK, secrets=secrets)
+    consents = Consents(CALLBACK, secret_store=secrets)
     server = ProtectedServer(
         name="x", resource="http://127.0.0.1:1/mcp", issuer=pretender.url, client_id="me"
     )
@@ -1392,7 +1392,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     plain = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
     asked = await consents.ask(Context(), plain)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-    fresh = Consents(CALLBACK, secrets=secrets)
+    fresh = Consents(CALLBACK, secret_store=secrets)
     assert await fresh.tokens.get(Context(), plain) == "granted"
     for other in (
         ProtectedServer(name="x", issuer="https://other.example", scopes=("a",), client_id="me"),

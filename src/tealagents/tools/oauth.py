@@ -65,17 +65,17 @@ class Consents:
         *,
         without_url: str = "",
         own_callbacks: bool = False,
-        secrets: Secrets | None = None,
+        secret_store: Secrets | None = None,
         now: Callable[[], float] = time.time,
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._without_url = without_url
         #: given a user's key and a request id: whether the request still waits for consent; None: all do
         self.still_asks: Callable[[str, str], Awaitable[bool]] | None = None
-        self._secrets = secrets
-        self._pending = PendingConsents(secrets, now, pending_seconds)
+        self._secret_store = secret_store
+        self._pending = PendingConsents(secret_store, now, pending_seconds)
         self._registrations = Registrations(callback_url, now, own_callbacks=own_callbacks)
-        self.tokens = Tokens(secrets, self._registrations, now)
+        self.tokens = Tokens(secret_store, self._registrations, now)
         #: so that one link at a time is made for a user, a server and a request
         self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
 
@@ -91,7 +91,7 @@ class Consents:
         context.require_owner()
         challenge = challenge or Challenge()
         user_key = owner_key(context)
-        link = (user_key, server.key, context.request_id)
+        link_key = (user_key, server.key, context.request_id)
         if self._registrations.callback_url is None:
             raise ToolFailed(
                 f"{server.name} needs the user's authorization, and this service has no public URL that "
@@ -102,15 +102,15 @@ class Consents:
             # those that are granted already
             scopes = (*self.tokens.granted_scopes(user_key, server.key), *challenge.scopes)
             challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
-        async with self._locks.setdefault(link, asyncio.Lock()):
+        async with self._locks.setdefault(link_key, asyncio.Lock()):
             consent = await self.tokens.last_consent(user_key, server.key)
-            known = await self._pending.link(link, consent)
+            known = await self._pending.link(link_key, consent)
             is_enough = known is not None and set(challenge.scopes) <= set(known[0].scopes)
             if known is not None and is_enough and await self._registrations.is_client(server, known[0].at):
                 return known[1]
             state, pending, url = await self._begin(context, server, challenge, consent)
             authorization = NeedsAuthorization(server.name, url, pending.scopes)
-            await self._pending.remember(state, pending, link, authorization)
+            await self._pending.remember(state, pending, link_key, authorization)
             return authorization
 
     async def _begin(
@@ -120,7 +120,9 @@ class Consents:
         issuer = issuer_of(server, resource)
         metadata = await server_metadata(server, issuer)
         require_pkce(server, metadata)
-        scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
+        scopes = scopes_to_ask(
+            server, challenge, resource, metadata, renewable=self._secret_store is not None
+        )
         client = await self._registrations.client(server, issuer, metadata, scopes)
         at = Endpoints(
             issuer=metadata["issuer"],

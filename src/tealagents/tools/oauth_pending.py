@@ -102,8 +102,8 @@ def authorization_url(endpoint: str, state: str, pending: PendingConsent, redire
 class PendingConsents:
     """The pending authorizations, by the state that the browser brings back."""
 
-    def __init__(self, secrets: Secrets | None, now: Callable[[], float], seconds: float) -> None:
-        self._secrets = secrets
+    def __init__(self, secret_store: Secrets | None, now: Callable[[], float], seconds: float) -> None:
+        self._secret_store = secret_store
         self._now = now
         self._seconds = seconds
         #: oldest first
@@ -127,7 +127,7 @@ class PendingConsents:
         if pending.expires_at <= self._now():
             return None
         # another replica may have used the state
-        if self._secrets and await self._secrets.get(PENDING_CONSENTS, _digest(state)) is None:
+        if self._secret_store and await self._secret_store.get(PENDING_CONSENTS, _digest(state)) is None:
             return None
         return pending, authorization
 
@@ -141,17 +141,17 @@ class PendingConsents:
             del self._pending[next(iter(self._pending))]
         self._links = {link: made for link, made in self._links.items() if made[0] in self._pending}
         self._pending[state] = pending
-        if self._secrets:
+        if self._secret_store:
             secret = msgspec.json.encode(pending).decode()
-            await self._secrets.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
+            await self._secret_store.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
         self._links[key] = (state, authorization)
 
     async def take(self, state: str) -> PendingConsent:
         """Uses up a state and returns its authorization. `InvalidRequest` if it was used already, or is too
         old."""
         pending = self._pending.pop(state, None)
-        if self._secrets:
-            stored = await self._secrets.take(PENDING_CONSENTS, _digest(state))
+        if self._secret_store:
+            stored = await self._secret_store.take(PENDING_CONSENTS, _digest(state))
             # the store decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is None or pending.expires_at <= self._now():
@@ -166,10 +166,10 @@ class PendingConsents:
         `InvalidRequest` for a callback that names another issuer in `iss` (RFC 9207), lacks a promised `iss`,
         or arrived at another server's callback URL. The state stays valid for the genuine callback.
         """
-        if self._secrets is None:
+        if self._secret_store is None:
             pending = self._pending.get(state)
         else:
-            stored = await self._secrets.get(PENDING_CONSENTS, _digest(state))
+            stored = await self._secret_store.get(PENDING_CONSENTS, _digest(state))
             pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
         if pending is not None:
             _check_issuer(pending, iss, callback_id)

@@ -83,12 +83,14 @@ class _Access:
 class Tokens:
     """Keeps, renews and forgets the users' tokens.
 
-    Access tokens are in memory, and refresh tokens in `kept`: without one, a user has to consent again
-    when an access token expires.
+    Access tokens are in memory, and refresh tokens in `secret_store`: without one, a user has to consent
+    again when an access token expires.
     """
 
-    def __init__(self, kept: Secrets | None, registrations: Registrations, now: Callable[[], float]) -> None:
-        self._secrets = kept
+    def __init__(
+        self, secret_store: Secrets | None, registrations: Registrations, now: Callable[[], float]
+    ) -> None:
+        self._secret_store = secret_store
         self._registrations = registrations
         self._now = now
         self._access: dict[tuple[str, str], _Access] = {}
@@ -180,7 +182,7 @@ class Tokens:
     async def last_consent(self, user_key: str, server_key: str) -> str:
         """The id of the user's last consent, or "". A consent without a refresh token is known in memory
         only."""
-        if self._secrets and (stored := await self._secrets.get(user_key, server_key)):
+        if self._secret_store and (stored := await self._secret_store.get(user_key, server_key)):
             return msgspec.json.decode(stored, type=_Grant).consent
         access = self._access.get((user_key, server_key))
         return access.consent if access else ""
@@ -194,7 +196,7 @@ class Tokens:
         if access.seen_at is None or access.seen_at + SEEN_SECONDS > self._now():
             return True
         with suppress(PersistenceUnavailable):
-            if self._secrets and await self._secrets.get(*key) is None:
+            if self._secret_store and await self._secret_store.get(*key) is None:
                 if self._access.get(key) is access:
                     del self._access[key]
                 return False
@@ -209,14 +211,14 @@ class Tokens:
 
     async def _renew(self, user_key: str, server: ProtectedServer) -> str | None:
         async with self._locks.setdefault((user_key, server.key), asyncio.Lock()):
-            if self._secrets is None or await self._stored(user_key, server) is None:
+            if self._secret_store is None or await self._stored(user_key, server) is None:
                 return None
-            async with _renewing(self._secrets, user_key, server):
+            async with _renewing(self._secret_store, user_key, server):
                 # another replica may have renewed it meanwhile
                 return await self._renew_claimed(user_key, server, await self._stored(user_key, server))
 
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
-        return await self._secrets.get(user_key, server.key) if self._secrets else None
+        return await self._secret_store.get(user_key, server.key) if self._secret_store else None
 
     def _usable(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
         if stored is None:
@@ -253,8 +255,8 @@ class Tokens:
                 return await self._renew_claimed(user_key, server, current)  # another replica was first
             # only invalid_grant means that the grant is dead; after other errors it stays until a new one
             # replaces it
-            if error == "invalid_grant" and self._secrets and current is not None:
-                await self._secrets.delete(user_key, server.key, current)
+            if error == "invalid_grant" and self._secret_store and current is not None:
+                await self._secret_store.delete(user_key, server.key, current)
             return None
         grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
         access = self._access.get((user_key, server.key))
@@ -286,8 +288,8 @@ class Tokens:
 
     async def _replace(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
         """Stores a renewed grant in place of the text `stored`, or of what another replica has renewed."""
-        assert self._secrets is not None, "the grant was stored"
-        while not await self._secrets.replace(user_key, server.key, stored, _text_of(grant)):
+        assert self._secret_store is not None, "the grant was stored"
+        while not await self._secret_store.replace(user_key, server.key, stored, _text_of(grant)):
             newer = await self._stored(user_key, server)
             if newer is None or msgspec.json.decode(newer, type=_Grant).consent != grant.consent:
                 return False
@@ -334,8 +336,8 @@ class Tokens:
                 if self._unsaved.get(stored) is not grant:
                     return
                 with suppress(PersistenceUnavailable):
-                    if self._secrets:
-                        await self._secrets.replace(user_key, server.key, stored, _text_of(grant))
+                    if self._secret_store:
+                        await self._secret_store.replace(user_key, server.key, stored, _text_of(grant))
                     del self._unsaved[stored]
                     return
         logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
@@ -346,7 +348,7 @@ class Tokens:
         now = self._now()
         ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        seen = now if self._secrets and grant.refresh_token else None
+        seen = now if self._secret_store and grant.refresh_token else None
         access = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
         self._access[user_key, server_key] = access
         return access
@@ -369,12 +371,14 @@ class Tokens:
             await asyncio.sleep(STORE_PAUSE)
 
     async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
-        if self._secrets and grant.refresh_token:
-            await self._secrets.put(user_key, server_key, _text_of(grant))
+        if self._secret_store and grant.refresh_token:
+            await self._secret_store.put(user_key, server_key, _text_of(grant))
 
     async def _is_stored(self, user_key: str, server_key: str, grant: _Grant) -> bool:
         with suppress(PersistenceUnavailable):
-            return bool(self._secrets and await self._secrets.get(user_key, server_key) == _text_of(grant))
+            return bool(
+                self._secret_store and await self._secret_store.get(user_key, server_key) == _text_of(grant)
+            )
         return False
 
 
@@ -398,7 +402,7 @@ def _not_now(grant: _Grant) -> ToolFailed:
 
 
 @asynccontextmanager
-async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> AsyncIterator[None]:
+async def _renewing(secret_store: Secrets, user_key: str, server: ProtectedServer) -> AsyncIterator[None]:
     """Holds the claim to renew a grant, so that only one replica renews it at a time.
 
     An authorization server may take a refresh token that is used twice for stolen, and revoke the whole grant
@@ -407,13 +411,13 @@ async def _renewing(kept: Secrets, user_key: str, server: ProtectedServer) -> As
     place, mine = f"renewal of {server.key}", secrets.token_urlsafe(8)
     # if the store is unavailable, renew without the claim: the caller needs the token now
     with suppress(PersistenceUnavailable):
-        while not await kept.claim(user_key, place, mine, ttl=RENEWAL_SECONDS):  # noqa: ASYNC110
+        while not await secret_store.claim(user_key, place, mine, ttl=RENEWAL_SECONDS):  # noqa: ASYNC110
             await asyncio.sleep(RENEWAL_PAUSE)
     try:
         yield
     finally:
         with suppress(PersistenceUnavailable):  # if it cannot be deleted, the claim expires
-            await kept.delete(user_key, place, mine)
+            await secret_store.delete(user_key, place, mine)
 
 
 async def in_time(token: Awaitable[T]) -> T:
