@@ -11,7 +11,7 @@ effect     the driver                                             outcome
 `Receive`  waits for the next bytes of the open stream            bytes (none: its end) or `Lost`
 `Close`    closes the open stream, if there is one                nothing
 `Sleep`    waits                                                  nothing
-`Emit`     returns one item to the caller                           nothing
+`Emit`     returns one item to the caller                         nothing
 =========  =====================================================  ======================
 """
 

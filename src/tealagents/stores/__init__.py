@@ -20,9 +20,10 @@
                on one machine; `postgres_link`; `redis_link`)
 =============  =====================================================================================
 
-A store module imports `tealagents.domain` and `base`, and is itself imported only when a URL has its scheme,
-so that no store needs the drivers of another. Third-party stores are found by the entry-point group
-`tealagents.stores` (one entry per scheme), or by ``module:Class`` in place of the scheme.
+A store module imports `tealagents.domain`, `tealagents.disk`, `base` and parts of this folder, but no other
+store. It is itself imported only when a URL has its scheme, so that no store needs the drivers of another.
+Third-party stores are found by the entry-point group `tealagents.stores` (one entry per scheme), or by
+``module:Class`` in place of the scheme.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 ====================  ==================================================================================
 `Sources`             where an agent's tools come from
-`open_toolsets`       opens all of them; what bootstrap calls
+`open_toolsets`       opens all of them; what `tealagents.tooling` calls
 `tools_at_hand`       the tools available without contacting a server; checks the other entries as well
 `code`                code plugins (`methods`, `signature`: Python methods as tools; `thread_pool`:
                       where blocking ones run)
@@ -25,9 +25,10 @@
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
-Used by bootstrap. Imports `domain`, `outbound`, `options`, `registry` and `plugins` only. `mcp*` need the
-extra `mcp` and are imported when a server is configured. Toolsets of third parties come by the
-entry-point group `tealagents.tools`, or as ``module:Class``.
+Opened by `tealagents.tooling`, for the service and the library. Imports `domain`, `outbound`, `options`,
+`mistakes`, `registry` and `plugins` only. `mcp*` need the extra `mcp` and are imported when a server is
+configured. Toolsets of third parties come by the entry-point group `tealagents.tools`, or as
+``module:Class``.
 """
 
 import asyncio
