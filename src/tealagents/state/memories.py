@@ -1,7 +1,7 @@
 """Context providers' memories of a user, across all sessions: one record per provider, in the user's
 partition.
 
-Each memory names the task that it was learned in, and is erased with that task.
+Each memory names the task in which it was added, and is erased with that task.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,24 +15,25 @@ from tealagents.domain.models import Head, Json
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
-#: memories of one provider about one user; the oldest are dropped first
+#: the most memories of one provider about one user; the oldest are dropped first
 MOST_MEMORIES = 200
-#: characters of one memory
+#: the most characters of a memory; the rest is cut off
 MOST_CHARACTERS = 500
 
 
 class Remembered(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One memory."""
+    """One memory, with the session and the task in which it was added."""
 
     memory_id: str
     text: str
     at: datetime
     session_id: str
     task_id: str
+    #: what the provider keeps with the text: the keywords of `remember`
     data: Json = {}
 
 
-Learned = tuple[Remembered, ...]
+_Memories = tuple[Remembered, ...]
 
 
 class Memory:
@@ -48,7 +49,7 @@ class Memory:
         *,
         has_head: bool = True,
     ) -> None:
-        """`has_head`: whether the task is one of the service, not a thread of the library."""
+        """`has_head`: False for a thread of the library, which is not a task and has no head."""
         self._head = keys.task(task_id) if has_head else None
         self._records = records
         self._partition = partition
@@ -56,20 +57,20 @@ class Memory:
         self._session_id = session_id
         self._task_id = task_id
 
-    async def recall(self) -> Learned:
+    async def recall(self) -> _Memories:
         """All memories, oldest first."""
-        found = await self._records.get(self._partition, self._key, Learned)
+        found = await self._records.get(self._partition, self._key, _Memories)
         return found.value if found else ()
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory. It replaces one with the same text, and counts as new."""
+        """Adds a memory, which is then the newest. It replaces one with the same text."""
         (added,) = await self.remember_all([text], **data)
         return added
 
-    async def remember_all(self, texts: Sequence[str], **data: object) -> Learned:
-        """Adds the last of these texts, as many as can be kept, in one commit. Returns the new memories.
+    async def remember_all(self, texts: Sequence[str], **data: object) -> _Memories:
+        """Adds texts in one commit, the last `MOST_MEMORIES` of them. Returns the new memories, in order.
 
-        Adds nothing if the task is deleted meanwhile.
+        Stores nothing if the task has been deleted in the meantime.
         """
         latest_first = dict.fromkeys(text[:MOST_CHARACTERS] for text in reversed(texts))
         if not latest_first:
@@ -90,15 +91,16 @@ class Memory:
         return added
 
     async def forget(self, memory_ids: Collection[str]) -> None:
+        """Erases these memories; unknown ids are ignored."""
         await self._change(lambda known: tuple(each for each in known if each.memory_id not in memory_ids))
 
-    async def _change(self, change: Callable[[Learned], Learned]) -> None:
+    async def _change(self, change: Callable[[_Memories], _Memories]) -> None:
         await _change(self._records, self._partition, self._key, change, head=self._head)
 
 
 async def forget_task(records: RecordStore, partition: str, task_id: str) -> None:
-    """Erases the memories that were learned in a task."""
-    for key, known in await records.scan(partition, keys.MEMORIES, Learned):
+    """Erases the memories that were added in a task."""
+    for key, known in await records.scan(partition, keys.MEMORIES, _Memories):
         if any(each.task_id == task_id for each in known):
             await _change(
                 records,
@@ -112,13 +114,13 @@ async def _change(
     records: RecordStore,
     partition: str,
     key: str,
-    change: Callable[[Learned], Learned],
+    change: Callable[[_Memories], _Memories],
     *,
     head: str | None = None,
 ) -> None:
-    """Changes one provider's memories. Does nothing if `head` is the key of a task that is gone."""
+    """Changes one provider's memories. Does nothing if `head` is the key of a task that was deleted."""
     while True:
-        found = await records.get(partition, key, Learned)
+        found = await records.get(partition, key, _Memories)
         known = change(found.value if found else ())[-MOST_MEMORIES:]
         expect = {key: found.version if found else None}
         if head is not None:

@@ -83,7 +83,7 @@ class Mem0Provider(ContextProvider):
 
     async def invoking(self, invocation: Invocation) -> Context | None:
         if not invocation.text.strip():
-            return None  # Mem0 refuses to search for a text without words
+            return None  # Mem0 refuses to search for a blank text
         found = await self._memory.search(
             invocation.text, filters={"user_id": mem0_id(invocation.user)}, top_k=self.options.top_k
         )
@@ -111,22 +111,22 @@ class Mem0Provider(ContextProvider):
 
 
 def mem0_id(user: User) -> str:
-    """The user's id in Mem0: tenant and object id; with whitespace in them, `%` and both percent-encoded.
+    """The user's id in Mem0: `User.key`, or `%` and the percent-encoded key if that contains whitespace.
 
-    Mem0 refuses whitespace within an id, and strips it from the ends: two users could share their memories.
+    Mem0 refuses whitespace within an id, and strips it at the ends: two users could share their memories.
     """
     key = user.key
-    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins with %, but with a tenant
+    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins with %: it begins with a tenant
 
 
 def _imported(directory: str | None) -> Any:
-    """The package, with its telemetry switched off. It reads both environment variables only at import."""
+    """The package `mem0`, with its telemetry off. It reads both environment variables only at import."""
     os.environ["MEM0_TELEMETRY"] = "False"
     if directory is not None:
         os.environ["MEM0_DIR"] = directory
     if "mem0" in sys.modules:
         _silence()
-    if find_spec("mem0"):  # the import would make the folder, readable for every user of the machine
+    if find_spec("mem0"):  # the import itself would create the folder readable for all users of the machine
         make_folders(os.environ.get("MEM0_DIR") or os.path.expanduser("~/.mem0"))
     try:
         import mem0
@@ -143,7 +143,7 @@ def _missing(package: str | None) -> ThreadConfigError:
 
 
 def _silence() -> None:
-    """Switches the telemetry off after other code has imported the package."""
+    """Switches the telemetry off if other code has already imported the package."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mem0.") and getattr(module, "MEM0_TELEMETRY", False):
             module.MEM0_TELEMETRY = False  # type: ignore[attr-defined]
