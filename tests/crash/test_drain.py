@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tealagents.cli.supervisor import _is_signaled
+from tealagents.cli.supervisor import _has_pending_sigterm
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import Process, ServiceProcess, agent_config
@@ -394,7 +394,7 @@ def test_a_second_signal_reaches_a_worker_that_gets_no_processor_for_a_while(
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
         status = stopped(service)
-        until(lambda: sum(map(_is_signaled, workers)) == 2)  # not what keeps account of resources
+        until(lambda: sum(map(_has_pending_sigterm, workers)) == 2)  # not what keeps account of resources
         service.process.terminate()
         until(lambda: has_taken_its_signals(parent))
         time.sleep(1)  # in which the second would be lost

@@ -1,14 +1,14 @@
 """The command line `tealagents`: one module per command. Nothing imports this package.
 
 ====================  ==========================================================================
-`main`                the table of commands, and what they share
-`new`, `upgrade`      the files of a new agent; the file of an earlier one, rewritten
-`serve`               serves an agent; `protocol`: HTTP/1.1 as it is served; `supervisor`: of workers
-`check`, `doctor`     what is wrong before anything starts (`findings`), and with a service
+`main`                the table of commands, and the entry point
+`new`, `upgrade`      creates the files of a new agent; converts the file of an earlier one
+`serve`               serves an agent, with the HTTP protocol in `protocol` and workers under `supervisor`
+`check`, `doctor`     finds mistakes in a config before anything starts (`findings`); examines a service
 `chat`                a conversation in the terminal
-`state`               what is stored, for operators; `migrate`
-`offline`, `token`    the offline model; a local authority and its tokens
-`loading`, `output`   reading a config for a command; writing to standard output
+`state`               the commands for operators on stored state, and `migrate`
+`offline`, `token`    serves the offline model; serves a local authority, and prints its tokens
+`loading`, `output`   reads a config for a command, and prints errors; checks standard output
 `help`                how `--help` shows arguments and options
 ====================  ==========================================================================
 """

@@ -17,16 +17,15 @@ from tealagents.domain.ports import ToolSpec
 
 def check_command(
     config: Annotated[
-        Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
+        Path | None, typer.Argument(help="The config file; by default the one that TA_SERVICE_CONFIG names.")
     ] = None,
 ) -> None:
     """Validate a config file and show what would be served.
 
-    Every mistake is shown with its file, line and key; exit status 2 if there is one. Those of the file
-    itself come first; once there are none, those of its providers, store, tools and agent. Secrets that are
-    not set are listed as what `serve` will need, so that a file can be checked without them. The plugin file
-    and local OpenAPI documents are loaded as well; the store, the model service and tool servers are not
-    contacted.
+    Every mistake is shown with its file, line and key; the exit status is then 2. Mistakes in the file itself
+    come first; once it has none, those of its providers, store, tools and agent. Secrets that are not set are
+    listed as what `serve` will need, so that a file can be checked without them. The plugin file and local
+    OpenAPI documents are loaded as well; the store, the model service and tool servers are not contacted.
     """
     found = find(config)
     warn(*(f"serve will need: {each.what}" for each in found.needed))
@@ -42,12 +41,12 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
     for label, value in summary(checked):
         table.add_row(label, Text(value))
     if tools:
-        table.add_row("tools", Text(", ".join(map(_named, tools))))
+        table.add_row("tools", Text(", ".join(map(_tool_label, tools))))
     plain_console(soft_wrap=False).print(table)
     warn(*checked.warnings)
 
 
-def _named(tool: ToolSpec) -> str:
+def _tool_label(tool: ToolSpec) -> str:
     return f"{tool.name} (needs approval)" if tool.governance.requires_hitl else tool.name
 
 

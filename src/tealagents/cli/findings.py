@@ -1,4 +1,7 @@
-"""What is wrong with a config before anything is started, with its place. For `check`, `serve`, `doctor`."""
+"""Finds all mistakes in a config without starting anything, each with file, line and key.
+
+Used by `check`, `serve` and `doctor`.
+"""
 
 import asyncio
 import os
@@ -25,26 +28,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Need:
-    """What is not set here, and without which the service does not start."""
+    """A setting that is missing in this environment, and that `serve` will need."""
 
     what: str
-    #: the error that its lack is
+    #: the error without it
     problem: str
 
 
 @dataclass
 class Findings:
-    """What a config says, and what is wrong with it."""
+    """A config, and what was found in it."""
 
+    #: None if the file cannot be read
     config: ServiceConfig | None = None
-    #: each keeps the service from starting
+    #: mistakes; each keeps the service from starting
     wrong: list[str] = field(default_factory=list)
     needed: list[Need] = field(default_factory=list)
     tools: list[ToolSpec] = field(default_factory=list)
 
 
 def find(path: Path | None) -> Findings:
-    """Reads a config and makes each part of the service, without opening any."""
+    """Reads a config and makes each part of the service, without opening it."""
     found = Findings()
     unset: list[ConfigProblem] = []
     try:
@@ -61,19 +65,19 @@ def find(path: Path | None) -> Findings:
 
 
 def examine(found: Findings, config: ServiceConfig) -> None:
-    """Makes each part of the service by itself, so that one mistake hides no other."""
+    """Makes each part of the service separately, so that one mistake does not hide another."""
     from tealagents.app import wiring
     from tealagents.bootstrap import START_ERRORS
 
     wired = wiring(config)
     for key, make in wired.parts(config):
-        # the options of a provider stand beside its name
+        # a provider's options are siblings of its name
         if config.document.is_open(AUTH if key[: len(AUTH)] == AUTH else key):
-            continue  # as long as its `${NAME}` has no value, there is nothing to judge
+            continue  # it cannot be checked while its `${NAME}` is not set
         try:
             make()
         except START_ERRORS as error:
-            found.wrong.append(_placed(config, key, error))
+            found.wrong.append(_located(config, key, error))
     for key, each in wired.agents(config):
         _examine_agent(found, each, key, wired)
     if not found.wrong:
@@ -81,7 +85,7 @@ def examine(found: Findings, config: ServiceConfig) -> None:
 
 
 def unusable_metrics(config: ServiceConfig, port: int) -> str | None:
-    """Why the metrics of a service on `port` cannot be offered where they should be; None where they can."""
+    """Why a service on `port` cannot serve its metrics at the configured address; None if it can."""
     telemetry = config.telemetry
     if telemetry.metrics_port is None:
         return None
@@ -97,7 +101,7 @@ def unusable_metrics(config: ServiceConfig, port: int) -> str | None:
 
 
 def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
-    """Makes the model's client and the tools of the config's agent, which stands at `place` in the file."""
+    """Makes the model client and the tools of the config's agent, whose key in the file is `place`."""
     from tealagents.bootstrap import START_ERRORS, credential_of, model_of
     from tealagents.tooling import offered
 
@@ -108,18 +112,18 @@ def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired
         try:
             model_of(replace(config, api_key=config.api_key or SecretStr("not set here")))
         except START_ERRORS:
-            found.wrong.append(_placed(config, (*place, "client"), error))
+            found.wrong.append(_located(config, (*place, "client"), error))
         else:
             found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}"))
     unset: list[str] = []
     try:
-        with _ended_by_ctrl_c():
-            tools = asyncio.run(offered(_with_named_tools(config, place), unset))
+        with _interrupted_by_ctrl_c():
+            tools = asyncio.run(offered(_with_resolved_tools(config, place), unset))
         wired.check_tools(tools)
         found.tools += tools
     except START_ERRORS as error:
         found.wrong.append(placed_tools(config, place, error))
-    # agents that share a file share what it needs
+    # several agents may need the same variables
     found.needed += (each for each in _needs(dict.fromkeys(unset)) if each not in found.needed)
 
 
@@ -128,15 +132,18 @@ def _needs(problems: Iterable[str]) -> list[Need]:
 
 
 def _key_of(config: ServiceConfig) -> str:
-    """The variables of which the model's client lacks one."""
+    """The variables, of which the model client needs one."""
     if config.base_url or config.azure_api_version or ":" in (config.agent.client or ""):
         return "TA_API_KEY, or TA_AZURE_CREDENTIAL for an identity of Azure"
     return "TA_API_KEY, or TA_BASE_URL for a service without a key"
 
 
 @contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """The first Ctrl-C is raised: asyncio cancels what is awaited, and the import of a plugin is not."""
+def _interrupted_by_ctrl_c() -> Iterator[None]:
+    """Within, the first Ctrl-C raises KeyboardInterrupt at once, even while a plugin is imported.
+
+    asyncio's own handler only cancels a task, which the import would not notice.
+    """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -148,13 +155,13 @@ def _ended_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
-    """The error with file, line and key, or with the variable that sets it."""
+def _located(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
+    """The error with its file, line and key, or with the variable that sets that key."""
     return str(config.document.problem(key, str(error)))
 
 
 def placed_tools(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
-    """The error with the key of the agent, which stands at `place`, that it is about."""
+    """The error with the key that it is about, of the agent at `place`."""
     from tealagents.tools import ToolsetError
 
     key = error.key if isinstance(error, ToolsetError) else ()
@@ -162,20 +169,20 @@ def placed_tools(config: ServiceConfig, place: KeyPath, error: Exception) -> str
         return str(ConfigProblem(None, None, str(key[0]), str(error)))
     match key:
         case (str(tools), int(index)):
-            key = (tools, _named(config, place, tools)[index])
-    return _placed(config, (*place, *key), error)
+            key = (tools, _resolved_entries(config, place, tools)[index])
+    return _located(config, (*place, *key), error)
 
 
-def _with_named_tools(config: ServiceConfig, place: KeyPath) -> ServiceConfig:
-    """The config without those of its agent's tools that a `${NAME}` that is not set has a part in."""
-    named = {
-        key: tuple(getattr(config.agent, key)[index] for index in _named(config, place, key))
+def _with_resolved_tools(config: ServiceConfig, place: KeyPath) -> ServiceConfig:
+    """The config without the tools of its agent that contain a `${NAME}` that is not set."""
+    resolved = {
+        key: tuple(getattr(config.agent, key)[index] for index in _resolved_entries(config, place, key))
         for key in ("plugins", "remote_plugins", "toolsets")
     }
-    return replace(config, agent=config.agent.model_copy(update=named))
+    return replace(config, agent=config.agent.model_copy(update=resolved))
 
 
-def _named(config: ServiceConfig, place: KeyPath, key: str) -> list[int]:
-    """Which entries of a list of tools no such `${NAME}` has a part in."""
+def _resolved_entries(config: ServiceConfig, place: KeyPath, key: str) -> list[int]:
+    """The indexes of the entries in a list of tools that contain no such `${NAME}`."""
     entries = range(len(getattr(config.agent, key)))
     return [index for index in entries if not config.document.is_open((*place, key, index))]

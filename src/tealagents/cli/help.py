@@ -1,4 +1,4 @@
-"""How the help of a command shows its arguments and options."""
+"""How `--help` shows the arguments and options of a command."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +11,17 @@ from tealagents.cli.loading import host_name
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", metavar="FILE", help="The config file; by default the one TA_SERVICE_CONFIG names."
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The config file; by default the one that TA_SERVICE_CONFIG names.",
     ),
 ]
 Host = Annotated[str, typer.Option(metavar="ADDRESS", callback=host_name, help="The address to listen on.")]
 
 
 class _Help:
-    """Arguments are shown as the documentation writes them, `NAME` or `[NAME]`, and a switch has no type."""
+    """Shows arguments as `NAME` or `[NAME]`, like the documentation, and flags without a type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -26,7 +29,7 @@ class _Help:
             if each.param_type_name == "argument":
                 each.metavar = each.metavar or each.name.upper()
             elif each.is_flag:
-                each.metavar = ""  # typer would show `<bool>`, as if it took a value
+                each.metavar = ""  # typer would show `<bool>`, as if the flag took a value
         return params
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -39,4 +42,4 @@ class CommandWithHelp(_Help, TyperCommand):
 
 
 class GroupWithHelp(_Help, TyperGroup):
-    """A command that has commands of its own."""
+    """A group of commands."""

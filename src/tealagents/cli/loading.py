@@ -1,4 +1,4 @@
-"""Reading a config for a command: its mistakes are printed, and end the command."""
+"""Reads a config for a command; prints errors and warnings."""
 
 import errno
 import os
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def plain_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """What a command prints on: a text is shown as it is, and `:warning:` in one is no emoji."""
+    """A console for a command: texts are not highlighted, and `:warning:` does not become an emoji."""
     return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)
 
 
-#: for what is not the command's output
+#: for everything that is not the command's output
 stderr = plain_console(stderr=True)
 
 
 def load_or_exit(
     path: Path | None, *, overrides: dict[str, str] | None = None, needed: str | None = None
 ) -> ServiceConfig:
-    """The config, or exit status 2 with every mistake in it.
+    """The config. Prints every mistake in it and exits with status 2 if there are any.
 
-    Where only one key is `needed`, a `${NAME}` in any other need not be set.
+    If only one key is `needed`, a `${NAME}` in any other key need not be set.
     """
     env = {**os.environ, **(overrides or {})}
     unset: list[ConfigProblem] | None = None if needed is None else []
@@ -45,25 +45,25 @@ def load_or_exit(
 
 
 def fail(*reasons: str) -> typer.Exit:
-    """Prints why a command cannot continue; raise what it returns."""
+    """Prints why a command cannot continue. Raise what it returns: it ends the command with exit status 2."""
     for reason in reasons:
         stderr.print(f"[red]✗[/] {escape(reason)}")
     return typer.Exit(2)
 
 
 def warn(*texts: str) -> None:
-    """Prints what is worth knowing and ends nothing."""
+    """Prints warnings."""
     for text in texts:
         stderr.print(f"[yellow]![/] {escape(text)}")
 
 
 def absent(store: "BaseStore") -> str:
-    """What is said of a store that was never made: a mistyped path or name is not an empty store."""
+    """The error for a store that does not exist: a mistyped path must not look like an empty store."""
     return f"There is no store at {store.where}: check TA_PERSISTENCE or spec.persistence."
 
 
 def host_name(host: str) -> str:
-    """The callback of a `--host`: what can be no name is refused here, as a socket raises a TypeError."""
+    """The callback of `--host`. Refuses invalid names, for which a socket would raise TypeError."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -72,7 +72,7 @@ def host_name(host: str) -> str:
 
 
 def unusable(host: str, port: int, error: OSError) -> str:
-    """Why an address cannot be listened on, and what to do."""
+    """The error for an address that cannot be listened on, with what to do."""
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is in use by another process; stop it, or choose another with --port"
     reason = (error.strerror or type(error).__name__).lower()

@@ -1,4 +1,4 @@
-"""The commands, and what they share."""
+"""The table of commands, and the entry point."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tealagents import __version__
 from tealagents.cli.help import CommandWithHelp, GroupWithHelp
 from tealagents.cli.output import checked_output
 
-#: name → where its function is, or its group of commands; in the order of the help
+#: name → `module:function`, or `module:group` for a group of commands; in the order of `--help`
 COMMANDS: Mapping[str, str] = {
     "new": "tealagents.cli.new:new_command",
     "serve": "tealagents.cli.serve:serve_command",
@@ -33,8 +33,8 @@ COMMANDS: Mapping[str, str] = {
 def command_line(*names: str) -> typer.Typer:
     """The command line with these commands.
 
-    A process serves one command, and importing what the others need would double the time it takes to
-    start; so `main` asks for the one that is called, and for none where only the version is to be shown.
+    A process runs one command, and importing what the others need would double its start time. So `main` asks
+    only for the command that is called, and for none to show the version.
     """
     cli = typer.Typer(
         name="tealagents",
@@ -71,12 +71,12 @@ def common(
 
 def main() -> None:
     """The entry point."""
-    if os.getpid() == 1:  # of a container: it gets no signal that it has no handler for; `serve` sets its own
+    if os.getpid() == 1:  # in a container: such a process gets only signals that it handles, as `serve` does
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
     shown = () if sys.argv[1:] == ["--version"] else COMMANDS
     try:
         with checked_output():
             command_line(*(called or shown))()
-    except KeyboardInterrupt:  # while what the command needs is imported
+    except KeyboardInterrupt:  # while the command is being imported
         raise SystemExit(128 + signal.SIGINT) from None

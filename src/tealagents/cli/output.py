@@ -1,4 +1,4 @@
-"""Standard output: a command whose output cannot be written says so and ends, whichever line it was."""
+"""Standard output: a command ends with an error as soon as its output cannot be written."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ class OutputLost(OSError):
 
 
 class _Output:
-    """Standard output, whose errors have a class of their own; after one, nothing more is written."""
+    """Standard output that raises `OutputLost` instead of OSError. After an error, it writes nothing more."""
 
     def __init__(self, stream: Any) -> None:
-        """`stream` is of text, or of bytes."""
+        """`stream` is a text or a binary stream."""
         self._stream = stream
         self._lost: OSError | None = None
 
@@ -28,21 +28,21 @@ class _Output:
 
     def write(self, text: Any) -> int:
         if self._lost is None:
-            self._trying(lambda: self._stream.write(text))
+            self._attempt(lambda: self._stream.write(text))
         if self._lost is not None:
             raise self._lost
         return len(text)
 
     def flush(self) -> None:
         if self._lost is None:
-            self._trying(self._stream.flush)
+            self._attempt(self._stream.flush)
             if self._lost is not None:
                 raise self._lost
 
-    def _trying(self, what: Callable[[], object]) -> None:
+    def _attempt(self, operation: Callable[[], object]) -> None:
         try:
-            what()
-        except BrokenPipeError as error:  # its reader has enough: commands end silently
+            operation()
+        except BrokenPipeError as error:  # the reader has closed the pipe (`| head`): commands end silently
             self._lost = error
         except OSError as error:
             self._lost = OutputLost(error.errno, error.strerror)
@@ -51,10 +51,10 @@ class _Output:
 @contextmanager
 def checked_output() -> Iterator[None]:
     """Within, a failure of standard output ends the command with exit status 1."""
-    if sys.stdout is None:  # closed before the start: nothing is printed
+    if sys.stdout is None:  # closed before the start: nothing can be printed
         yield
         return
-    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown as a question mark
+    if isinstance(sys.stdout, TextIOWrapper):  # a character that its encoding lacks becomes `?`
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout = cast(TextIO, _Output(sys.stdout))
     try:

@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
     from tealagents.llm.offline import OfflineModel
 
-#: seconds that open connections get after the requests were drained
+#: seconds that open connections get after the requests have been drained
 GRACE_SECONDS = 3
-#: and what still runs once the service has ended
-LEFT_SECONDS = 2.0
-#: and a start that a signal has ended, to undo what it has done: the lease and the telemetry take two each
+#: seconds that work which is still running gets after the service has ended
+LEFTOVER_SECONDS = 2.0
+#: seconds that a startup ended by a signal gets to clean up: the lease and the telemetry take up to two each
 UNDO_SECONDS = 5.0
-#: new objects after which the garbage collector looks for what is no longer used
+#: new objects after which the garbage collector runs
 YOUNG_OBJECTS = 10_000
-#: seconds between two looks whether connections are accepted
-_LOOK_SECONDS = 0.02
-#: whether another process accepts connections at the address of this one
-_lost = threading.Event()
+#: seconds between two checks whether connections are accepted
+_POLL_SECONDS = 0.02
+#: set once another process accepts connections at this process's address
+_address_lost = threading.Event()
 
 log = logging.getLogger(__name__)
 
 _WORKER_APP = "tealagents.cli.serve:worker_app"
-#: the variable that names the address to the processes that serve
-_HOST = "TEALAGENTS_HOST"
+#: the environment variable that passes `--host` on to worker processes
+_HOST_VARIABLE = "TEALAGENTS_HOST"
 _OFFLINE_KEY = "offline"
-_BEARER = "-H 'Authorization: Bearer ada'"
+_AUTHORIZATION = "-H 'Authorization: Bearer ada'"
 
 Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")]
 Workers = Annotated[
@@ -63,7 +63,7 @@ Workers = Annotated[
 
 def serve_command(
     config: Annotated[
-        Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
+        Path | None, typer.Argument(help="The config file; by default the one that TA_SERVICE_CONFIG names.")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -84,26 +84,26 @@ def serve_command(
     """
     if reload and workers > 1:
         raise fail("--reload serves with one process; leave out --reload or --workers")
-    gc.disable()  # until `_settled`: it was 8 % of the start
+    gc.disable()  # until `_settled`: it took 8 % of the start
     with _offline_model(offline) as model:
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
         if model:
-            _follow(model, checked.offline_script)
+            _load_script(model, checked.offline_script)
         _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
-        os.environ.update(overrides, **{_HOST: host})
+        os.environ.update(overrides, **{_HOST_VARIABLE: host})
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.absolute())
         with bound(host, port) as listener:
-            stopped = _stops()
-            with _ready(listener, lambda: _say_where(checked, host, port, offline=offline)):
+            stopped = _collected_stops()
+            with _ready(listener, lambda: _announce(checked, host, port, offline=offline)):
                 _run(checked, listener, workers, model, stopped, reload=reload)
 
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """The socket to serve on, or exit status 2 where the address cannot be had."""
+    """The socket to serve on. Exits with status 2 if the address cannot be used."""
     try:
         listener = _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))
     except OSError as error:
@@ -126,13 +126,13 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 @contextlib.contextmanager
 def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[None]:
-    """Within, calls `announce` once connections are accepted: by this process, or by the first of several.
+    """Within, calls `announce` once connections are accepted, by this process or by its first worker.
 
-    Sockets of several processes may be bound to one port until one of them listens, and uvloop does not say
-    that the others cannot: where another one does, this process is stopped, with exit status 2.
+    Several processes can bind sockets to one port until one of them listens, and uvloop reports no error to
+    the others. If another process listens first, this one is stopped with exit status 2.
     """
     family, address = listener.family, listener.getsockname()
-    _lost.clear()
+    _address_lost.clear()
 
     def accepts() -> bool:
         return listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
@@ -143,27 +143,27 @@ def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[No
                 _bound(family, address).close()
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and not accepts():
-                    _lost.set()
+                    _address_lost.set()
                     try:
                         fail(unusable(address[0], address[1], error))
                     finally:
                         os.kill(os.getpid(), signal.SIGTERM)
                     return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         announce()
 
     def waiting() -> None:
-        with contextlib.suppress(OSError):  # the service has ended, or is there all the same: `OutputLost`
+        with contextlib.suppress(OSError):  # the socket is closed; or `OutputLost`, which ends no service
             wait()
 
     threading.Thread(target=waiting, name="announce", daemon=True).start()
     yield
-    if _lost.is_set():
+    if _address_lost.is_set():
         raise typer.Exit(2)
 
 
 def _offline_model(offline: bool) -> "contextlib.AbstractContextManager[OfflineModel | None]":
-    """The offline model, if it is to answer."""
+    """The offline model, or None without `--offline`."""
     if not offline:
         return contextlib.nullcontext()
     from tealagents.llm.offline import OfflineModel
@@ -171,8 +171,8 @@ def _offline_model(offline: bool) -> "contextlib.AbstractContextManager[OfflineM
     return OfflineModel()
 
 
-def _follow(model: "OfflineModel", script: Path | None) -> None:
-    """Has the offline model follow a script, or ends with exit status 2 and what is wrong with it."""
+def _load_script(model: "OfflineModel", script: Path | None) -> None:
+    """Loads a script into the offline model. Exits with status 2 if there is a mistake in it."""
     from tealagents.llm.offline import ScriptError
 
     try:
@@ -183,11 +183,11 @@ def _follow(model: "OfflineModel", script: Path | None) -> None:
         raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
 
 
-def _follow_again(model: "OfflineModel | None", script: Path | None) -> None:
-    """Has it follow the script as it is now. A mistake is printed, and the model answers as before."""
+def _reload_script(model: "OfflineModel | None", script: Path | None) -> None:
+    """Loads the script again. After a mistake, which is printed, the model keeps the previous script."""
     if model is not None:
         with contextlib.suppress(typer.Exit):
-            _follow(model, script)
+            _load_script(model, script)
 
 
 def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> None:
@@ -203,7 +203,7 @@ def _check_start(config: ServiceConfig, host: str, port: int, workers: int) -> N
 
 
 def _unknown_address(config: ServiceConfig, host: str) -> str | None:
-    """A warning where clients, with their tokens, would be sent to the http that a proxy for TLS calls."""
+    """A warning if the service may tell clients, which send tokens, an http:// address behind a TLS proxy."""
     from tealagents.outbound.addresses import is_loopback_host
 
     if config.auth.entra is None or config.stateless or config.public_url or is_loopback_host(host):
@@ -215,7 +215,7 @@ def _unknown_address(config: ServiceConfig, host: str) -> str | None:
 
 
 def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
-    """The config with the console decided: where nothing is said of it, by the address."""
+    """The config with `console.enabled` set: by default, it is True only for a loopback address."""
     from tealagents.outbound.addresses import is_loopback_host
 
     if config.console.enabled is None:
@@ -224,8 +224,8 @@ def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
     return config
 
 
-def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
-    """Where it is served, and lines to paste."""
+def _announce(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
+    """Prints the service's addresses, and commands to paste."""
     from tealagents.api.protocols import path_of
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
@@ -253,24 +253,25 @@ def _curl(url: str, text: str, task: str | None = None) -> str:
     quoted = f"'{body}'"
     if task is not None:
         quoted = f"'{{\"task_id\": \"'{task}'\", {body[1:]}'"
-    return f"  curl -sw '\\n' {url} {_BEARER} \\\n    -H 'Content-Type: application/json' -d {quoted}"
+    return f"  curl -sw '\\n' {url} {_AUTHORIZATION} \\\n    -H 'Content-Type: application/json' -d {quoted}"
 
 
 def _newest_task(url: str) -> str:
     found = r"""sed 's/.*"task_id":"\([^"]*\)".*/\1/'"""
-    return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_BEARER} | {found})"
+    return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_AUTHORIZATION} | {found})"
 
 
-def _stops() -> list[int]:
-    """The signals to stop that come from now on.
+def _collected_stops() -> list[int]:
+    """A list that collects the signals to stop that arrive from now on.
 
-    The server raises the one again that stopped it; having drained, we exit with 0.
+    After draining, the server raises the signal that stopped it again. It must end here, so that the exit
+    status is 0.
     """
     stopped = list[int]()
     for number in STOPPING:
         signal.signal(number, lambda number, _: stopped.append(number))
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # of a terminal that is closed; Windows has none, `nohup` ignores it, and --workers restarts on it
+        # a closed terminal sends it. Windows lacks it, `nohup` ignores it, --workers replaces workers on it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     return stopped
 
@@ -292,11 +293,11 @@ def _run(
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "server_header": False,
     }
-    if reload or workers > 1:  # else the service does it
+    if reload or workers > 1:  # a single process does this when the service starts
         configure_logs(config.telemetry.log_level, content=config.telemetry.log_content)
     if reload:
-        follow = partial(_follow_again, model, config.offline_script)
-        _run_reloading(_files(config), listener, options, stopped, follow)
+        follow = partial(_reload_script, model, config.offline_script)
+        _run_reloading(_watched_files(config), listener, options, stopped, follow)
     elif workers > 1:
         _run_workers(config.telemetry, workers, listener, options, stopped)
     else:
@@ -306,7 +307,7 @@ def _run(
 def _run_here(
     config: ServiceConfig, listener: socket.socket, options: dict[str, Any], stopped: list[int]
 ) -> None:
-    """Serves in this process, unless it is `stopped` before. A start that fails exits with 3."""
+    """Serves in this process, unless a signal has `stopped` it before. A failed start exits with status 3."""
     from uvicorn import Config, Server
     from uvicorn.config import STARTUP_FAILURE
 
@@ -316,13 +317,13 @@ def _run_here(
             super().handle_exit(sig, frame)
 
     server = Noting(Config(build_or_exit(config), **options))
-    for number in STOPPING:  # the server itself listens a moment later
+    for number in STOPPING:  # the server installs its own handlers a moment later
         signal.signal(number, server.handle_exit)
     if stopped:
         return
     try:
         server.run(sockets=[listener])
-    except SystemExit:  # of a start that fails, or that a signal has ended
+    except SystemExit:  # the start failed, or a signal ended it
         if server.started:
             raise
     if not server.started and not stopped:
@@ -331,7 +332,7 @@ def _run_here(
 
 @contextlib.contextmanager
 def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) -> Iterator[None]:
-    """Answers Prometheus for all workers, of which so many are `wanted`, where there is a port for it."""
+    """Within, serves the metrics of all workers, if a port is configured. `wanted`: the number of workers."""
     if telemetry.metrics_port is None:
         yield
         return
@@ -345,8 +346,8 @@ def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) 
         yield
 
 
-def _files(config: ServiceConfig) -> list[Path]:
-    """The config and what it names that only a new process reads again."""
+def _watched_files(config: ServiceConfig) -> list[Path]:
+    """The config file, and the files it names that only a new process reads again."""
     named = (config.plugin_module, config.plugin_catalog_file, config.remote_plugin_path)
     return [config.source, *(file for file in named if file is not None)]
 
@@ -358,10 +359,10 @@ def _run_reloading(
     stopped: Sequence[int],
     follow: Callable[[], None],
 ) -> None:
-    """A process that is replaced by a new one whenever code, YAML, `.env` or one of the files changes in the
-    folders of the files; none once `stopped`.
+    """Serves in a child process, which is replaced when code, YAML, `.env` or one of `files` changes in their
+    folders. Serves nothing if `stopped` holds a signal.
 
-    Before, this one may `follow` the change.
+    `follow` is called in this process before each replacement.
     """
     from uvicorn import Config, Server
 
@@ -377,7 +378,7 @@ def _run_reloading(
     )
     reloader = Reloader(config, target=Server(config).run, sockets=[listener])
     reloader.follow = follow
-    for number in STOPPING:  # the reloader itself listens a moment later
+    for number in STOPPING:  # the reloader installs its own handlers a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:
         reloader.run()
@@ -390,9 +391,9 @@ def _run_workers(
     options: dict[str, Any],
     stopped: Sequence[int],
 ) -> None:
-    """As `uvicorn.run` does, but for how workers end; and it exits with 3 where none could start.
+    """Serves with worker processes under a `Supervisor`. Exits with status 3 if no worker could start.
 
-    None is started once `stopped` holds a signal.
+    Starts no worker if `stopped` holds a signal.
     """
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
@@ -400,7 +401,7 @@ def _run_workers(
     from tealagents.cli.supervisor import Supervisor
 
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
-    if stopped:  # before the supervisor listened to signals
+    if stopped:  # before the supervisor installed its signal handlers
         return
     with _metrics_of_workers(telemetry, lambda: supervisor.processes_num):
         supervisor.run()
@@ -411,23 +412,23 @@ def _run_workers(
 
 
 def worker_app() -> "ASGIApp":
-    """The application of one worker process; its config is named by the environment.
+    """The application of a worker process, whose config TA_SERVICE_CONFIG names.
 
-    One that cannot be built ends the process with the status of a failed start: after any other, the parent
-    would start the next worker at once, for ever.
+    If it cannot be built, the process ends with the status of a failed start. After any other status the
+    parent would start the next worker at once, in an endless loop.
     """
     from uvicorn.config import STARTUP_FAILURE
 
     from tealagents.bootstrap import START_ERRORS
 
     gc.disable()  # until `_settled`
-    # Ctrl-C in a terminal reaches the supervisor as well, which passes it on: it would count twice here
+    # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     started = threading.Event()
     threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
     try:
-        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST]), started)
-    except typer.Exit:  # the reason is printed
+        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST_VARIABLE]), started)
+    except typer.Exit:  # the reason has been printed
         pass
     except START_ERRORS as error:
         fail(str(error))
@@ -438,19 +439,19 @@ def worker_app() -> "ASGIApp":
 
 def _stop_with_supervisor(started: threading.Event) -> None:
     """Drains this worker when its supervisor has died: no other process would replace or stop it."""
-    import multiprocessing  # a process without workers has no use for it
+    import multiprocessing  # only workers need it
 
     supervisor = multiprocessing.parent_process()
     if supervisor is not None:
         supervisor.join()
         log.error("the supervisor has died; this worker stops")
-        if not started.is_set():  # Python would look at the signal only once a plugin that blocks comes back
+        if not started.is_set():  # while a plugin blocks the main thread, Python does not handle the signal
             _end_soon("startup was ended: the supervisor has died", UNDO_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_or_exit(config: ServiceConfig) -> "ASGIApp":
-    """The application, or exit status 2 with what is wrong."""
+    """The application. If it cannot be built, prints all mistakes and exits with status 2."""
     from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.findings import Findings, examine
 
@@ -463,7 +464,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
 
 
 def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
-    """The application, whose failed start is one sentence as well; it sets `started` once it has."""
+    """The application. A failed start is logged as one sentence; a successful one sets `started`."""
     from tealagents.app import create_app
     from tealagents.bootstrap import START_ERRORS
     from tealagents.telemetry.requests import RequestLog
@@ -473,7 +474,7 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
 
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         asked = threading.Event()
-        heard, said = _noting_shutdown(receive, asked), _noting_start(send, started)
+        heard, said = _noticing_shutdown(receive, asked), _noticing_start(send, started)
         try:
             with _ended_by_signals(started, asyncio.current_task()), ungrouped():
                 await app(scope, heard, said)
@@ -499,7 +500,7 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     return plainly
 
 
-def _noting_start(send: "Send", started: threading.Event) -> "Send":
+def _noticing_start(send: "Send", started: threading.Event) -> "Send":
     async def sent(message: "Message") -> None:
         if message["type"] == "lifespan.startup.complete":
             started.set()
@@ -512,7 +513,7 @@ def _noting_start(send: "Send", started: threading.Event) -> "Send":
     return sent
 
 
-def _noting_shutdown(receive: "Receive", asked: threading.Event) -> "Receive":
+def _noticing_shutdown(receive: "Receive", asked: threading.Event) -> "Receive":
     async def received() -> "Message":
         message = await receive()
         if message["type"] == "lifespan.shutdown":
@@ -523,9 +524,10 @@ def _noting_shutdown(receive: "Receive", asked: threading.Event) -> "Receive":
 
 
 async def _fail(send: "Send", started: threading.Event, asked: threading.Event, why: str) -> None:
-    """Reports why the start or the shutdown failed; the process ends with the status that uvicorn gives.
+    """Reports to uvicorn why the start or the shutdown failed; the process ends with uvicorn's status.
 
-    Where no shutdown was `asked` for, what the service needs has failed while it served: it ends with 1.
+    If no shutdown was `asked` for, something that the service needs failed while it was serving. The process
+    then ends with status 1.
     """
     from uvicorn.config import STARTUP_FAILURE
 
@@ -539,10 +541,11 @@ async def _fail(send: "Send", started: threading.Event, asked: threading.Event, 
 
 @contextlib.contextmanager
 def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
-    """Until it has `started`, a signal to stop ends the process: a start may wait for a tool server.
+    """Until `started` is set, a signal to stop ends the process: a start may wait for a tool server.
 
-    The server notes the signal, and looks at it only once all is started. The first cancels the `task`, or
-    ends the process after a while where a plugin blocks its thread. On another one the process ends at once.
+    The server itself only records the signal, and checks it once everything has started. Here, the first
+    signal cancels `task`, or ends the process after `UNDO_SECONDS` if a plugin blocks the thread. A second
+    signal ends the process at once.
     """
     servers = {number: signal.getsignal(number) for number in STOPPING}
     noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
@@ -552,7 +555,7 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
         timer = _end_soon("startup was ended by a signal", 0 if came else UNDO_SECONDS)
         if task is not None and not came:
             loop = task.get_loop()
-            # that it comes to this shows that nothing blocks: what has begun is undone in its own time
+            # if the loop runs these, no plugin blocks it, and the task may take its time to clean up
             loop.call_soon_threadsafe(timer.cancel)
             loop.call_soon_threadsafe(task.cancel)
         came.append(number)
@@ -566,7 +569,7 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
     heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signaled)
-    if any(noted):  # one came before
+    if any(noted):  # a signal came before
         end(signal.SIGTERM)
     try:
         yield
@@ -576,16 +579,16 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
 
 
 def _end_soon(
-    said: str = "work that ignores its cancellation is left behind",
-    seconds: float = LEFT_SECONDS,
+    said: str = "ending the process although some work ignores its cancellation",
+    seconds: float = LEFTOVER_SECONDS,
     status: int = 0,
 ) -> threading.Timer:
-    """Ends the process also where a tool ignores its cancellation, or blocks a thread: it would never end."""
+    """Ends the process after `seconds`, even if a tool ignores its cancellation or blocks a thread."""
 
     def end() -> None:
         log.warning(said)
         logging.shutdown()
-        os._exit(2 if _lost.is_set() else status)
+        os._exit(2 if _address_lost.is_set() else status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -594,14 +597,14 @@ def _end_soon(
 
 
 def _settled() -> None:
-    """Lets the garbage collector begin, with what comes and goes from here on.
+    """Starts the garbage collector, for objects that are created from now on.
 
-    What was made to start stays to the end: looking at it again and again was 4 % of a turn's CPU.
+    The objects of the startup live until the end: traversing them again and again took 4 % of a turn's CPU.
     """
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     gc.enable()
-    # asyncio registers each asynchronous generator, to close those that are open when the loop ends; here the
-    # process ends. It was 1 KB of an open stream, and 1 % of a turn's CPU. Those that are dropped
-    # while it runs are still closed: that is the other hook.
+    # asyncio registers each asynchronous generator, to close those that are open when the loop ends. Here the
+    # process ends with it, and the registry took 1 KB per open stream and 1 % of a turn's CPU. Generators
+    # that are dropped earlier are still closed: that is the other hook.
     sys.set_asyncgen_hooks(firstiter=None)

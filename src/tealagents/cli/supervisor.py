@@ -1,4 +1,4 @@
-"""The parent process of several workers, or of one that is replaced when files change."""
+"""The parent process: of several workers, or of one process that is replaced when files change."""
 
 import logging
 import multiprocessing
@@ -20,41 +20,45 @@ from tealagents.serving import STOPPING
 
 #: seconds between two attempts to replace workers that could not start
 RESTART_SECONDS = 2.0
-#: seconds that a worker gets to be in service before it replaces another: it may wait for tool servers
+#: seconds that a new worker gets to start serving before it replaces another: it may wait for tool servers
 START_SECONDS = 600.0
-#: seconds between two signals to a worker: at once, they would be one
+#: seconds between two signals to a worker, which would otherwise merge into one
 APART_SECONDS = 0.2
-#: seconds for which the second waits, besides, for a worker that gets no processor to take the first
+#: seconds that the second signal waits, in addition, for a worker that has not handled the first one yet
 TAKEN_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class Supervisor(Multiprocess):
-    """Uvicorn's, but for four things: a worker that cannot be replaced stops no other, one that is slow to
-    start is left to it, a signal to stop is heeded while one is replaced or removed (SIGHUP, SIGTTOU), and
-    once it waits for its workers it listens to no signal."""
+    """Uvicorn's supervisor, with four differences:
 
-    #: whether any worker has been in service
+    - a worker that cannot be replaced stops no other worker
+    - a worker that is slow to start is not killed
+    - a signal to stop takes effect while a worker is being replaced or removed (SIGHUP, SIGTTOU)
+    - while it waits for its workers to end, it only passes signals to stop on to them
+    """
+
+    #: whether any worker has served
     served = False
-    #: whether a signal to stop has come
+    #: whether a signal to stop has arrived
     stopped = False
-    #: whether a second one came before the first was looked at
+    #: whether a second one arrived before the first was handled
     hurried = False
-    #: by the monotonic clock: when the next worker is replaced, after one that could not start
+    #: monotonic time before which no worker is replaced, after one that could not start
     _again_at = 0.0
-    #: by the same clock: when the first signal to stop was passed on
+    #: monotonic time at which the first signal to stop was passed on
     _terminated_at = 0.0
 
     def __init__(self, config: Config, sockets: list[socket]) -> None:
         super().__init__(config, sockets)
-        #: workers that have answered, by process id
+        #: process ids of the workers that have answered
         self._answered: set[int | None] = set()
         #: a worker that was draining, to be replaced or removed, when a signal to stop came
         self._retiring: list[Process] = []
 
     def keep_subprocess_alive(self) -> None:
-        """Replaces workers that died. Once one has served, what keeps another from starting may pass."""
+        """Replaces dead workers. A failed start ends the service only if no worker has served yet."""
         if self.should_exit.is_set():
             return
         for index, worker in enumerate(self.processes):
@@ -63,9 +67,9 @@ class Supervisor(Multiprocess):
                 self.served = self.served or worker.is_ready()
                 continue
             if worker.pid not in self._answered and worker.process.is_alive():
-                continue  # a busy machine takes longer to import what answers
+                continue  # it is still importing its code, which takes long on a busy machine
             self._answered.discard(worker.pid)
-            worker.kill()  # where it hangs
+            worker.kill()  # it may hang
             worker.join()
             if worker.exitcode == STARTUP_FAILURE and not self.served:
                 self.should_exit.set()
@@ -77,7 +81,7 @@ class Supervisor(Multiprocess):
             try:
                 other = Process(self.config, self.sockets)
                 other.start()
-            except OSError as error:  # the machine lets no process begin just now
+            except OSError as error:  # the machine cannot start a process at the moment
                 log.warning("worker %s cannot be replaced: %s", worker.pid, error)
                 self._again_at = time.monotonic() + RESTART_SECONDS
                 continue
@@ -85,7 +89,7 @@ class Supervisor(Multiprocess):
             self.processes[index] = other
 
     def handle_signals(self) -> None:
-        """Also those that start workers, of which the machine may not let any begin just now."""
+        """Handles the signals that have arrived. If one is to start a worker, the machine may refuse that."""
         stops = sum(number in STOPPING for number in self.signal_queue)
         self.stopped, self.hurried = self.stopped or stops > 0, stops > 1
         try:
@@ -94,13 +98,13 @@ class Supervisor(Multiprocess):
             log.warning("a worker cannot be started: %s", error)
 
     def restart_all(self) -> None:
-        """Replaces each worker, once another is in service; ends on a signal to stop."""
+        """Replaces each worker once its replacement serves. Ends on a signal to stop."""
         for index in range(len(self.processes)):
             if self._must_stop():
                 return
             other = Process(self.config, self.sockets)
             other.start()
-            serves = self._serves(other)
+            serves = self._gets_ready(other)
             worker = self.processes[index]
             if not serves:
                 other.kill()
@@ -112,7 +116,7 @@ class Supervisor(Multiprocess):
             self._retire(worker)
 
     def handle_ttin(self) -> None:
-        """Adds a worker. One that cannot begin is not wanted, either."""
+        """Adds a worker. One that cannot be started is not retried."""
         try:
             super().handle_ttin()
         finally:
@@ -128,13 +132,13 @@ class Supervisor(Multiprocess):
         return self.should_exit.is_set() or any(number in STOPPING for number in self.signal_queue)
 
     def _is_asked_again(self) -> bool:
-        """Whether all workers are to be replaced once more: what did not start may be repaired."""
+        """Whether another SIGHUP has arrived: what kept a worker from starting may have been repaired."""
         return getattr(signal, "SIGHUP", None) in self.signal_queue
 
-    def _serves(self, worker: Process) -> bool:
-        """Whether a new worker is in service in time; not waited for once another signal has come.
+    def _gets_ready(self, worker: Process) -> bool:
+        """Waits for a new worker to serve, and keeps the others alive in the meantime.
 
-        Meanwhile the others are looked after.
+        False if it takes longer than `START_SECONDS`, or if another signal arrives.
         """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and worker.process.is_alive():
@@ -147,7 +151,7 @@ class Supervisor(Multiprocess):
         return False
 
     def _retire(self, worker: Process) -> None:
-        """Lets a worker drain. Once a signal to stop has come it is waited for with the others."""
+        """Drains a worker and waits for it; after a signal to stop, `join_all` waits for it instead."""
         worker.terminate()
         while worker.exitcode is None:
             if self._must_stop():
@@ -156,7 +160,7 @@ class Supervisor(Multiprocess):
             worker.process.join(0.1)
 
     def join_all(self) -> None:
-        """Waits for the workers to drain; another signal meanwhile is theirs."""
+        """Waits for the workers to drain. Further signals to stop are passed on to them."""
         self.processes += self._retiring
         for number in STOPPING:
             signal.signal(number, lambda *_: self.terminate_again())
@@ -165,23 +169,23 @@ class Supervisor(Multiprocess):
         super().join_all()
 
     def terminate_all(self) -> None:
-        """Passes the first signal to stop on."""
+        """Passes the first signal to stop on to the workers."""
         super().terminate_all()
         self._terminated_at = time.monotonic()
 
     def terminate_again(self) -> None:
-        """Passes a second signal on."""
+        """Passes a second signal to stop on, first to the workers that have handled the first one."""
         time.sleep(max(0.0, self._terminated_at + APART_SECONDS - time.monotonic()))
         deadline = time.monotonic() + TAKEN_SECONDS
-        for worker in sorted(self.processes, key=lambda worker: _is_signaled(worker.pid)):
-            while _is_signaled(worker.pid) and time.monotonic() < deadline:
+        for worker in sorted(self.processes, key=lambda worker: _has_pending_sigterm(worker.pid)):
+            while _has_pending_sigterm(worker.pid) and time.monotonic() < deadline:
                 time.sleep(0.01)
             if worker.exitcode is None and worker.pid is not None:
                 os.kill(worker.pid, signal.SIGTERM)
 
 
-def _is_signaled(pid: int | None) -> bool:
-    """Whether a process has not taken a SIGTERM yet, as far as `/proc` tells."""
+def _has_pending_sigterm(pid: int | None) -> bool:
+    """Whether a process has yet to handle a SIGTERM, according to `/proc`; False if there is no `/proc`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -191,13 +195,13 @@ def _is_signaled(pid: int | None) -> bool:
 
 
 class Reloader(WatchFilesReload):
-    """Uvicorn's, but a second signal to stop is passed on, and this process follows changes, too."""
+    """Uvicorn's reloader, but it also passes a second signal to stop on, and calls `follow` on changes."""
 
-    #: whether a signal to stop has come
+    #: whether a signal to stop has arrived
     signaled = False
-    #: whether another one came before it was passed on
+    #: whether another one arrived before it was passed on
     hurried = False
-    #: called before the process that serves is replaced
+    #: called before the serving process is replaced
     follow: Callable[[], None]
 
     def restart(self) -> None:
@@ -205,13 +209,13 @@ class Reloader(WatchFilesReload):
         super().restart()
 
     def pause(self) -> None:
-        """Holds no lock: a signal that came while this thread had the event's would wait for it for ever."""
+        """Waits without uvicorn's `Event.wait`: a signal handler would wait for ever for the event's lock."""
         time.sleep(self.config.reload_delay)
         if self.should_exit.is_set():
             raise StopIteration
 
     def signal_handler(self, sig: int, frame: FrameType | None) -> None:
-        """The first is looked at soon; on another the process that serves does not wait."""
+        """The first signal is handled by the loop; a second one goes to the serving process at once."""
         if not self.signaled:
             self.signaled = True
             super().signal_handler(sig, frame)
@@ -221,7 +225,7 @@ class Reloader(WatchFilesReload):
             process.terminate()
 
     def shutdown(self) -> None:
-        """Passes the first signal on, and waits for the process."""
+        """Passes the first signal on to the serving process, and waits for it."""
         if self.hurried:
             time.sleep(APART_SECONDS)
         super().shutdown()
