@@ -242,7 +242,7 @@ def test_a_file_that_cannot_be_written_anew_stays_as_it_is(nursery: Nursery, tmp
         (("Tell {{ _add }}.", r'"Ring \x07"'), "the character U+0007 cannot appear in the result"),
         (
             ("Tell {{ _add }}.", r'"One\u2028            Two"'),
-            "the result would say something else under spec.agent.system_prompt",
+            "the result would have another value at spec.agent.system_prompt",
         ),
         (("agents:\n", "agents: &all\n"), "the result would not be YAML, in line"),
     ],

@@ -251,7 +251,7 @@ async def test_a_client_that_takes_an_answer_in_parts_slowly() -> None:
         taken = 0
         for _ in range(3):
             await client.wait(76)
-            while connection._untaken:
+            while connection._unread:
                 taken += len(await client.take(100_000))
         assert (await client.take(LARGE - taken)).endswith(b"ok")
 

@@ -1,9 +1,9 @@
-"""`tealagents doctor`: what keeps a service from working, and what to do about it.
+"""`tealagents doctor`: finds what keeps a service from working, and says what to do about it.
 
-It looks at the config, the store, the authority, the model service, the tools, the context providers, the
-collector and the clocks as `serve` would use them, and at a running service from outside. It writes one
-record to the store, or one file where the store will be made, and deletes it again, asks the model of each
-agent for one word, sends the collector an export without traces, and starts MCP servers that are commands.
+It checks the config, the store, the authority, the model service, the tools, the context providers, the
+collector and the clocks as `serve` would use them, and a running service from outside. To do so, it writes
+one record to the store (or one file where the store will be created) and deletes it, asks each agent's model
+for one word, sends the collector an empty export, and starts the MCP servers that are commands.
 """
 
 import asyncio
@@ -48,26 +48,26 @@ if TYPE_CHECKING:
     from tealagents.state.records import RecordStore
     from tealagents.stores.base import BaseStore
 
-#: seconds by which two clocks may differ; tokens are checked with as much leeway by default
+#: the most seconds by which two clocks may differ; by default, tokens are checked with as much leeway
 MOST_SKEW = 60.0
-#: seconds of a lease below which a busy process or a slow store loses it
+#: seconds; a shorter lease is lost by a busy process or with a slow store
 SHORTEST_LEASE = 3.0
-#: tasks of which the audit is verified
+#: the number of tasks whose audits are verified
 TASKS_VERIFIED = 5
-#: seconds that a server is given to answer
+#: seconds that a server gets to answer
 ANSWER_SECONDS = 10.0
-#: and the collector of telemetry
+#: seconds that the collector of telemetry gets
 COLLECTOR_SECONDS = 5.0
-#: what is said of an answer that broke off, and of an error in the place of one or of its rest
-_ENDED_EARLY = ("answer was cut", "failed while answering")
-#: bytes that are written where a store is to be made
+#: texts in the errors of a model service that did answer: a cut answer, and an error in place of one
+_FAILED_MIDWAY = ("answer was cut", "failed while answering")
+#: the size of the file that is written where a store will be created
 _PROBE_BYTES = 65536
-#: the stores that no one has to start
-_OF_FILES = ("sqlite", "files")
+#: the stores that need no server
+_FILE_STORES = ("sqlite", "files")
 
 
-class Ailment(NamedTuple):
-    """What is wrong, and what to do."""
+class Diagnosis(NamedTuple):
+    """A problem, and what to do about it."""
 
     what: str
     remedy: str = ""
@@ -88,59 +88,59 @@ def doctor_command(
     collector and the clocks, and with a URL also the running service. With a URL and no config, it examines
     only that service.
     """
-    # what is logged of a model is found, too; without a handler, Python would print it
+    # the model client also logs the errors that are found; without a handler, Python would print them
     logging.getLogger("tealagents.llm").addHandler(logging.NullHandler())
-    found = asyncio.run(_examined(url, config, port))
+    found = asyncio.run(_examine(url, config, port))
     out = plain_console()
-    for ailment in found:
-        out.print(f"[red]✗[/] {escape(ailment.what)}")
-        if ailment.remedy:
-            out.print(f"  → {escape(ailment.remedy)}")
+    for diagnosis in found:
+        out.print(f"[red]✗[/] {escape(diagnosis.what)}")
+        if diagnosis.remedy:
+            out.print(f"  → {escape(diagnosis.remedy)}")
     if found:
         raise typer.Exit(1)
     out.print("[green]✓[/] no problems found")
 
 
-async def _examined(url: str | None, path: Path | None, port: int | None) -> list[Ailment]:
+async def _examine(url: str | None, path: Path | None, port: int | None) -> list[Diagnosis]:
     from tealagents.app import wiring
 
-    found = list[Ailment]()
+    found = list[Diagnosis]()
     config: ServiceConfig | None = None
     named = path or read_environment(os.environ, Path(".env"), []).get("TA_SERVICE_CONFIG")
     if url is None or named:
-        # parts are made outside of this loop, as `check` makes them
+        # outside of this event loop, as `check` does: `find` runs a loop of its own
         said = await asyncio.to_thread(find, path)
         config = said.config
-        found += [Ailment(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
+        found += [Diagnosis(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
     whole = config is not None and not said.wrong and not config.document.unset
     if config is not None and whole and not config.stateless:
-        found += [each async for each in _store(config)]
+        found += [each async for each in _check_store(config)]
     if port is not None:
-        found += _port(port)
+        found += _check_port(port)
         if config is not None and (metrics := unusable_metrics(config, port)):
-            found.append(Ailment(metrics))
-    if untrusting := _certificates():
-        return [*found, *untrusting]  # no server can be called
+            found.append(Diagnosis(metrics))
+    if no_certificates := _check_certificates():
+        return [*found, *no_certificates]  # no server can be called
     if config is not None and whole:
         for key, agent in () if said.needed else wiring(config).agents(config):
-            # of agents that share a model service the first one says what is wrong with it
-            found += [each async for each in _model(agent, key) if each not in found]
-            found += await _tools(agent, key)
-            found += await _providers(agent)
-        found += [each async for each in _authority(config)]
-        found += await _collector(config)
+            # a problem of a model service that several agents share is reported once
+            found += [each async for each in _check_model(agent, key) if each not in found]
+            found += await _check_tools(agent, key)
+            found += await _check_providers(agent)
+        found += [each async for each in _check_authority(config)]
+        found += await _check_collector(config)
     if url is not None:
-        found += [each async for each in _service(url, config)]
+        found += [each async for each in _check_service(url, config)]
     return found
 
 
-def _certificates() -> list[Ailment]:
+def _check_certificates() -> list[Diagnosis]:
     file = os.environ.get("SSL_CERT_FILE")
     try:
         ssl.create_default_context(cafile=file)
     except OSError as error:
         return [
-            Ailment(
+            Diagnosis(
                 f"SSL_CERT_FILE: {file}: no certificates can be read: {reason(error)}",
                 "Name a file of certificates in PEM, or unset the variable.",
             )
@@ -148,20 +148,20 @@ def _certificates() -> list[Ailment]:
     return []
 
 
-def _port(port: int) -> list[Ailment]:
+def _check_port(port: int) -> list[Diagnosis]:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
-            return [Ailment(unusable("127.0.0.1", port, error))]
+            return [Diagnosis(unusable("127.0.0.1", port, error))]
     return []
 
 
 # --- the store ------------------------------------------------------------------------------------
 
 
-async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
+async def _check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     from tealagents.bootstrap import store_of
     from tealagents.stores import StoreConfigError, plain_store
     from tealagents.stores.base import LacksRight
@@ -169,56 +169,56 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     plain = plain_store(config.persistence)
     try:
         if not await plain.exists():
-            for ailment in _unmade(plain, await plain.obstacle()):
-                yield ailment
+            for diagnosis in _missing_store(plain, await plain.obstacle()):
+                yield diagnosis
             return
         async with store_of(config) as store:
-            async for ailment in _opened(config, store):
-                yield ailment
+            async for diagnosis in _examine_store(config, store):
+                yield diagnosis
     except (StoreConfigError, CorruptState, LacksRight) as error:
-        yield Ailment(f"the store cannot be used: {error}")
+        yield Diagnosis(f"the store cannot be used: {error}")
     except (PersistenceUnavailable, OSError) as error:
-        yield _unopened(plain, error)
+        yield _unreachable_store(plain, error)
 
 
-def _unopened(store: "BaseStore", error: Exception) -> Ailment:
-    if store.name in _OF_FILES:
-        return Ailment(
+def _unreachable_store(store: "BaseStore", error: Exception) -> Diagnosis:
+    if store.name in _FILE_STORES:
+        return Diagnosis(
             f"the store cannot be opened: {error}",
             "Run this as the service's user, let it write to the store and its folder, free space on its "
             "disk, or stop the process that locks it.",
         )
-    return Ailment(
+    return Diagnosis(
         f"the store cannot be reached: {error}",
         "Start it, or correct TA_PERSISTENCE or spec.persistence; check that this machine can connect to it, "
         "and that its user may read and write the store.",
     )
 
 
-def _unmade(store: "BaseStore", obstacle: str | None) -> Iterator[Ailment]:
-    """The first start makes it. A path is looked at: a mistyped one is in a folder that is not there."""
+def _missing_store(store: "BaseStore", obstacle: str | None) -> Iterator[Diagnosis]:
+    """Problems of a store that the first start will create. A mistyped path shows by its missing folder."""
     there = Path(store.where)
     folder = there if there.is_dir() else there.parent
     if obstacle is not None:
-        right = "" if store.name in _OF_FILES else ", or grant its user that right"
+        right = "" if store.name in _FILE_STORES else ", or grant its user that right"
         if right and hasattr(store, "migrate"):
             right += ", or run `tealagents migrate` as the owner of the database"
-        yield Ailment(
+        yield Diagnosis(
             f"the store cannot be created: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
         )
-    elif store.name not in _OF_FILES:
+    elif store.name not in _FILE_STORES:
         return
     elif not folder.is_dir():
-        yield Ailment(absent(store), "The service creates a new store and its folder when it first starts.")
-    elif (error := _unwritable(folder)) is not None:
-        yield Ailment(
+        yield Diagnosis(absent(store), "The service creates a new store and its folder when it first starts.")
+    elif (error := _write_error(folder)) is not None:
+        yield Diagnosis(
             f"the store cannot be created: {folder} cannot be written to: {reason(error)}",
             "Grant this user the right to write to it, or free space on its disk.",
         )
 
 
-def _unwritable(folder: Path) -> OSError | None:
-    """Why no file can be written in a folder. Tried with one that has no name: nothing of it is left."""
+def _write_error(folder: Path) -> OSError | None:
+    """Why no file can be written to a folder; None if one can. Tries it with a file that has no name."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(_PROBE_BYTES))
@@ -229,35 +229,35 @@ def _unwritable(folder: Path) -> OSError | None:
     return None
 
 
-async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
+async def _examine_store(config: ServiceConfig, store: Store) -> AsyncIterator[Diagnosis]:
     from tealagents.stores.base import LacksRight
 
     seconds = 0.0
     try:
-        seconds = await _write(config, store)
+        seconds = await _write_probe(config, store)
     except LacksRight as error:
-        yield Ailment(f"the store cannot be written to: {error}")
-        return  # reading may need the same right, and would only say so again
+        yield Diagnosis(f"the store cannot be written to: {error}")
+        return  # reading may need the same right, and would only report the same problem again
     except (TealError, StoreError, OSError) as error:
-        yield Ailment(
+        yield Diagnosis(
             f"the store cannot be written to: {error}",
             "Free space on its disk or memory, let this user write to it, or stop the "
             "process that locks its tables.",
         )
     if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):
-        yield Ailment(
+        yield Diagnosis(
             f"limits.lease_seconds is {config.limits.lease_seconds:g}, and a write takes {seconds:.3f} s: a "
             "busy process loses its lease, and its requests with it",
             "Raise limits.lease_seconds; 15 is the default.",
         )
     if (skew := abs(await store.now() - time.time())) > MOST_SKEW:
-        yield _skewed("the store", skew)
-    async for ailment in _content(config, store):
-        yield ailment
+        yield _skew_finding("the store", skew)
+    async for diagnosis in _examine_content(config, store):
+        yield diagnosis
 
 
-async def _write(config: ServiceConfig, store: Store) -> float:
-    """Writes a record and deletes it; the seconds that the quicker of the two took."""
+async def _write_probe(config: ServiceConfig, store: Store) -> float:
+    """Writes a record and deletes it. Returns the seconds that the quicker of the two commits took."""
     from tealagents.domain import ids
 
     partition, keys = _probe(config)
@@ -270,30 +270,30 @@ async def _write(config: ServiceConfig, store: Store) -> float:
 
 
 def _probe(config: ServiceConfig) -> tuple[str, list[str]]:
-    """The partition and the key of what is written."""
+    """The partition and the keys of the record that is written as a probe."""
     return f"doctor/{config.name}", ["probe"]
 
 
-async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
-    """Whether what is stored can be read with these keys."""
+async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator[Diagnosis]:
+    """Checks whether stored records can be read, and audits verified, with the configured keys."""
     from tealagents.bootstrap import record_store_of
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import SystemClock
 
-    await store.read(*_probe(config))  # of an empty store, nothing else is read in this way
+    await store.read(*_probe(config))  # `read` is a right of its own, and an empty store is otherwise only scanned
     records = record_store_of(config, store, SystemClock())
     inventory = Inventory(records)
     try:
         await inventory.check_key(keyed=config.encryption_key is not None)
     except CorruptState as error:
-        yield Ailment(
+        yield Diagnosis(
             f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}",
             "Set TA_ENCRYPTION_KEY to the key that it was stored with, and list earlier keys in "
             "TA_ENCRYPTION_OLD_KEYS.",
         )
         return
     try:
-        fault = await _fault(inventory, records)
+        fault = await _audit_fault(inventory, records)
     except CorruptState as error:
         inventory.damaged.append(str(error))
         fault = None
@@ -301,17 +301,17 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
         remedy = "Restore a backup: `tealagents state export` names every damaged record."
         if "is sealed with the key" in damage:
             remedy = f"If that is an earlier key, add it to TA_ENCRYPTION_OLD_KEYS. Otherwise: {remedy}"
-        yield Ailment(f"a stored record cannot be read: {damage}", remedy)
+        yield Diagnosis(f"a stored record cannot be read: {damage}", remedy)
     if fault is not None:
-        yield Ailment(
+        yield Diagnosis(
             f"an audit does not verify: {fault}",
             "If TA_AUDIT_KEY was changed, set the earlier one; otherwise run `tealagents state "
             "verify-audit`.",
         )
 
 
-async def _fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | None":
-    """The first bad entry in the audits of some tasks."""
+async def _audit_fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | None":
+    """The first bad entry in the audits of the first `TASKS_VERIFIED` tasks, if there is one."""
     from tealagents.state.audit import verify
 
     left = TASKS_VERIFIED
@@ -332,8 +332,8 @@ async def _fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | 
 # --- what the agent uses, and the authority -----------------------------------------------------------
 
 
-async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment]:
-    """The model of the config's agent, which stands at `place` in the file."""
+async def _check_model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Diagnosis]:
+    """Asks the model of the config's agent for one word. `place` is the agent's key in the file."""
     from tealagents.bootstrap import START_ERRORS, credential_of, model_of
     from tealagents.domain.models import Item, Message
     from tealagents.domain.ports import ModelCall
@@ -353,13 +353,15 @@ async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment
                 async for _ in events:
                     pass
     except START_ERRORS as error:
-        how = "fails" if _answered(error) else "does not answer"
-        yield Ailment(f"the model service {how}: {error}", _remedy_of_model(config, place, error))
+        how = "fails" if _was_reached(error) else "does not answer"
+        yield Diagnosis(f"the model service {how}: {error}", _remedy_of_model(config, place, error))
 
 
-def _answered(error: Exception) -> bool:
-    """Whether the service was reached, and is what failed."""
-    return getattr(error, "http_status", None) is not None or any(each in str(error) for each in _ENDED_EARLY)
+def _was_reached(error: Exception) -> bool:
+    """Whether the service was reached, so that the failure is its own."""
+    return getattr(error, "http_status", None) is not None or any(
+        each in str(error) for each in _FAILED_MIDWAY
+    )
 
 
 def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
@@ -367,7 +369,7 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
 
     status, said = getattr(error, "http_status", None), str(error)
     url = config.base_url or OPENAI_URL
-    proxy = _proxy_between(url)
+    proxy = _proxy_hint(url)
     if status == 407:
         return f"A proxy asks for credentials.{proxy}"
     if status in (401, 403):
@@ -379,7 +381,7 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
         return "Wait, raise the limit at the service, or set TA_API_KEY to another key."
     if status is not None and status < 500:
         return "Correct what the service refuses, or TA_BASE_URL."
-    if _answered(error):
+    if _was_reached(error):
         log = "the log of the service, or of the proxy in front of it"
         return f"Try again. If it persists, see {log}.{proxy}"
     return _remedy_of_connection(
@@ -390,8 +392,8 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
     )
 
 
-async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
-    """The servers that the tools of the config's agent are on; it stands at `place` in the file."""
+async def _check_tools(config: ServiceConfig, place: KeyPath) -> list[Diagnosis]:
+    """Opens the tools of the config's agent, with their servers. `place` is the agent's key in the file."""
     from tealagents.bootstrap import START_ERRORS
     from tealagents.state.records import SystemClock
     from tealagents.tooling import Tooling
@@ -403,17 +405,17 @@ async def _tools(config: ServiceConfig, place: KeyPath) -> list[Ailment]:
             await tooling.open(lambda: None)
     except START_ERRORS as error:
         why = placed_tools(config, place, error) if isinstance(error, ToolFailed) else str(error)
-    except Exception as error:  # noqa: BLE001 — a toolset is code of others
+    except Exception as error:  # noqa: BLE001 — a toolset may be third-party code
         why = described(error)
     else:
         return []
     remedy = (
         "Correct the config, or start the server that it names; check that this machine can connect to it."
     )
-    return [Ailment(f"the tools cannot be opened: {why}", remedy)]
+    return [Diagnosis(f"the tools cannot be opened: {why}", remedy)]
 
 
-async def _providers(config: ServiceConfig) -> list[Ailment]:
+async def _check_providers(config: ServiceConfig) -> list[Diagnosis]:
     from tealagents.bootstrap import START_ERRORS, providers_of
 
     try:
@@ -421,13 +423,13 @@ async def _providers(config: ServiceConfig) -> list[Ailment]:
             return []
     except START_ERRORS as error:
         why = str(error)
-    except Exception as error:  # noqa: BLE001 — a provider is code of others
+    except Exception as error:  # noqa: BLE001 — a provider may be third-party code
         why = described(error)
     remedy = "Correct spec.thread.context_providers, or what it depends on."
-    return [Ailment(f"the context providers cannot be opened: {why}", remedy)]
+    return [Diagnosis(f"the context providers cannot be opened: {why}", remedy)]
 
 
-async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
+async def _check_authority(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     entra = config.auth.entra
     if entra is None:
         return
@@ -443,7 +445,7 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
             keys = await read_key_set(client, url)
             date = (await fetch(client, "GET", url)).headers.get("date", "")
     except (KeysUnreadable, HTTPError) as error:
-        yield Ailment(
+        yield Diagnosis(
             f"the authority's keys cannot be read at {url}: {error}",
             _remedy_of_connection(
                 str(error),
@@ -454,16 +456,16 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
         )
         return
     if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
-        yield Ailment(
+        yield Diagnosis(
             f"the authority's issuer is {keys.issuer}, which is not tenant {entra.tenant_id}: every token "
             "will be refused",
             "Correct TA_ENTRA_TENANT_ID or TA_ENTRA_AUTHORITY.",
         )
     if skew := _skew(date):
-        yield _skewed("the authority", skew)
+        yield _skew_finding("the authority", skew)
 
 
-async def _collector(config: ServiceConfig) -> list[Ailment]:
+async def _check_collector(config: ServiceConfig) -> list[Diagnosis]:
     if config.telemetry.endpoint is None:
         return []
     from tealagents.outbound.addresses import shown
@@ -474,11 +476,11 @@ async def _collector(config: ServiceConfig) -> list[Ailment]:
     if why is None:
         return []
     return [
-        Ailment(
+        Diagnosis(
             f"the collector accepts no traces at {shown(url)}: {why}",
             "Start it, or set TA_OTEL_ENDPOINT to the address at which it accepts OTLP over HTTP, usually "
             "with port 4318. Set OTEL_EXPORTER_OTLP_HEADERS if it requires a key, and "
-            f"OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.{_proxy_between(url)}",
+            f"OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.{_proxy_hint(url)}",
         )
     ]
 
@@ -486,16 +488,16 @@ async def _collector(config: ServiceConfig) -> list[Ailment]:
 # --- a running service ------------------------------------------------------------------------------
 
 
-async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailment]:
+async def _check_service(url: str, config: ServiceConfig | None) -> AsyncIterator[Diagnosis]:
     from tealagents.cli.chat.finding import DEFAULT_URL, NoAgent, NotAUrl, find_agent
 
     try:
         prefix = await asyncio.to_thread(find_agent, url)
     except NotAUrl as error:
-        yield Ailment(str(error), "To name a config file, use --config.")
+        yield Diagnosis(str(error), "To name a config file, use --config.")
         return
     except NoAgent as error:
-        yield Ailment(str(error), _remedy_of_connection(str(error), url))
+        yield Diagnosis(str(error), _remedy_of_connection(str(error), url))
         return
     form = f"it is of the form {DEFAULT_URL}/Name/version"
     async with httpx.AsyncClient(mounts=DIRECT, timeout=ANSWER_SECONDS) as client:
@@ -503,22 +505,22 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
             try:
                 answer = await client.get(f"{prefix}/health/{probe}")
             except httpx.HTTPError as error:
-                yield Ailment(f"{prefix}/health/{probe} does not answer: {error}", "See the service's log.")
+                yield Diagnosis(f"{prefix}/health/{probe} does not answer: {error}", "See the service's log.")
                 return
             if answer.status_code == 404:
                 its = f"the agent of this config is served at {config.prefix}" if config else form
-                yield Ailment(f"there is no agent at {prefix}", f"Correct the address: {its}.")
+                yield Diagnosis(f"there is no agent at {prefix}", f"Correct the address: {its}.")
                 return
             if not answer.is_success:
-                yield Ailment(
+                yield Diagnosis(
                     f"the service is not {probe}: {answer.status_code} {answer.text[:300]}",
                     "See the service's log, and run `tealagents doctor` with its config where it runs."
-                    + _proxy_between(prefix),
+                    + _proxy_hint(prefix),
                 )
         if skew := _skew(answer.headers.get("date", "")):
-            yield _skewed("the service", skew)
+            yield _skew_finding("the service", skew)
     if config is not None and not prefix.endswith(config.prefix):
-        yield Ailment(
+        yield Diagnosis(
             f"{prefix} is not the agent of this config, which is served at {config.prefix}",
             "Correct the address, or name the other config.",
         )
@@ -527,11 +529,11 @@ async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailm
 def _remedy_of_connection(said: str, url: str, otherwise: str = "") -> str:
     if "CERTIFICATE" in said.upper():
         return "Its certificate is not trusted: renew it, or set SSL_CERT_FILE to the certificate of its CA."
-    return (otherwise + _proxy_between(url)).strip()
+    return (otherwise + _proxy_hint(url)).strip()
 
 
-def _proxy_between(url: str) -> str:
-    """Names the proxy that the environment has for a URL: what looks like the server's answer may be its."""
+def _proxy_hint(url: str) -> str:
+    """A hint that names the proxy for a URL, if there is one: the answer may be the proxy's."""
     from tealagents.outbound.addresses import host_of, proxy_for, shown
 
     try:
@@ -550,7 +552,7 @@ def _proxy_between(url: str) -> str:
 
 
 def _skew(date: str) -> float | None:
-    """Seconds between an HTTP date and this machine's clock, where they are too many."""
+    """Seconds between an HTTP date and this machine's clock; None if they are at most `MOST_SKEW`."""
     try:
         seconds = abs(parsedate_to_datetime(date).timestamp() - time.time())
     except ValueError:
@@ -558,8 +560,8 @@ def _skew(date: str) -> float | None:
     return seconds if seconds > MOST_SKEW else None
 
 
-def _skewed(whose: str, seconds: float) -> Ailment:
-    return Ailment(
+def _skew_finding(whose: str, seconds: float) -> Diagnosis:
+    return Diagnosis(
         f"the clocks of this machine and of {whose} differ by {seconds:.0f} s",
         "Synchronize both with NTP: tokens, leases and expiries depend on it.",
     )

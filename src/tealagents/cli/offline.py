@@ -16,10 +16,12 @@ def offline_model_command(
     ] = 8001,
     script: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="A YAML script of answers."),
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="A YAML file that scripts the answers."
+        ),
     ] = None,
 ) -> None:
-    """Serve the built-in model alone: an OpenAI-compatible endpoint that needs no key.
+    """Serve only the built-in model: an OpenAI-compatible endpoint that needs no key.
 
     Point any OpenAI client at it, or `tealagents serve` with `TA_BASE_URL`.
     """

@@ -1,8 +1,9 @@
-"""HTTP/1.1 as uvicorn serves it with httptools, with three bounds more, and 2 KB less of each open stream.
+"""Uvicorn's HTTP/1.1 protocol (httptools) with three more limits, and 2 KB less memory per open stream.
 
-httptools keeps a request line and headers of any size in memory before the application sees any of it, and
-uvicorn waits for ever for the rest of a request, and for a client that reads no answer. And WebSockets as it
-serves them, with a bound on what is held of a message, and without a false error for each that is refused.
+httptools keeps a request line and headers of any size in memory before the application sees them. Uvicorn
+waits for ever for the rest of a request, and for a client that does not read its answer. And uvicorn's
+WebSocket protocol, with a limit on the size of an incomplete message, and without a false error in the log
+for each refused handshake.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from tealagents.limits import Limits
 
 __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
 
-#: bytes of a request's line and headers together, and of what a chunked body holds between its contents
+#: the most bytes of a request's line and headers together, and of the framing between two chunks of a body
 MOST_HEAD: Final = 64 * 1024
-#: bytes of memory that a fragment of a message takes beside its content
+#: bytes of memory that a fragment of a WebSocket message takes in addition to its content
 FRAGMENT: Final = 64
 
-_PROBLEM: Final = json.dumps(
+_TOO_LARGE_PROBLEM: Final = json.dumps(
     problem_document(
         "too_large",
         "Too large",
@@ -38,17 +39,17 @@ _PROBLEM: Final = json.dumps(
         431,
     )
 ).encode()
-_ANSWER: Final = (
+_TOO_LARGE_RESPONSE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: application/problem+json\r\n"
     b"content-length: %d\r\n"
-    b"connection: close\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
+    b"connection: close\r\n\r\n%b" % (len(_TOO_LARGE_PROBLEM), _TOO_LARGE_PROBLEM)
 )
-_BAD_HANDSHAKE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_BAD_HANDSHAKE_RESPONSE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def server_options(limits: Limits) -> dict[str, Any]:
-    """What uvicorn's `Config` is given for a service with these limits."""
+    """The arguments of uvicorn's `Config` for a service with these limits."""
     return {
         "access_log": False,
         "log_config": None,
@@ -57,13 +58,13 @@ def server_options(limits: Limits) -> dict[str, Any]:
         "http": BoundedProtocol,
         "ws": CountingProtocol,
         "ws_max_size": limits.max_body_bytes,
-        "ws_per_message_deflate": False,  # a kilobyte would unpack to a megabyte
+        "ws_per_message_deflate": False,  # a kilobyte could unpack to a megabyte
         "timeout_keep_alive": limits.idle_connection_seconds,
     }
 
 
 class _Event:
-    """An `asyncio.Event` without its queue of waiters, which takes 0.7 KB of every open stream."""
+    """An `asyncio.Event` without its deque of waiters, which takes 0.7 KB per open stream."""
 
     __slots__ = ("_set", "_waiters")
 
@@ -92,7 +93,7 @@ class _Event:
 
 
 class _Flow(FlowControl):
-    """Uvicorn's own makes an `asyncio.Event`."""
+    """Uvicorn's flow control, with `_Event` in place of an `asyncio.Event`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -113,14 +114,14 @@ class _Flow(FlowControl):
 
 
 class _Pipeline(list[Any]):
-    """What a client has sent ahead: a `deque` takes 0.7 KB of every connection though few clients do."""
+    """Pipelined requests. Few clients send any, and a `deque` takes 0.7 KB per connection."""
 
     def appendleft(self, item: Any) -> None:
         self.insert(0, item)
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
-    """Stands where uvicorn keeps headers, for what comes behind a body."""
+    """Discards trailers: it replaces the list of headers, to which uvicorn would append them."""
 
     def append(self, item: tuple[bytes, bytes]) -> None:
         pass
@@ -130,7 +131,7 @@ _NO_TRAILERS: Final = _Trailers()
 
 
 class _Parser(HttpRequestParser):
-    """Ignores an Upgrade to anything but a WebSocket (RFC 9110, section 7.8), such as Java's clients send.
+    """Ignores an Upgrade to anything but a WebSocket (RFC 9110, section 7.8), which Java's clients send.
 
     httptools takes what follows for the other protocol: the body would be lost, or read as the next request.
     """
@@ -154,47 +155,49 @@ class _Parser(HttpRequestParser):
                     raise
                 data = memoryview(data)[upgrade.args[0] :]
                 head = self._protocol.head_without_upgrade()
-                self._begin()  # behind a request that is the last of its connection it would read no more
+                self._begin()  # after the last request of a connection, the parser would read nothing more
                 super().feed_data(head)
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
-    Trailers are dropped (RFC 9110, section 6.5.1): a proxy in front removes what it must from headers alone.
-    It also closes a connection whose client stops sending before a request is complete, or takes nothing of
-    an answer, after the same time as one that is idle. A client that lost its network closes nothing.
+    After the idle timeout (`idle_connection_seconds`), it also closes a connection whose client stops sending
+    in the middle of a request, or reads nothing of an answer: a client that lost its network closes nothing.
+
+    Trailers are discarded (RFC 9110, section 6.5.1): a proxy removes headers that clients must not send, but
+    not trailers.
     """
 
-    # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
-    __slots__ = ("_answering", "_incomplete", "_overhead", "_too_large", "_untaken")
+    # with more than 30 attributes, instances do not share the keys of their dictionaries: 1 KB per connection
+    __slots__ = ("_answering", "_incomplete", "_overhead", "_too_large", "_unread")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
-        #: the request that is being answered: `cycle` is the one that was received last
+        #: the request that is being answered; `cycle` is the one that was received last
         self._answering: RequestResponseCycle | None = None
-        #: a request has begun, and its body has not ended
+        #: a request has begun, and its body is not complete
         self._incomplete = False
-        #: bytes of the head that is being received, or since the last content of a body, but for those that
-        #: came together with what was before
+        #: bytes received of the head, or since the last chunk of a body; without those that arrived together
+        #: with what came before
         self._overhead = 0
         self._too_large = False
-        #: bytes that the client had not taken at the last look
-        self._untaken = 0
+        #: bytes that the client had not read at the last check
+        self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport)
-        self._expect_more()
+        self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if (cycle := self._answering) is not None and not cycle.response_complete:
-            cycle.disconnected = True  # also where others were sent behind it
+            cycle.disconnected = True  # uvicorn only sets it for the last of several pipelined requests
             cycle.message_event.set()
-        self._unset_keepalive_if_required()  # also of one that was reset: the timer would keep all of it
+        self._unset_keepalive_if_required()  # after a reset, too: the timer would keep this object alive
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -205,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead = 0
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
-            raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
+            raise ValueError("the head is too large")  # ends the parser, which calls `send_400_response`
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
             raise ValueError("a request must have exactly one Host header")
@@ -213,18 +216,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if upgrade and not self.becomes_websocket():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is not a proxy")
-            return  # the head comes again, without its Upgrade
+            return  # `_Parser` parses the head again, without its Upgrade
         super().on_headers_complete()
         if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
             self.headers = _NO_TRAILERS
             if self.expect_100_continue:
-                # answered before its body was asked for, this may come or not: what follows may be either
+                # if it is answered before its body is asked for, the client may send the body or not, and
+                # what follows cannot be told apart
                 self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
         super().shutdown()
-        # the connection ends with this answer, also where the body comes after all
+        # the connection ends with this answer, even if the body still arrives
         self.expect_100_continue = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -233,11 +237,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        self._body_has_come()
+        self._note_body()
         super().on_body(body)
 
-    def _body_has_come(self) -> None:
-        """Of a request that asked before it sent one: what follows it can be told apart after all."""
+    def _note_body(self) -> None:
+        """Keeps the connection of a request with `Expect: 100-continue` alive, now that its body arrives."""
         if self.expect_100_continue and self.cycle is not None and not self.cycle.response_started:
             kept = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
             self.cycle.keep_alive = kept
@@ -246,19 +250,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._incomplete = False
         if self.parser.should_upgrade():
             return
-        self._body_has_come()
+        self._note_body()
         super().on_message_complete()
-        if not self.parser.should_keep_alive():  # trailers may say so, too: it reads no further request
+        if not self.parser.should_keep_alive():  # trailers can say so, too; no further request is read
             self.cycle.keep_alive = False
             if self.cycle.response_complete:
                 self.transport.close()
 
     def becomes_websocket(self) -> bool:
-        """Whether the request whose head was received asks to, and none before it waits for its answer."""
+        """Whether the last request asks for a WebSocket, and every request before it has been answered."""
         return self._should_upgrade() and (self.cycle is None or self.cycle.response_complete)
 
     def head_without_upgrade(self) -> bytes:
-        """The head that was received last, as a client sends it that offers no other protocol."""
+        """The head that was received last, without its Upgrade header."""
         version = self.parser.get_http_version().encode()
         line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
         headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
@@ -266,7 +270,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._untaken = 0  # as much of the next answer says nothing of this one
+        self._unread = 0  # an equal number of bytes of the next answer is no sign of a stalled client
         self._watch()
 
     def pause_writing(self) -> None:
@@ -275,13 +279,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._untaken = 0  # it has taken something, whatever it is given next
+        self._unread = 0  # the client has read something
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
         timer = self.timeout_keep_alive_task
         untaken = timer is not None and self.transport.get_write_buffer_size() > 0
-        if untaken:  # the timer stands: a client that goes on sending need not take anything
+        if untaken:  # keep the timer: sending more does not excuse a client from reading
             self.timeout_keep_alive_task = None
         super().data_received(data)
         if untaken and self.timeout_keep_alive_task is None:
@@ -294,30 +298,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Sees that a connection ends on which nothing happens, unless the application has yet to speak.
+        """Sets the idle timer, unless the application is still working on an answer.
 
-        No timer stands while it has: an open stream would hold it. A WebSocket has a protocol of its own.
+        Meanwhile there is no timer: each open stream would hold one. WebSockets have a protocol of their own.
         """
         if self.timeout_keep_alive_task is not None:
             return
-        speaking = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
-        if (self._incomplete or not speaking) and self in self.connections:
-            self._expect_more()
+        working = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        if (self._incomplete or not working) and self in self.connections:
+            self._set_timer()
 
-    def _expect_more(self) -> None:
-        """Ends the connection after a while, unless more is received before."""
+    def _set_timer(self) -> None:
+        """Ends the connection after `timeout_keep_alive` seconds, unless something is received before."""
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
     def timeout_keep_alive_handler(self) -> None:
-        before, self._untaken = self._untaken, self.transport.get_write_buffer_size()
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
         answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
-        if before == self._untaken > 0:
+        if before == self._unread > 0:
             self.transport.abort()
-        # the client may well be sending where we do not read, or have sent the beginning of its next request
-        elif answering or self.flow.read_paused or self._untaken:
-            self._expect_more()
+        # the client may be sending while reading is paused, or may have begun to send its next request
+        elif answering or self.flow.read_paused or self._unread:
+            self._set_timer()
         else:
             super().timeout_keep_alive_handler()
 
@@ -325,32 +329,32 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._too_large:
             super().send_400_response(msg)
         elif not self.transport.is_closing():
-            self.transport.write(_ANSWER)
+            self.transport.write(_TOO_LARGE_RESPONSE)
             self.transport.close()
 
 
 class CountingProtocol(WebSocketsSansIOProtocol):
-    """Counts what it holds of a message that is not whole, and reads nothing before a caller is accepted.
+    """Counts the bytes of an incomplete message, and reads none before the application accepts the caller.
 
-    It also knows that a WebSocket that was refused with a response has had its handshake. uvicorn notes that
-    only where it was accepted, or closed without a response. For any other it logs an error when the
-    application returns, with which anyone without credentials could fill the log.
+    It also marks the handshake of a WebSocket that was refused with a response as complete. Uvicorn does so
+    only if it was accepted, or closed without a response. For any other one it logs an error when the
+    application returns, so callers without credentials could fill the log.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: is given how many bytes are held, and raises `Overloaded`
+        #: called with the number of bytes that are held; raises `Overloaded`
         self._resize: Callable[[int], None] | None = None
         self._discards = False
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if not self.close_sent:  # the application has been started, and runs from the next turn of the loop
-            cast(dict[str, Any], self.scope)[MESSAGE_COUNTER] = self._count_by
-            self.read_paused = True  # until the application receives what accepts or refuses it
+        if not self.close_sent:  # the application was started, and runs from the loop's next iteration on
+            cast(dict[str, Any], self.scope)[MESSAGE_COUNTER] = self._count_with
+            self.read_paused = True  # until the application calls `receive` to accept or refuse the caller
             self.transport.pause_reading()
 
-    def _count_by(self, resize: Callable[[int], None]) -> None:
+    def _count_with(self, resize: Callable[[int], None]) -> None:
         self._resize = resize
 
     def data_received(self, data: bytes) -> None:
@@ -362,7 +366,7 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         if self._resize is None or self._discards:
             return
         held = (self.conn.current_size or 0) + FRAGMENT * len(self.frames) + len(self.conn.reader.buffer)
-        if self.close_sent:  # the application gives back what it has counted, and counts no more
+        if self.close_sent:  # the application gives its share of the budget back, and counts no more
             if held > FREE:
                 self._discards, self.frames = True, []
                 self.conn.reader.discard()
@@ -374,15 +378,16 @@ class CountingProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _refuse_handshake(self) -> None:
-        """Answers one that cannot be read, for which uvicorn calls no application."""
+        """Answers a handshake that cannot be parsed, for which uvicorn does not call the application."""
         self.close_sent = True
-        self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE)
+        self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE_RESPONSE)
         self.transport.close()
 
     def handle_parser_exception(self) -> None:
-        """Closes it with the code that was decided on, and discards for a while what is still being sent.
+        """Sends the close code, and discards what still arrives for `DISCARD_SECONDS`.
 
-        uvicorn closes the connection at once: a client that is sending is reset, and reads no code.
+        Uvicorn closes the connection at once, which resets a client that is still sending: it never reads the
+        code.
         """
         close = self.conn.close_sent
         assert close is not None
@@ -395,7 +400,7 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(DISCARD_SECONDS, self.transport.close)
 
     def shutdown(self) -> None:
-        """Closes it as every other that is to be tried again; uvicorn has another code, and no reason."""
+        """Closes it with the code and a reason for "try again later", which uvicorn does not send."""
         if not self.handshake_complete or self.close_sent:
             super().shutdown()
         elif not self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""`tealagents state …` and `tealagents migrate`: an operator's view of what is stored."""
+"""`tealagents state …` and `tealagents migrate`: the operator's commands on stored state."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ from tealagents.stores.base import BaseStore
 
 T = TypeVar("T")
 
-#: of what is wrong, how many lines are shown
+#: the most problems that are listed
 MOST_SHOWN = 20
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -58,7 +58,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 
 
 class OpenedState:
-    """An agent's state, and what works on it."""
+    """An agent's state, with the objects that commands need to work on it."""
 
     def __init__(self, config: ServiceConfig, records: RecordStore, rules: TaskRules) -> None:
         self.records = records
@@ -66,13 +66,13 @@ class OpenedState:
         tasks = Tasks(records, lease, rules, f"{config.name}:{config.version}")
         self.directory = tasks.directory
         self.eraser = Eraser(tasks)
-        #: how long the idempotency key of a request is kept that has not ended
+        #: how long the idempotency key of a request that has not ended is kept, in seconds
         self.key_seconds = tasks.rules.event_seconds
-        #: Mem0 keeps memories of its own, which are no part of this state
+        #: whether Mem0 is a context provider: its memories are not part of this state
         self.has_mem0 = any(each.name == "mem0" for each in config.thread.context_providers)
 
 
-def _checked(path: Path | None) -> ServiceConfig:
+def _load_checked(path: Path | None) -> ServiceConfig:
     from tealagents.bootstrap import weak_keys
 
     config = load_or_exit(path)
@@ -88,11 +88,11 @@ def _run(
     creates: bool = False,
     dry_run: bool = False,
 ) -> T:
-    """Does the work on a config's state; a failure is one line. Only what `creates` may make a store.
+    """Opens a config's state and runs `work` on it. An error is printed in one line, with exit status 2.
 
-    A `dry_run` works on an empty one where there is none.
+    A missing store is an error unless the command `creates` one; a `dry_run` then works on an empty store.
     """
-    checked = _checked(config)
+    checked = _load_checked(config)
 
     async def do() -> T:
         from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of
@@ -113,7 +113,7 @@ def _run(
             "spec.persistence"
         )
     try:
-        with _ended_by_signals():
+        with _interrupted_by_signals():
             return asyncio.run(do())
     except (OutputLost, BrokenPipeError):
         raise
@@ -124,9 +124,9 @@ def _run(
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within, a signal ends the command as Ctrl-C does: what is half written does not stay."""
-    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # which Windows has not
+def _interrupted_by_signals() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP interrupt the command like Ctrl-C, so that it removes incomplete files."""
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
     before = {each: signal.getsignal(each) for each in numbers}
     heard = [each for each in numbers if before[each] is not signal.SIG_IGN]  # `nohup` ignores one
     for each in heard:
@@ -139,8 +139,8 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _accessible(file: Path) -> Iterator[None]:
-    """Within, a file that cannot be reached ends the command."""
+def _writable(file: Path) -> Iterator[None]:
+    """Within, an OSError ends the command with the error that the file cannot be written."""
     try:
         yield
     except OSError as error:
@@ -149,7 +149,7 @@ def _accessible(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal: call what it yields with how much is done, of how much."""
+    """A progress bar, on a terminal. Call what it yields with the count done and the total."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task(what, total=None)
@@ -168,7 +168,7 @@ def _show_problems(problems: list[str], what: str) -> None:
 @state.command("stats", cls=CommandWithHelp)
 def stats_command(
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count users, sessions, tasks and log entries. Reads every task's head."""
     found = _run(config, lambda opened: Inventory(opened.records).count())
@@ -210,43 +210,43 @@ def export_command(
     changing; everything else is still exported.
     """
     if file != Path("-"):
-        with _accessible(file):
+        with _writable(file):
             if file.exists():
                 raise fail(f"{file} exists already; nothing is overwritten")
 
     async def work(opened: OpenedState) -> Exporter:
         exporter = Exporter(opened.records)
-        with _progress("users") as report, _written(file) as output:
+        with _progress("users") as report, _output_file(file) as output:
             async for line in exporter.lines(report):
                 output.write(line)
         return exporter
 
     exporter = _run(config, work)
-    stderr.print(f"{_counted(exporter.tasks, 'task')} exported")
+    stderr.print(f"{_count_text(exporter.tasks, 'task')} exported")
     if exporter.problems:
         _show_problems(exporter.problems, "problems")
         raise typer.Exit(1)
 
 
-def _counted(count: int, one: str, many: str | None = None) -> str:
+def _count_text(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 @contextmanager
-def _written(file: Path) -> Iterator[IO[bytes]]:
-    """A file that only its owner can read, and that appears once it is complete."""
+def _output_file(file: Path) -> Iterator[IO[bytes]]:
+    """Opens a file that only its owner can read, and that appears once it is complete."""
     if file == Path("-"):
         yield sys.stdout.buffer
         return
     partial = file.with_name(f".{file.name}.{ids.random_id()[:8]}")
-    try:  # which begins before there is a file: a signal may come at any time
-        with _accessible(file), open(partial, "xb", opener=_private) as output:
+    try:  # before the file is created, because a signal may arrive at any time
+        with _writable(file), open(partial, "xb", opener=_private) as output:
             yield output
             output.flush()
             os.fsync(output.fileno())
         try:
             os.link(partial, file)
-        except OSError:  # there are no hard links here, or the file is there by now, which `x` says
+        except OSError:  # no hard links here, or the file exists by now: then `x` raises
             file.open("xb").close()
             partial.replace(file)
     finally:
@@ -271,7 +271,7 @@ def import_command(
     """
 
     async def work(opened: OpenedState) -> Importer:
-        with _seekable(file) as lines:
+        with _input_file(file) as lines:
             size = _size(lines)
             checking = Importer(opened.records, key_seconds=opened.key_seconds)
             with _progress("bytes checked") as report:
@@ -286,16 +286,16 @@ def import_command(
 
     if file != Path("-"):
         try:
-            file.open("rb").close()  # before a store is made
+            file.open("rb").close()  # before a store is created
         except OSError as error:
             raise fail(f"{file}: {reason(error)}") from None
     done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
-    stderr.print(f"{_counted(done.written, 'record')} {verb}, {done.same} already there")
+    stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")
 
 
 @contextmanager
-def _seekable(file: Path) -> Iterator[IO[bytes]]:
+def _input_file(file: Path) -> Iterator[IO[bytes]]:
     if file != Path("-"):
         with file.open("rb") as lines:
             yield lines
@@ -326,8 +326,8 @@ def prune_command(
         str | None,
         typer.Option(
             metavar="AGE",
-            help="Also tasks that have not changed for this long, and old sessions without tasks: 30d, 12h, "
-            "4w.",
+            help="Also erase tasks that have not changed for this long, and old sessions without tasks: 30d, "
+            "12h, 4w.",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -350,16 +350,16 @@ def prune_command(
 
     counts, pruning, resumed = _run(config, work)
     verb = "would be erased" if dry_run else "erased"
-    print(f"{_counted(counts['task'], 'task')} and {_counted(counts['session'], 'session')} {verb}")
+    print(f"{_count_text(counts['task'], 'task')} and {_count_text(counts['session'], 'session')} {verb}")
     if pruning.spared:
-        print(f"due, but kept while in use: {_counted(pruning.spared, 'task')}")
+        print(f"due, but kept while in use: {_count_text(pruning.spared, 'task')}")
     if resumed:
-        print(f"finished: {_counted(resumed, 'interrupted deletion')}")
+        print(f"finished: {_count_text(resumed, 'interrupted deletion')}")
     _show_problems(pruning.damaged, "damaged records, left as they were")
 
 
 def _ago(duration: str) -> datetime:
-    """The time so long before now."""
+    """The time that lies `duration` in the past."""
     number, unit = duration[:-1], duration[-1:]
     if unit not in _UNITS or not number.isdecimal():
         raise typer.BadParameter(
@@ -367,7 +367,7 @@ def _ago(duration: str) -> datetime:
         )
     try:
         return datetime.now(UTC) - timedelta(seconds=int(number) * _UNITS[unit])
-    except (OverflowError, ValueError):  # the latter of more digits than Python reads
+    except (OverflowError, ValueError):  # ValueError: more digits than Python converts
         raise typer.BadParameter(f"{duration!r} is too long") from None
 
 
@@ -403,32 +403,33 @@ def delete_user_command(
     user's access first: a message sent in the meantime creates the user again. The command can be
     repeated. Exit status 1 if nothing is stored for the user.
     """
-    whom, others = _meant(user, tid, oid)
-    records, has_mem0 = _run(config, partial(_stored_of, whom=whom, others=others))
+    whom, others = _named_user(user, tid, oid)
+    records, has_mem0 = _run(config, partial(_count_stored, whom=whom, others=others))
     if has_mem0:
         _warn_of_mem0(whom)
     if records:
         print(
-            f"{_counted(records, 'record')} of {_described(whom)}" + (" would be erased" if dry_run else "")
+            f"{_count_text(records, 'record')} of {_user_text(whom)}"
+            + (" would be erased" if dry_run else "")
         )
     if records and not dry_run and not yes:
         typer.confirm("Erase them? This cannot be undone.", abort=True)
-    # in any case: what has expired is not counted
-    erased = 0 if dry_run else _run(config, partial(_erased, whom=whom))
+    # even without records: the count omits expired ones
+    erased = 0 if dry_run else _run(config, partial(_erase, whom=whom))
     if not records and not erased:
         print(
-            f"nothing is stored for {_described(whom)}: ids are compared exactly, Entra's are in lower case"
+            f"nothing is stored for {_user_text(whom)}: ids are compared exactly, Entra's are in lower case"
         )
         raise typer.Exit(1)
     if not dry_run:
-        print(f"{_described(whom)} is erased")
+        print(f"{_user_text(whom)} is erased")
 
 
-def _meant(user: str | None, tid: str | None, oid: str | None) -> tuple[User, list[User]]:
-    """The user who is named, and those for whom the same text may stand in the operator's mind.
+def _named_user(user: str | None, tid: str | None, oid: str | None) -> tuple[User, list[User]]:
+    """The user that is named, and other users that the operator may have meant.
 
-    A key writes `~1` for each dot of the tenant; a dot is easily typed for it. `a.b.c` is `b.c` of the tenant
-    `a`, and may be meant for `c` of `a.b`. What is erased cannot be had back, so that is not guessed.
+    A key has `~1` in place of each dot of the tenant, and operators may type the dot. `a.b.c` is the user
+    `b.c` of the tenant `a`, and may be meant as `c` of `a.b`. Erasing cannot be undone: nothing is guessed.
     """
     if user is None and tid is not None and oid:
         return User(tid, oid), []
@@ -442,20 +443,20 @@ def _meant(user: str | None, tid: str | None, oid: str | None) -> tuple[User, li
     return whom, [other for other in splits if other.oid and other != whom]
 
 
-async def _stored_of(opened: OpenedState, whom: User, others: list[User]) -> tuple[int, bool]:
-    """How many records are the user's, and whether Mem0 may have more."""
+async def _count_stored(opened: OpenedState, whom: User, others: list[User]) -> tuple[int, bool]:
+    """The number of the user's records, and whether Mem0 may have memories of the user."""
     for other in others:
         if await UserErasure(opened.eraser, other).count():
-            raise fail(f"this may also mean {_described(other)}: give --tid and --oid")
+            raise fail(f"this may also mean {_user_text(other)}: give --tid and --oid")
     return await UserErasure(opened.eraser, whom).count(), opened.has_mem0
 
 
-async def _erased(opened: OpenedState, whom: User) -> int:
+async def _erase(opened: OpenedState, whom: User) -> int:
     with _progress("records") as report:
         return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
 
 
-def _described(user: User) -> str:
+def _user_text(user: User) -> str:
     return f"{user.key} (tenant {user.tid!r}, object id {user.oid!r})"
 
 
@@ -470,12 +471,14 @@ def _warn_of_mem0(user: User) -> None:
     )
 
 
-# --- whose an id is ---------------------------------------------------------------------------------
+# --- the owner of an id ---------------------------------------------------------------------------------
 
 
 @state.command("owner", cls=CommandWithHelp)
 def owner_command(
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="Of a session, a task or a request.")],
+    identifier: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a session, a task or a request.")
+    ],
     config: Config = None,
 ) -> None:
     """Show which user an id from a log belongs to, as `TID.OID`."""
@@ -504,14 +507,14 @@ def verify_command(
     recomputed; without one, only accidental damage.
     """
 
-    tasks, entries, faults, damaged, keyed = _run(config, partial(_verified, only=task))
+    tasks, entries, faults, damaged, keyed = _run(config, partial(_verify_all, only=task))
     for fault in faults:
         print(fault)
     if task is not None and not tasks:
         raise fail(f"there is no task {task}")
     print(
-        f"{_counted(tasks, 'task')}, {_counted(entries, 'good entry', 'good entries')}, "
-        f"{_counted(len(faults), 'task')} with a bad one"
+        f"{_count_text(tasks, 'task')}, {_count_text(entries, 'good entry', 'good entries')}, "
+        f"{_count_text(len(faults), 'task')} with a bad one"
     )
     if faults and not keyed:
         print("TA_AUDIT_KEY is not set: an audit that was written with one does not verify without it")
@@ -520,10 +523,10 @@ def verify_command(
         raise typer.Exit(1)
 
 
-async def _verified(
+async def _verify_all(
     opened: OpenedState, only: str | None
 ) -> tuple[int, int, list[BadEntry], list[str], bool]:
-    """How many tasks and good entries there are, what is wrong with others, and whether there is a key."""
+    """The number of tasks and good entries, the bad entries, the damaged records, whether a key is set."""
     tasks, entries, faults = 0, 0, list[BadEntry]()
     inventory = Inventory(opened.records)
     owners = await inventory.owners()
@@ -557,7 +560,7 @@ def migrate_command(config: Config = None) -> None:
         if migrate is None:
             print(f"{store.name} has no tables; there is nothing to migrate")
             return
-        existed, applied = asyncio.run(_migrated(store, migrate))
+        existed, applied = asyncio.run(_migrate(store, migrate))
     except (PersistenceUnavailable, StoreConfigError, CorruptState, OSError) as error:
         raise fail(str(error)) from None
     if not existed:
@@ -570,6 +573,6 @@ def migrate_command(config: Config = None) -> None:
     print(f"{store.name} is up to date")
 
 
-async def _migrated(store: BaseStore, migrate: Callable[[], Awaitable[list[str]]]) -> tuple[bool, list[str]]:
-    """Whether there was a store, and what was applied."""
+async def _migrate(store: BaseStore, migrate: Callable[[], Awaitable[list[str]]]) -> tuple[bool, list[str]]:
+    """Whether the store existed before, and the names of the applied migrations."""
     return await store.exists(), await migrate()

@@ -1,6 +1,6 @@
 """`tealagents authority` and `tealagents token`: try real token validation without a tenant.
 
-tealagents authority                       # in one terminal: prints what to set, and serves
+tealagents authority                       # in one terminal: prints settings, and serves
 tealagents serve …                         # in another, with those settings
 curl -H "Authorization: Bearer $(tealagents token --user alice)" …
 """
@@ -28,18 +28,18 @@ def authority_command(
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Port on 127.0.0.1; 0 for any free one.")
     ] = PORT,
-    tenant: Annotated[str, typer.Option(metavar="ID", help="Id of its tenant.")] = TENANT,
+    tenant: Annotated[str, typer.Option(metavar="ID", help="The id of its tenant.")] = TENANT,
     audience: Annotated[
         list[str] | None,
-        typer.Option(metavar="AUDIENCE", help="Audience of the tokens: a client id, an App ID URI."),
+        typer.Option(metavar="AUDIENCE", help="An audience of the tokens: a client id or an App ID URI."),
     ] = None,
-    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="Scopes that tokens have.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="A scope of the tokens.")] = None,
 ) -> None:
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
-    # Ends like a keyboard interrupt, so that both leave the authority in order.
+    # SIGTERM raises KeyboardInterrupt, like Ctrl-C, so that the authority is stopped in order
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not is_tenant_id(tenant):
-        raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens hold no other name")
+        raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens contain only ids")
     audiences = audience or [SERVICE_ID, APP_ID_URI]
     try:
         with LocalAuthority(
@@ -58,19 +58,19 @@ def authority_command(
 
 
 def token_command(
-    user: Annotated[str, typer.Option(metavar="NAME", help="The user's name, or an object id.")] = "alice",
+    user: Annotated[str, typer.Option(metavar="NAME", help="The user's name or object id.")] = "alice",
     scope: Annotated[
         list[str] | None,
-        typer.Option(metavar="SCOPE", help="A scope the token has; by default those of the authority."),
+        typer.Option(metavar="SCOPE", help="A scope of the token; by default those of the authority."),
     ] = None,
-    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role the token has.")] = None,
-    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Version of the token.")] = "2.0",
+    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role of the token.")] = None,
+    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="The version of the token.")] = "2.0",
     authority: Annotated[
         str,
         typer.Option(metavar="URL", envvar="TA_ENTRA_AUTHORITY", help="Where `tealagents authority` serves."),
     ] = f"http://127.0.0.1:{PORT}",
     tenant: Annotated[
-        str, typer.Option(metavar="ID", envvar="TA_ENTRA_TENANT_ID", help="Id of the user's tenant.")
+        str, typer.Option(metavar="ID", envvar="TA_ENTRA_TENANT_ID", help="The id of the user's tenant.")
     ] = TENANT,
 ) -> None:
     """Print a user's access token from a running local authority."""
@@ -90,11 +90,11 @@ def token_command(
         "roles": " ".join(role or ()),
         "ver": version,
     }
-    typer.echo(_asked(f"{authority.rstrip('/')}/{tenant}/oauth2/v2.0/token", form))
+    typer.echo(_request_token(f"{authority.rstrip('/')}/{tenant}/oauth2/v2.0/token", form))
 
 
-def _asked(url: str, form: dict[str, str]) -> str:
-    """The access token that the token endpoint answers."""
+def _request_token(url: str, form: dict[str, str]) -> str:
+    """The access token from the token endpoint."""
     try:
         with httpx.Client(trust_env=False, timeout=10) as client:
             answer = client.post(url, data=form)
@@ -106,6 +106,6 @@ def _asked(url: str, form: dict[str, str]) -> str:
         return str(answer.raise_for_status().json()["access_token"])
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
         raise fail(
-            f"what answers at {url} is not `tealagents authority`: its status is {answer.status_code}, and "
-            "it gives no token"
+            f"the server at {url} is not `tealagents authority`: it returned HTTP {answer.status_code} "
+            "without a token"
         ) from None

@@ -1,4 +1,4 @@
-"""`tealagents upgrade`: the `tealagents/v1alpha1` file of one of the earlier platform."""
+"""`tealagents upgrade`: converts a file of the earlier platform to `tealagents/v1alpha1`."""
 
 import difflib
 import os
@@ -28,21 +28,21 @@ What changes for clients:
   events     each with an id; the last one is final-response, approval-required or error
   callers    Authorization: Bearer … on every call, as TA_AUTH requires; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
-_PARTS = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")
+_REPLACEABLE = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")
 _BY_HAND = "write that part in another way first, or upgrade the file by hand"
 _CODE = re.compile(r"\{[{%#](?s:.*?)(?:[}%#]\}|$)")
 
 
 class NotUpgraded(ValueError):
-    """A file that only a person can turn into one of ours."""
+    """A file that must be converted by hand. The text says why, and what to do."""
 
 
 def upgrade_command(
-    file: Annotated[Path, typer.Argument(help="The file of skagents/v1 or skagents/v2alpha1.")],
+    file: Annotated[Path, typer.Argument(help="The skagents/v1 or skagents/v2alpha1 file.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="The new file; by default NAME.v1alpha1.yaml beside it."
+            "--output", "-o", metavar="FILE", help="The new file; by default NAME.v1alpha1.yaml next to it."
         ),
     ] = None,
 ) -> None:
@@ -78,7 +78,7 @@ def upgrade_command(
 
 
 def _write(target: Path, text: str) -> None:
-    """Writes a file that appears once it is complete; one that it replaces stays as it is until then."""
+    """Writes a file atomically: it appears, or replaces an existing one, only once it is complete."""
     target = target.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -98,7 +98,7 @@ def _show(difference: Iterator[str]) -> None:
 
 
 def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
-    """What a person has to look at."""
+    """What the user has to review."""
     if config.output_type is not None:
         yield f"output_type {config.output_type}: answers are text; describe their form in system_prompt"
     if config.input_type not in INPUTS:
@@ -125,35 +125,37 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
 
 
 def upgraded(text: str, config: EarlierConfig) -> str:
-    """The text of the file as `tealagents/v1alpha1`. `NotUpgraded` where only a person can decide, or where
-    the file is written in a way that cannot be edited in place."""
+    """The text of the file, converted to `tealagents/v1alpha1`.
+
+    Raises `NotUpgraded` if a human must decide, or if the file's layout cannot be edited in place.
+    """
     root = yaml.compose(text)
     assert root is not None
     edit, meant = _Edit(text), _values(text)
-    edit.value(_entry(root, ("apiVersion",))[1], API_VERSIONS[0])
+    edit.value(_entry_at(root, ("apiVersion",))[1], API_VERSIONS[0])
     meant["apiVersion"] = API_VERSIONS[0]
     if config.api_version == V1:
-        edit.value(_entry(root, ("service_name",))[0], "name")
+        edit.value(_entry_at(root, ("service_name",))[0], "name")
         meant["name"] = meant.pop("service_name")
     for key in ("input_type", "output_type"):
         if key in meant:
             edit.comment(root, (key,))
             del meant[key]
     if config.tasks:
-        _one_agent(edit, config, root, meant)
+        _merge_tasks(edit, config, root, meant)
     after = edit.text()
     _compare(after, meant)
     return after
 
 
 def _values(text: str) -> Json:
-    """What a file says: mappings, lists, and each other value as its text."""
-    said: Json = yaml.load(text, yaml.BaseLoader)  # noqa: S506 - makes nothing but these
+    """The content of a YAML file: mappings, lists, and every other value as its text."""
+    said: Json = yaml.load(text, yaml.BaseLoader)  # noqa: S506 - it only makes texts, lists and mappings
     return said
 
 
 def _compare(text: str, meant: Json) -> None:
-    """`NotUpgraded` where the text does not say what is meant."""
+    """Raises `NotUpgraded` if the content of the new text differs from what is `meant`."""
     try:
         said = _values(text)
     except yaml.reader.ReaderError as error:
@@ -166,11 +168,11 @@ def _compare(text: str, meant: Json) -> None:
         raise NotUpgraded(f"the result would not be YAML{line}: {_BY_HAND}") from None
     if said != meant:
         place = key_text(_difference(said, meant))
-        raise NotUpgraded(f"the result would say something else under {place}: {_BY_HAND}")
+        raise NotUpgraded(f"the result would have another value at {place}: {_BY_HAND}")
 
 
 def _difference(said: Any, meant: Any) -> KeyPath:
-    """The first key, from the top, at which two values differ."""
+    """The path to the first key at which two values differ."""
     if isinstance(said, dict) and isinstance(meant, dict):
         for key in (*meant, *said):
             if said.get(key) != meant.get(key):
@@ -178,23 +180,23 @@ def _difference(said: Any, meant: Any) -> KeyPath:
     return ()
 
 
-def _one_agent(edit: "_Edit", config: EarlierConfig, root: yaml.Node, meant: Json) -> None:
-    """A sequence as one agent that is given its tasks."""
+def _merge_tasks(edit: "_Edit", config: EarlierConfig, root: yaml.Node, meant: Json) -> None:
+    """Converts a sequence of tasks to one agent, whose system prompt contains the tasks."""
     if len(config.agents) > 1:
         raise NotUpgraded(
             f"its tasks are done by {len(config.agents)} agents, and a file of {API_VERSIONS[0]} has one: "
             "make a file of each, or keep this one as it is"
         )
-    spec = _entry(root, ("spec",))[1]
-    key, agents = _entry(spec, ("spec", "agents"))
-    tasks = _entry(spec, ("spec", "tasks"))[1].value
-    edit.value(_entry(root, ("kind",))[1], "Agent")
+    spec = _entry_at(root, ("spec",))[1]
+    key, agents = _entry_at(spec, ("spec", "agents"))
+    tasks = _entry_at(spec, ("spec", "tasks"))[1].value
+    edit.value(_entry_at(root, ("kind",))[1], "Agent")
     edit.value(key, "agent")
     edit.dash(agents, ("spec", "agents"))
     edit.comment(spec, ("spec", "tasks"))
     steps = _steps([_task(tasks[task.place], ("spec", "tasks", task.place)) for task in config.tasks])
     agent, place = agents.value[0], ("spec", "agents", 0, "system_prompt")
-    prompt = f"{_entry(agent, place)[1].value.strip()}\n\n{steps}"
+    prompt = f"{_entry_at(agent, place)[1].value.strip()}\n\n{steps}"
     edit.block(agent, prompt, place)
     [own] = meant["spec"].pop("agents")
     del meant["spec"]["tasks"]
@@ -203,8 +205,8 @@ def _one_agent(edit: "_Edit", config: EarlierConfig, root: yaml.Node, meant: Jso
 
 
 def _task(node: yaml.Node, place: KeyPath) -> tuple[str, str]:
-    """The name and the instructions of a task, as they are written."""
-    name, instructions = (_entry(node, (*place, key))[1].value for key in ("name", "instructions"))
+    """The name and the instructions of a task, as in the file."""
+    name, instructions = (_entry_at(node, (*place, key))[1].value for key in ("name", "instructions"))
     return name, instructions
 
 
@@ -218,22 +220,22 @@ def _steps(tasks: Sequence[tuple[str, str]]) -> str:
 
 
 def _plain(name: str, instructions: str) -> str:
-    """Instructions with words in place of what was filled in, without comments."""
+    """Instructions with words in place of their `{{ fields }}`, and without comments."""
 
     def said(part: re.Match[str]) -> str:
         if (name := part["name"]) is None:
             return ""
         return f"(the result of {name[1:]})" if name.startswith("_") else f"(the user's {name})"
 
-    text = _PARTS.sub(said, instructions).strip()
+    text = _REPLACEABLE.sub(said, instructions).strip()
     if code := _CODE.search(text):
         more = f"do more than name fields, in {shorten(code[0], 80, placeholder=' …')}"
         raise NotUpgraded(f"the instructions of {name} {more}: write the system_prompt by hand")
     return text
 
 
-def _entry(mapping: yaml.Node, place: KeyPath) -> tuple[yaml.Node, yaml.Node]:
-    """The key and the value of the entry at `place`, which the mapping holds."""
+def _entry_at(mapping: yaml.Node, place: KeyPath) -> tuple[yaml.Node, yaml.Node]:
+    """The key and the value of a mapping's entry. Its path in the file is `place`."""
     for key, value in mapping.value:
         if key.value == place[-1]:
             return key, value
@@ -241,34 +243,34 @@ def _entry(mapping: yaml.Node, place: KeyPath) -> tuple[yaml.Node, yaml.Node]:
 
 
 class _Edit:
-    """Changes of a text at places that YAML names; the rest, comments too, stays as it is."""
+    """Edits a YAML text at the positions of its nodes. Everything else stays as it is, also comments."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        #: from, to, and what stands there instead
+        #: start, end and replacement
         self._changes: list[tuple[int, int, str]] = []
 
     def value(self, node: yaml.Node, text: str) -> None:
-        """Another text for a scalar."""
+        """Replaces a scalar."""
         self._changes.append((node.start_mark.index, node.end_mark.index, text))
 
     def dash(self, items: yaml.Node, place: KeyPath) -> None:
-        """The first item of a list as what the list's key holds."""
-        self._in_place(items, place)
+        """Makes the first item of a list the value of the list's key, by removing its dash."""
+        self._require_block_style(items, place)
         start = items.start_mark.index
         self._changes.append((start, start + 1, " "))
 
     def comment(self, mapping: yaml.Node, place: KeyPath) -> None:
-        """The lines of an entry as comments."""
-        self._in_place(mapping, place[:-1])
-        start, end = self._lines(*_entry(mapping, place), place)
+        """Turns the lines of an entry into comments."""
+        self._require_block_style(mapping, place[:-1])
+        start, end = self._lines(*_entry_at(mapping, place), place)
         lines = self._text[start:end].splitlines(keepends=True)
         self._changes.append((start, end, "".join(f"# {line}" if line.strip() else line for line in lines)))
 
     def block(self, mapping: yaml.Node, text: str, place: KeyPath) -> None:
-        """Another text, of several lines, for an entry of a mapping; a comment behind it stays."""
-        self._in_place(mapping, place[:-1])
-        key, value = _entry(mapping, place)
+        """Replaces an entry's value by a block of several lines; a comment after the value stays."""
+        self._require_block_style(mapping, place[:-1])
+        key, value = _entry_at(mapping, place)
         start, end = value.start_mark.index, self._lines(key, value, place)[1]
         behind = self._comment(value)
         indent = " " * (key.start_mark.column + 2)
@@ -277,21 +279,21 @@ class _Edit:
         self._changes.append((start, end, "\n".join([head, *lines]) + "\n"))
 
     def _comment(self, value: yaml.Node) -> str:
-        """The comment behind a value, or behind the sign that begins a block."""
+        """The comment on the line on which a value ends, or a block scalar begins; empty if there is none."""
         is_block = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")
         mark = value.start_mark if is_block else value.end_mark
         line = self._text[mark.index :].partition("\n")[0]
         return line[line.index("#") :].rstrip() if "#" in line else ""
 
-    def _in_place(self, node: yaml.Node, place: KeyPath) -> None:
-        """`NotUpgraded` for a mapping or list whose lines are not its own."""
+    def _require_block_style(self, node: yaml.Node, place: KeyPath) -> None:
+        """Raises `NotUpgraded` for a mapping or list in brackets, whose entries share lines."""
         if isinstance(node, yaml.CollectionNode) and node.flow_style:
             brackets = "[…]" if isinstance(node, yaml.SequenceNode) else "{…}"
             where = key_text(place) if place else "the file"
             raise NotUpgraded(f"{where} is written in {brackets}: write it as a block first")
 
     def _lines(self, key: yaml.Node, value: yaml.Node, place: KeyPath) -> tuple[int, int]:
-        """Where the lines of an entry begin and end, without what is blank or a comment behind it."""
+        """The start and end of an entry's lines, without blank lines and comments after it."""
         start = self._text.rfind("\n", 0, key.start_mark.index) + 1
         last = value
         while isinstance(last, yaml.CollectionNode) and not last.flow_style and last.value:

@@ -1,12 +1,12 @@
 """`tealagents chat`: a conversation with an agent in the terminal, on the typed client.
 
 ==============  ===========================================================
-`finding`       from an address to an agent's prefix
-`conversation`  where the conversation is, commands, approvals
-`showing`       what the terminal shows, and nothing that it would obey
+`finding`       finds the agent at an address
+`conversation`  the conversation: messages, commands, approvals
+`showing`       prints to the terminal, without control characters
 ==============  ===========================================================
 
-The main command line registers `chat_command`; `chat` is the same for a program or a test.
+The command line registers `chat_command`; programs and tests call `chat`.
 """
 
 import sys
@@ -33,14 +33,14 @@ def chat(
     console: Console | None = None,
     input: Input | None = None,
 ) -> int:
-    """Talk with the agent at `url`, the root of a service or an agent's prefix; the exit code.
+    """Chats with the agent at `url`, which is the root of a service or an agent's prefix.
 
-    With a terminal, or an `input` to ask, it is a conversation. Else standard input is one message,
-    and its answer is printed as it is.
+    On a terminal, or with an `input` function that asks for lines, it is a conversation. Otherwise standard
+    input is sent as one message, and the answer is printed without formatting.
 
     Returns:
-        0, or 1 when it failed, 2 when there was nothing to send, 3 when one message led to a pause and
-        there is no terminal to decide it, 130 when it was interrupted.
+        The exit status: 0; 1 after an error; 2 if there was nothing to send; 3 if the message led to a pause
+        and there is no terminal to decide it; 130 if it was interrupted.
     """
     console = console or Console(highlight=False, emoji=False)
     errors = (
@@ -51,7 +51,7 @@ def chat(
             here = Chat(client, console, input or _line_of_terminal, session, task)
             if input is not None or (sys.stdin is not None and sys.stdin.isatty()):
                 return here.converse()
-            # None where it was closed before the start
+            # None if it was closed before the start
             return here.answer_once(sys.stdin.read() if sys.stdin is not None else "", errors)
     except (NoAgent, ClientError, ValueError) as error:
         complain(errors, error)
@@ -65,13 +65,15 @@ def chat_command(
     token: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKEN", envvar="TA_TOKEN", help="Bearer token; on loopback, your login name by default."
+            metavar="TOKEN",
+            envvar="TA_TOKEN",
+            help="The bearer token; on loopback, your login name by default.",
         ),
     ] = None,
     session: Annotated[
-        str | None, typer.Option(metavar="ID", help="Id of the session to continue, or to start.")
+        str | None, typer.Option(metavar="ID", help="The id of the session to continue or to start.")
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="ID", help="Id of the task to continue.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="The id of the task to continue.")] = None,
 ) -> None:
     """Start a conversation with an agent in the terminal.
 
@@ -82,5 +84,5 @@ def chat_command(
 
 def _line_of_terminal(prompt: str) -> str:
     with suppress(ImportError):
-        import readline  # noqa: F401 — merely imported it gives `input` editing and history
+        import readline  # noqa: F401 — importing it gives `input` editing and history
     return input(prompt)

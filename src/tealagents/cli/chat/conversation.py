@@ -1,4 +1,4 @@
-"""The conversation: where it is, what the user may do, and what it waits for."""
+"""The conversation: its session and task, the user's commands, and pending approvals."""
 
 import json
 import uuid
@@ -39,7 +39,7 @@ from tealagents.client import (
     ToolResult,
 )
 
-#: asks for a line; raises EOFError when there are no more
+#: shows a prompt and returns a line; raises EOFError at the end of the input
 Input = Callable[[str], str]
 
 OK, FAILED, UNUSABLE, PAUSED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -59,7 +59,7 @@ Ctrl-C cancels the running request, Ctrl-D leaves."""
 
 @dataclass(frozen=True)
 class Pause:
-    """What the task waits for, and the event behind which its request continues (0 where it was not seen)."""
+    """A pending approval, and the id of its event: the stream continues after it (0 if it was not seen)."""
 
     approval: Approval
     event_id: int = 0
@@ -67,7 +67,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class UserDecision:
-    """What the user decided: the action for calls that `decisions` omits, and why."""
+    """The user's decision. `action` applies to the calls that `decisions` omits."""
 
     action: Action
     decisions: list[Decision]
@@ -75,7 +75,7 @@ class UserDecision:
 
 
 class Chat:
-    """One conversation: where it is, and what it waits for."""
+    """One conversation."""
 
     def __init__(
         self, client: Client, console: Console, ask: Input, session: str | None, task: str | None
@@ -88,11 +88,11 @@ class Chat:
         self._paused: Pause | None = None
 
     def converse(self) -> int:
-        """Until the user leaves."""
+        """Run the conversation until the user leaves. Returns the exit status."""
         lines = [self._greet()]
         while True:
             try:
-                self._obey(lines.pop() if lines else self._ask("\n› ").strip())
+                self._run_line(lines.pop() if lines else self._ask("\n› ").strip())
             except EOFError:
                 return OK
             except (ClientError, ValueError) as error:
@@ -101,7 +101,10 @@ class Chat:
                 self._note("(/quit or Ctrl-D leaves)")
 
     def answer_once(self, message: str, errors: Console) -> int:
-        """Send one message and print the plain answer; whatever else there is to say goes to `errors`."""
+        """Send one message and print only the answer; everything else goes to `errors`.
+
+        Returns the exit status.
+        """
         if not message.strip():
             complain(errors, ValueError("There is nothing to send: standard input is empty."))
             return UNUSABLE
@@ -137,7 +140,7 @@ class Chat:
         self._console.file.flush()
 
     def _greet(self) -> str:
-        """The command to begin with, or no line."""
+        """Show where the conversation starts. Returns the first command to run, or an empty line."""
         self._console.print(Text(f"{self._client.base_url} — /help lists the commands.", "dim"))
         if self._task_id is None:
             return ""
@@ -146,7 +149,7 @@ class Chat:
         self._note(f"continuing task {task.task_id} ({task.status}); /history shows it")
         return "/decide" if task.status == "Paused" else ""
 
-    def _obey(self, line: str) -> None:
+    def _run_line(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         commands: dict[str, Callable[[str], None]] = {
             "/new": self._new,
@@ -175,7 +178,7 @@ class Chat:
         try:
             self._show(stream)
         except ApprovalPending:
-            self._ask_what_first(message)
+            self._ask_about_pause(message)
         except KeyboardInterrupt:
             self._note(self._cancel(stream, message, options))
         else:
@@ -190,7 +193,7 @@ class Chat:
         }
 
     def _show(self, stream: EventStream) -> None:
-        """Everything of a stream, as it comes. A pause at its end is left in `_paused`."""
+        """Show the events of a stream as they arrive. A pause at its end is kept in `_paused`."""
         self._paused = None
         with stream, AnswerView(self._console) as view:
             for event in stream:
@@ -223,20 +226,20 @@ class Chat:
                 assert_never(event)
 
     def _show_ids(self, request: Request) -> None:
-        """The request's, and what of the others is new."""
+        """Show the request id, and the session and task ids if they are new."""
         if request.session_id != self._session_id or self._task_id is None:
             self._note(f"session {request.session_id}")
         if request.task_id != self._task_id:
             self._note(f"task {request.task_id}")
         self._session_id, self._task_id = request.session_id, request.task_id
-        waits = ", which waits for its turn" if request.status == "Queued" else ""
+        waits = ", which is waiting for its turn" if request.status == "Queued" else ""
         self._note(f"request {request.request_id}{waits}")
 
     def _cancel(self, stream: EventStream, message: str, options: MessageOptions) -> str:
-        """Cancel what the stream was about, even if its ids had not arrived yet; a note that says so."""
+        """Cancel the stream's request, even if its ids have not arrived yet. Returns a note for the user."""
         request_id = stream.request_id
         if request_id is None:
-            # under the same key the service names the request instead of beginning another
+            # with the same idempotency key, the service returns the ids and starts no second request
             accepted = self._client.background(message, **options)
             request_id, self._task_id = accepted.request_id, accepted.task_id
             self._session_id = accepted.session_id
@@ -245,13 +248,13 @@ class Chat:
     # --- approvals ------------------------------------------------------------------------------------
 
     def _pending(self) -> Pause:
-        """The pause that the task waits in."""
+        """The task's pending pause."""
         for approval in self._client.approvals(status="pending"):
             if approval.task_id == self._task_id:
                 return Pause(approval)
         raise ValueError("This task is not waiting for a decision.")
 
-    def _ask_what_first(self, message: str) -> None:
+    def _ask_about_pause(self, message: str) -> None:
         pause = self._pending()
         show_approval(self._console, pause.approval)
         choice = self._choose("[d]ecide it, [s]end your message instead, or [l]ater?", "dsl")
@@ -261,7 +264,7 @@ class Chat:
             self._say(message, supersede=True)
 
     def _decide(self, pause: Pause | None) -> None:
-        """Ask for a decision, carry it out, and so on with every pause that follows from it."""
+        """Ask for a decision and carry it out; the same for each pause that follows from it."""
         while pause is not None:
             show_approval(self._console, pause.approval)
             try:
@@ -272,10 +275,10 @@ class Chat:
                 self._paused = pause
                 self._note("The request stays paused; type /decide to return to it.")
                 return
-            self._carry_out(pause, decision)
+            self._send_decision(pause, decision)
             pause = self._paused
 
-    def _carry_out(self, pause: Pause, decision: UserDecision) -> None:
+    def _send_decision(self, pause: Pause, decision: UserDecision) -> None:
         stream = self._client.resume_stream(
             pause.approval,
             decision.action,
@@ -290,20 +293,20 @@ class Chat:
             self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
 
     def _user_decision(self, approval: Approval) -> UserDecision | None:
-        """What the user decides of each call; None: later."""
+        """The user's decision on each call; None to decide later."""
         if not approval.tool_calls:
             choice = self._choose("[a]pprove, [r]eject or [l]ater?", "arl")
-            return None if choice == "l" else self._explained(_ACTIONS[choice], [])
+            return None if choice == "l" else self._with_reason(_ACTIONS[choice], [])
         decisions: list[Decision] = []
         for call in approval.tool_calls:
             decision = self._decision(call, alone=len(approval.tool_calls) == 1)
             if decision is None:
                 return None
             if isinstance(decision, str):
-                # the rest of the calls take the action, those before keep what was said of them
-                return self._explained(decision, decisions)
+                # the remaining calls get this action; the earlier ones keep their own decisions
+                return self._with_reason(decision, decisions)
             decisions.append(decision)
-        return self._explained(decisions[-1].action, decisions)
+        return self._with_reason(decisions[-1].action, decisions)
 
     def _decision(self, call: PendingCall, *, alone: bool) -> Decision | Action | None:
         if not alone:
@@ -314,10 +317,10 @@ class Chat:
         if choice in "AR":
             return _ACTIONS[choice.lower()]
         if choice == "e":
-            return Decision(call.id, "approve", self._edited(call))
+            return Decision(call.id, "approve", self._ask_arguments(call))
         return Decision(call.id, _ACTIONS[choice])
 
-    def _edited(self, call: PendingCall) -> dict[str, Any]:
+    def _ask_arguments(self, call: PendingCall) -> dict[str, Any]:
         while True:
             line = self._ask(f"arguments instead of {exact(call.arguments)}: ")
             try:
@@ -329,7 +332,7 @@ class Chat:
                 return arguments
             complain(self._console, ValueError('Arguments must be an object, such as {"path": "/tmp/x"}.'))
 
-    def _explained(self, action: Action, decisions: list[Decision]) -> UserDecision:
+    def _with_reason(self, action: Action, decisions: list[Decision]) -> UserDecision:
         rejects = action == "reject" or any(decision.action == "reject" for decision in decisions)
         reason = self._ask("reason, for the model (may be empty): ").strip() if rejects else ""
         return UserDecision(action, decisions, reason or None)
@@ -382,7 +385,7 @@ class Chat:
             self._console.print(Text(f"{mark} {number}  {when}  {question}"))
 
     def _checkpoint(self, number: str) -> Checkpoint:
-        """By its place in the list, which is newest first."""
+        """The checkpoint with this number in the list, which is newest first."""
         known = list(self._client.checkpoints(self._task()))
         if not (number.isdecimal() and 1 <= int(number) <= len(known)):
             raise ValueError(f"There is no checkpoint {number}; /rollback lists them.")
@@ -401,8 +404,8 @@ class Chat:
 
 
 def _choices(call: PendingCall, *, alone: bool) -> tuple[str, str]:
-    """The question about a call, and the letters that answer it."""
-    if not call.plugin_name:  # its client runs it and sends what it returned
+    """The question about a call, and the letters that are valid answers."""
+    if not call.plugin_name:  # a client runs this tool and sends its output
         return ("[r]eject, or [l]ater?", "rl") if alone else ("[r]eject, [R]eject all, or [l]ater?", "rRl")
     if alone:
         return "[a]pprove, [r]eject, [e]dit, or [l]ater?", "arel"

@@ -1,4 +1,4 @@
-"""From an address to an agent's prefix."""
+"""Finds the agent at an address."""
 
 import getpass
 from urllib.parse import urlsplit
@@ -8,14 +8,14 @@ import httpx
 from tealagents.client.wire import DIRECT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: seconds that a service is given to answer
+#: seconds that a service gets to answer
 ANSWER_SECONDS = 5.0
-#: what OpenSSL, by its version, says of an answer that is not TLS
+#: OpenSSL's errors for an answer that is not TLS; they depend on its version
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 class NoAgent(Exception):
-    """There is no agent to talk with at an address; the text says what to do."""
+    """There is no agent at an address. The text says what to do."""
 
 
 class NotAUrl(NoAgent):
@@ -23,10 +23,11 @@ class NotAUrl(NoAgent):
 
 
 def find_agent(url: str) -> str:
-    """The prefix of the agent at `url`: that of the only agent of a service, or `url` itself.
+    """The URL of the agent at `url`: that of a service's only agent, or `url` itself.
 
     Raises:
-        NoAgent: nothing answers there, or there is a choice to make.
+        NoAgent: nothing answers there, it is not an agent, or there are several.
+        NotAUrl: `url` does not begin with http:// or https://.
     """
     root = url.rstrip("/")
     try:
@@ -36,7 +37,7 @@ def find_agent(url: str) -> str:
         raise NotAUrl(
             f"{url} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
         ) from error
-    except ImportError as error:  # the environment names a proxy of a kind that needs a package
+    except ImportError as error:  # a proxy in the environment needs a package that is not installed
         raise NoAgent(f"{url} cannot be called: {error} Or set NO_PROXY for its host.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if any(each in str(error) for each in _NOT_TLS):
@@ -69,14 +70,17 @@ def _agents(response: httpx.Response) -> list[dict[str, str]]:
 
 
 def joined(root: str, path: str) -> str:
-    """`path` on the host of `root`; below its path, where a proxy has put the service without its knowing."""
+    """The URL of `path` on the host of `root`.
+
+    It is below the path of `root` if `path` does not include it: a proxy may have added a prefix.
+    """
     parts = urlsplit(root)
     below = path if path.startswith(parts.path + "/") else parts.path + path
     return f"{parts.scheme}://{parts.netloc}{below}"
 
 
 def login_name_for(url: str) -> str:
-    """What the `mock` provider takes as the user; never sent to another machine."""
+    """The token for the `mock` provider, which takes it for the user id. Empty unless `url` is loopback."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         return ""
     try:

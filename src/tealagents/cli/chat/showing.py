@@ -1,7 +1,7 @@
-"""What the terminal shows.
+"""Prints to the terminal.
 
-Everything that comes from the service passes `printable` or `exact` first: a model's words must not
-move the cursor, and what is shown for approval must be what runs.
+Everything that comes from the service passes `printable` or `exact` first: a model's text must not control
+the terminal, and a call that is shown for approval must look exactly like the one that will run.
 """
 
 import re
@@ -14,15 +14,16 @@ from rich.text import Text
 
 from tealagents.client import Approval, ProblemError, Unauthenticated
 
-#: whatever moves a cursor, changes a colour or reorders text, as its escape sequence in writing
+#: code points that control a terminal or reorder text
 _UNSAFE = [
     *(*range(0x20), *range(0x7F, 0xA0), 0x61C),
     *(0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)),
 ]
-_WRITTEN = {code: chr(code).encode("unicode_escape").decode() for code in _UNSAFE if chr(code) not in "\n\t"}
+#: code point → its escape sequence as visible text
+_ESCAPES = {code: chr(code).encode("unicode_escape").decode() for code in _UNSAFE if chr(code) not in "\n\t"}
 
-#: what `str.isprintable` lets through and no terminal draws: Unicode's `Default_Ignorable_Code_Point`,
-#: such as fillers and variation selectors, and the blank of Braille
+#: characters that `str.isprintable` accepts and terminals do not show: Unicode's
+#: `Default_Ignorable_Code_Point`, such as fillers and variation selectors, and the blank Braille pattern
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
@@ -31,19 +32,19 @@ _FENCE = re.compile(r" {0,3}(```|~~~)")
 
 
 def printable(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey but newlines and tabs."""
-    return text.replace("\r\n", "\n").translate(_WRITTEN)
+    """`text` with all control characters escaped, except newlines and tabs."""
+    return text.replace("\r\n", "\n").translate(_ESCAPES)
 
 
 def exact(text: str) -> str:
-    """`text` on one line with every invisible character written out, for what the user approves."""
+    """`text` on one line, with every invisible character escaped: for what the user approves."""
     return "".join(
         c if c.isprintable() and not _UNSEEN.match(c) else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def markdown(text: str) -> Markdown:
-    # without hyperlinks the address of a link is shown, so that its words cannot belie it
+    # without hyperlinks, the address of a link is shown next to its text, which could be misleading
     return Markdown(printable(text), hyperlinks=False)
 
 
@@ -52,7 +53,7 @@ def shortened(text: str, length: int = 500) -> str:
 
 
 def complain(console: Console, error: Exception) -> None:
-    """Print an error, in the service's words where it answered."""
+    """Print an error: the problem's detail, code and ids if it came from the service."""
     if not isinstance(error, ProblemError):
         console.print(Text(printable(str(error)), "red"))
         return
@@ -65,7 +66,7 @@ def complain(console: Console, error: Exception) -> None:
 
 
 def show_approval(console: Console, approval: Approval) -> None:
-    """What is asked for, in full: nothing is approved unseen."""
+    """Print everything that the approval covers, without shortening it."""
     console.print(Text(printable(approval.message or "The agent asks for your approval."), "bold yellow"))
     for call in approval.tool_calls:
         console.print(Text(exact(f"  {call.tool} {call.arguments}"), "yellow"))
@@ -77,9 +78,9 @@ def show_approval(console: Console, approval: Approval) -> None:
 
 
 class AnswerView:
-    """Text that grows, rendered as markdown: finished blocks stay, the last one is drawn anew.
+    """An answer that grows, rendered as markdown: complete blocks are printed once, the last one is redrawn.
 
-    Drawing only the last block keeps a long answer cheap, and within what a terminal can redraw.
+    Redrawing only the last block keeps a long answer cheap, and a terminal cannot redraw more than it shows.
     """
 
     def __init__(self, console: Console) -> None:
@@ -94,13 +95,14 @@ class AnswerView:
     def __exit__(self, *_: object) -> None:
         self.finish()
 
-    def add(self, piece: str) -> None:
-        self._text += piece
+    def add(self, delta: str) -> None:
+        """Append a text delta."""
+        self._text += delta
         self._shown = True
         if not self._console.is_terminal:
             return
         if self._live is None:
-            # parsed when it is drawn: a model's pieces come faster, and each would parse all of the block
+            # parsed when it is drawn, because deltas come faster, and each would parse the whole block
             self._live = Live(
                 console=self._console,
                 refresh_per_second=12,
@@ -108,13 +110,13 @@ class AnswerView:
                 get_renderable=lambda: markdown(self._text),
             )
             self._live.start()
-        if "\n" in piece and (end := finished_length(self._text)):
+        if "\n" in delta and (end := finished_length(self._text)):
             finished, self._text = self._text[:end], self._text[end:]
             self._console.print(markdown(finished))
             self._console.print()
 
     def finish(self) -> bool:
-        """Leave what there is on the screen. True if any text of this answer was shown."""
+        """Print the rest of the answer. Returns whether any text of it was shown."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -125,7 +127,7 @@ class AnswerView:
 
 
 def finished_length(text: str) -> int:
-    """Up to where markdown is complete: the last blank line outside a fence that a new block follows."""
+    """The length of the complete blocks: up to the last blank line outside a fence that a block follows."""
     end = position = 0
     fence, after_blank = None, False
     for line in text.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""`tealagents new`: the first step towards an agent of one's own."""
+"""`tealagents new`: creates the files of a new agent."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from tealagents.cli.loading import fail, plain_console
 
 __all__ = ["new_command"]
 
-#: the files of a new agent, and the templates that they are made of
+#: file of a new agent → its template
 FILES: Final = {
     "config.yaml": "config.yaml",
     "custom_plugins.py": "custom_plugins.py.txt",
@@ -43,7 +43,7 @@ def new_command(
             text = (templates / template).read_text("utf-8")
             (folder / file).write_text(text.replace("NAME", name), "utf-8")
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # else the next attempt says that it exists already
+        shutil.rmtree(folder, ignore_errors=True)  # otherwise the next attempt would fail because it exists
         raise fail(f"the folder {name} cannot be written: {error.strerror}") from None
     out = plain_console()
     out.print(f"Created [bold]{name}[/]: {', '.join(FILES)}. Next:\n")
