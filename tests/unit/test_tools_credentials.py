@@ -312,7 +312,7 @@ async def test_a_call_whose_token_never_comes_was_not_made(tmp_path: Path) -> No
     with registering() as pretender:
         async with openapi(tmp_path, downstream, timeout=5) as operation:
             for tool in (Code(looked.append), operation):
-                consents = Consents(CALLBACK, secrets=secrets)
+                consents = Consents(CALLBACK, secret_store=secrets)
                 (governed,) = govern([tool], catalogue_of(tool.spec.name, pretender.url), consents)
                 result = await failed_in_wait(governed, secrets)
                 assert "The user's token did not come in time. Nothing was done." in result.output
@@ -324,7 +324,7 @@ async def test_a_refused_call_whose_other_token_never_comes_was_not_made(tmp_pat
     """The service has turned it away, and was sent nothing since."""
     secrets, downstream = SilentSecrets(), Downstream()
     with registering() as pretender:
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with openapi(tmp_path, downstream, timeout=5) as operation:
             (tool,) = govern([operation], catalogue_of("Api-look", pretender.url), consents)
             await consented(pretender, tool, consents)
@@ -341,7 +341,7 @@ async def test_a_call_that_an_mcp_server_refused_was_not_made_while_it_waits_for
     provider, secrets = Provider(), SilentSecrets()
     with protected(provider) as url:
         options = MCPServerOptions(name="secure", url=url)
-        consents = Consents(CALLBACK, secrets=secrets)
+        consents = Consents(CALLBACK, secret_store=secrets)
         async with MCPServer(options, consents) as server:
             tool = server.find("secure-whoami")
             assert tool is not None

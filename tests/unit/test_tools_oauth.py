@@ -623,7 +623,7 @@ class Renewing:
     async def begin(self) -> SecretStore:
         """The store with the grant that is being renewed."""
         self.secrets = await stored_grant(self._pretender, self.server)
-        self.here, self.there = (Consents(CALLBACK, secrets=self.secrets) for _ in range(2))
+        self.here, self.there = (Consents(CALLBACK, secret_store=self.secrets) for _ in range(2))
         self._pretender.answered = {"access_token": "renewed", "refresh_token": "r2"}
         self._renewal = asyncio.create_task(self.here.tokens.get(Context(), self.server))
         await asyncio.wait_for(self._came.wait(), 30)

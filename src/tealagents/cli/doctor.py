@@ -280,7 +280,8 @@ async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import SystemClock
 
-    await store.read(*_probe(config))  # `read` is a right of its own, and an empty store is otherwise only scanned
+    # reading by key may need a right of its own, and an empty store would only be scanned
+    await store.read(*_probe(config))
     records = record_store_of(config, store, SystemClock())
     inventory = Inventory(records)
     try:
