@@ -2,21 +2,25 @@
 
 import json
 from datetime import timedelta
+from operator import attrgetter
+from typing import Any
 
 import pytest
 from engine_setup import ADA, Process, Scripted, calls, names, noting, process, says
+from threads_setup import said
 
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ToolCall
-from tealagents.domain.ports import Commit, Put
+from tealagents.domain.ports import Commit, Put, Record, Store, WrappedStore
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
-from tealagents.state.dump import Exporter, Importer
+from tealagents.state.dump import ATTEMPTS, Exporter, Importer
 from tealagents.state.inventory import Inventory
 from tealagents.state.new_message import Key
 from tealagents.stores import sealed
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import ShiftedClock
+from tealagents.threads import LocalThread, ThreadStore
 
 #: bytes of a record that is stored out of line: in chunks that fit into one commit, and that do not
 LARGE, LARGER = 80_000, 800_000
@@ -165,3 +169,59 @@ async def test_a_damaged_record_of_a_sealed_store_does_not_lock_the_one_it_is_mo
             assert await exported(there) == lines
         await there.ask("hello")
         await Inventory(there.records).check_key(keyed=key is not None)
+
+
+class Between(WrappedStore):
+    """Another process does something when the chunks of a thread have been read, the first so many times."""
+
+    def __init__(self, store: Store, thread: LocalThread, times: int = 1) -> None:
+        super().__init__(store)
+        self.thread, self.times = thread, times
+
+    async def other(self) -> None:
+        raise NotImplementedError
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        found = await super().scan(partition, prefix, **page)
+        chunks = any(key.startswith(keys.blobs(self.thread.thread_id)) for key, _ in found)
+        if chunks and page.get("after") is None and self.times:
+            self.times -= 1
+            await self.other()
+        return found
+
+
+def large_threads() -> list[LocalThread]:
+    """More than a page of records, by their ids."""
+    threads = [LocalThread([said("user", "word " * 60_000)]) for _ in range(40)]
+    return sorted(threads, key=attrgetter("thread_id"))
+
+
+@pytest.mark.parametrize("times", [1, ATTEMPTS])
+async def test_a_large_thread_that_is_saved_while_it_is_exported_is_exported_as_a_whole(times: int) -> None:
+    """What is out of line is of one save, and its record of the next: it is read again, or left out."""
+    first, *others = large_threads()
+    async with Between(MemoryStore(), first, times) as store, process(store) as here, process() as there:
+        threads, moved = ThreadStore(store.store, "Tester"), ThreadStore(there.store, "Tester")
+        for thread in (first, *others):
+            await threads.save(thread)
+        store.other = lambda: threads.save(first)  # type: ignore[method-assign]
+        exporter = Exporter(here.records)
+        await imported([line async for line in exporter.lines()], there)
+        expected = [first, *others] if times == 1 else others
+        assert [name async for name in moved.list()] == [thread.thread_id for thread in expected]
+        for thread in expected:
+            assert (await moved.load(thread.thread_id)).to_json() == thread.to_json()
+        assert [f"the thread {first.thread_id} changed" in each for each in exporter.problems] == (
+            [] if times == 1 else [True]
+        )
+
+
+async def test_a_large_thread_that_is_deleted_while_it_is_exported_is_left_out() -> None:
+    """With all that was out of line: nothing could erase it where it is imported."""
+    first, *others = large_threads()
+    async with Between(MemoryStore(), first) as store, process(store) as here:
+        threads = ThreadStore(store.store, "Tester")
+        for thread in (first, *others):
+            await threads.save(thread)
+        store.other = lambda: threads.delete(first)  # type: ignore[method-assign]
+        assert not any(first.thread_id in line.decode() for line in await exported(here))

@@ -8,9 +8,9 @@ stored with::
 The last line has the number of records, so that a truncated file is not taken for a whole one.
 
 The order is fixed: the owner index and the locators; then, user by user, each task by its id with all its
-records, its head last, followed by the user's records outside tasks; then the threads that programs keep. So
-the same state gives the same bytes, whatever the store. A damaged record is exported as it was found, as
-base64 under `damaged`, and reported.
+records, its head last, followed by the user's records outside tasks; then each thread that a program keeps,
+its chunks first. So the same state gives the same bytes, whatever the store. A damaged record is exported as
+it was found, as base64 under `damaged`, and reported.
 
 An export leaves out what expires or can be rebuilt: leases, pending deletions, stream events, users' secrets
 for tool servers, indexes and idempotency keys. An import rebuilds the indexes, and the keys that are still
@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import IO, TypeVar
@@ -44,7 +45,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
-from tealagents.state.inventory import Found, Inventory, Progress
+from tealagents.state.inventory import Inventory, Progress
 from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore, named_in
 from tealagents.state.transitions import kept_key
 
@@ -140,16 +141,24 @@ class Exporter:
         for done, owner in enumerate(owners):
             progress(done, len(owners))
             async for found in self._inventory.tasks(owner):
+                partition, key = found.partition, keys.task(found.task_id)
+                rows = partial(self._task_rows, partition, found.task_id)
                 with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
-                    if await self._whole_task(found, spool):
+                    if await self._whole(partition, key, found.record, rows, spool):
                         self.tasks += 1
                         spool.seek(0)
                         for line in spool:
                             yield line
             async for line in self._besides(owner):
                 yield line
-        async for row in self._rows(keys.threads(self._records.agent), ""):
-            yield self._line(row)
+        partition = keys.threads(self._records.agent)
+        async for key, record in self._records.every(partition, keys.THREADS):
+            rows = partial(self._rows, partition, keys.blobs(keys.last_segment(key)))
+            with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+                if await self._whole(partition, key, record, rows, spool):
+                    spool.seek(0)
+                    for line in spool:
+                        yield line
         progress(len(owners), len(owners))
 
     def _line(self, row: Row) -> bytes:
@@ -157,7 +166,7 @@ class Exporter:
             self.problems.append(f"{row.partition}: the record {row.key!r} is damaged; exported as it is")
         return row.line()
 
-    async def _rows(self, partition: str, prefix: str) -> AsyncIterator[Row]:
+    async def _rows(self, partition: str, prefix: str) -> AsyncGenerator[Row, None]:
         async for key, record in self._records.every(partition, prefix):
             yield Row(partition, key, record.value)
 
@@ -181,51 +190,56 @@ class Exporter:
         restored = replace(session, erased=False, if_empty=False)
         return Row(row.partition, row.key, codec.seal(row.partition, row.key, restored))
 
-    # --- one task --------------------------------------------------------------------------------
+    # --- one task, or thread ----------------------------------------------------------------------
 
-    async def _whole_task(self, found: Found, spool: IO[bytes]) -> bool:
-        """Writes a consistent snapshot of a task. False if it is gone, or never stopped changing."""
-        key = keys.task(found.task_id)
-        record: Record | None = found.record
+    async def _whole(
+        self,
+        partition: str,
+        key: str,
+        found: Record,
+        rows: Callable[[], AsyncGenerator[Row, None]],
+        spool: IO[bytes],
+    ) -> bool:
+        """Writes a consistent snapshot of a record and of the `rows` that belong to it, which come first.
+
+        False if it is gone, or never stopped changing.
+        """
+        record: Record | None = found
         for _ in range(ATTEMPTS):
-            if record is None:
+            if record is None or _erased(partition, key, record.value, Head):
                 return False
             before, problems = record, len(self.problems)
             spool.seek(0)
             spool.truncate()
-            async with aclosing(self._task_rows(found, before)) as rows:
-                async for row in rows:
+            async with aclosing(rows()) as parts:
+                async for row in parts:
                     spool.write(self._line(row))
-            (record,) = await self._records.store.read(found.partition, [key]) if found.head else (before,)
+            spool.write(self._line(Row(partition, key, before.value)))
+            record = await self._at(partition, key)
             if record == before:
                 return True
             del self.problems[problems:]
-            if record is not None and _erased(found.partition, key, record.value, Head):
-                return False
+        kind, name = key.split("/")
         self.problems.append(
-            f"{found.partition}: the task {found.task_id} changed each time it was read, and is left out; "
+            f"{partition}: the {kind} {name} changed each time it was read, and is left out; "
             "export when it is idle"
         )
         return False
 
-    async def _task_rows(self, found: Found, head: Record) -> AsyncGenerator[Row, None]:
-        """A task's records: those that others may refer to come first, its head last."""
-        partition, task_id = found.partition, found.task_id
+    async def _task_rows(self, partition: str, task_id: str) -> AsyncGenerator[Row, None]:
+        """A task's records besides its head: those that others may refer to come first."""
         requests, approvals = await self._named(partition, task_id)
         for prefix in (keys.blobs(task_id), keys.logs(task_id)):
             async for row in self._rows(partition, prefix):
                 yield row
-        names = [*map(keys.approval, sorted(approvals)), *map(keys.request, sorted(requests))]
-        async for row in self._read(partition, names):
-            yield row
-        yield Row(partition, keys.task(task_id), head.value)
+        for key in [*map(keys.approval, sorted(approvals)), *map(keys.request, sorted(requests))]:
+            if (record := await self._at(partition, key)) is not None:
+                yield Row(partition, key, record.value)
 
-    async def _read(self, partition: str, names: list[str]) -> AsyncIterator[Row]:
-        for key in names:
-            # by a scan, which returns a damaged record as it is stored
-            for found, record in await self._records.store.scan(partition, key, limit=1):
-                if found == key:
-                    yield Row(partition, key, record.value)
+    async def _at(self, partition: str, key: str) -> Record | None:
+        """One record. A scan returns a damaged one as it is stored."""
+        page = await self._records.store.scan(partition, key, limit=1)
+        return page[0][1] if page and page[0][0] == key else None
 
     async def _named(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
         """The ids of the requests and the approvals that a task's log names."""

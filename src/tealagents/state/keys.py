@@ -145,6 +145,8 @@ def log(task_id: str, seq: int) -> str:
 
 #: the prefix of chunks stored out of line
 BLOBS = "blob/"
+#: what the keys of the threads that programs keep begin with
+THREADS = "thread/"
 
 
 def blobs(task_id: str) -> str:

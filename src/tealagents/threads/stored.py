@@ -20,9 +20,6 @@ from tealagents.threads.workflow import thread_of
 
 log = logging.getLogger(__name__)
 
-#: what the keys of threads begin with
-THREADS = "thread/"
-
 
 class StoredThread(Struct, frozen=True, kw_only=True):
     """`thread/{name}`: the thread's document, or a reference to it if it is stored out of line."""
@@ -58,7 +55,7 @@ class ThreadStore:
         await self._check_key()
         document = thread.document()
         name = keys.plain(thread.thread_id)
-        key = THREADS + name
+        key = keys.THREADS + name
         kept = StoredThread(thread_id=thread.thread_id, document=document)
         is_large = len(encode_json(document)) > BLOB_BYTES
         while True:
@@ -91,7 +88,9 @@ class ThreadStore:
         """`CorruptState` if the stored threads are encrypted and cannot be read: a new one would be stored
         among them unencrypted."""
         if not self._key_checked:
-            found = await self._records.store.scan(self._partition, THREADS, limit=LOOKED_AT, reverse=True)
+            found = await self._records.store.scan(
+                self._partition, keys.THREADS, limit=LOOKED_AT, reverse=True
+            )
             sealed = [key for key, record in found if record.value.startswith(SEALED)]
             if sealed and len(sealed) == len(found):  # a few alone are damaged, or of an old key that is gone
                 raise CorruptState(sealed[0], UNOPENED)
@@ -103,7 +102,7 @@ class ThreadStore:
         `NotFound` if there is none, `CorruptState` if it cannot be read.
         """
         name = keys.plain(thread_id)
-        key = THREADS + name
+        key = keys.THREADS + name
         found = await self._records.get(self._partition, key, StoredThread)
         if found is None:
             raise NotFound(f"There is no thread {thread_id}.")
@@ -120,7 +119,7 @@ class ThreadStore:
 
     async def list(self) -> AsyncIterator[str]:
         """The ids of all stored threads. One that cannot be found out is logged and left out."""
-        async for key, record in self._records.every(self._partition, THREADS):
+        async for key, record in self._records.every(self._partition, keys.THREADS):
             name = keys.last_segment(key)
             if keys.plain(name) != name:  # the name is a digest; the id is in the record
                 try:
@@ -133,7 +132,7 @@ class ThreadStore:
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here, and wherever its messages are kept."""
         name = keys.plain(thread.thread_id)
-        key = THREADS + name
+        key = keys.THREADS + name
         with suppress(ThreadDeleted):  # by an earlier attempt that got no further
             await thread.delete()
         while True:
