@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,8 @@ from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.models import Batch, Entry, Head, Note, User
-from tealagents.domain.ports import Commit, Put
-from tealagents.state import codec, keys
+from tealagents.domain.ports import Commit, Put, Record
+from tealagents.state import audit, codec, keys
 from tealagents.state.audit import Verified, verify
 from tealagents.state.audit_chain import GENESIS, AuditChain, draft
 from tealagents.state.records import RecordStore, SystemClock
@@ -37,7 +38,7 @@ class Log:
         self.task_id = task_id
         self.partition = records.partition(ADA)
 
-    async def write(self) -> None:
+    async def write(self, log_id: str = "") -> None:
         now = datetime.now(UTC)
         head = Head(
             task_id=self.task_id,
@@ -46,6 +47,7 @@ class Log:
             status="Completed",
             created_at=now,
             updated_at=now,
+            log_id=log_id,
         )
         await self.put(keys.task(self.task_id), head)
         (written,) = await self.records.store.read(self.partition, [keys.task(self.task_id)])
@@ -138,6 +140,25 @@ async def test_a_task_that_is_gone_is_not_judged(written: Log) -> None:
     """There is nothing to say of it."""
     await written.records.delete(written.partition, [keys.task(TASK)])
     assert await verify(written.records, written.partition, TASK) is None
+
+
+async def test_a_task_that_is_deleted_and_imported_again_meanwhile_is_judged_anew(
+    written: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of its new log does not continue what was read of the old one, and no one has changed it."""
+    monkeypatch.setattr(audit, "PAGE", 1)
+    scan, scans = written.records.store.scan, list[str]()
+
+    async def then_replaced(partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        scans.append(prefix)
+        found = await scan(partition, prefix, **page)
+        if len(scans) == 1:
+            await written.records.delete(written.partition, [key for key, _ in await written.batches()])
+            await written.write(log_id="imported")
+        return found
+
+    monkeypatch.setattr(written.records.store, "scan", then_replaced)
+    assert await written.verified() == Verified(TASK, 6)
 
 
 @pytest.mark.parametrize("seq", range(1, 7))

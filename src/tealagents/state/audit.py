@@ -45,10 +45,11 @@ async def verify(records: RecordStore, partition: str, task_id: str) -> Verified
     head = await log.head()
     while head is not None and not isinstance(head, BadEntry):
         fault = await log.read_on()
-        if fault is not None:
-            gone = await log.head() is None
-            return None if gone else Verified(task_id, log.seq, fault)
         before, head = head, await log.head()
+        if isinstance(head, Head) and head.log_id != before.log_id:  # deleted, and imported again
+            return await verify(records, partition, task_id)
+        if fault is not None:
+            return Verified(task_id, log.seq, fault) if head is not None else None
         if isinstance(head, Head) and head.tail_seq == before.tail_seq:
             return Verified(task_id, log.seq, log.end_fault(head))
     return Verified(task_id, log.seq, head) if head is not None else None
