@@ -37,16 +37,20 @@ class Changes:
         actor: User,
         *,
         metadata: Json | None = UNSET,
+        merges: bool = True,
         expires_at: datetime | None = UNSET,
     ) -> Head:
-        """Merges `metadata` into the task's (RFC 7396: null removes a key, or all) and sets its expiry."""
+        """Merges `metadata` into the task's (RFC 7396: null removes a key, or all) and sets its expiry.
+
+        Unless it `merges`, the metadata takes the place of all that the task has.
+        """
         given = {"metadata": metadata is not UNSET, "expires_at": expires_at is not UNSET}
         fields = [name for name, is_given in given.items() if is_given]
 
         def patched(head: Head) -> Head:
             if metadata is not UNSET:
-                kept = {} if metadata is None else merged(head.metadata, metadata)
-                head = replace(head, metadata=kept)
+                before = head.metadata if merges and metadata is not None else {}
+                head = replace(head, metadata=merged(before, metadata or {}))
             return head if expires_at is UNSET else replace(head, expires_at=expires_at)
 
         note = Note("changed", {"fields": fields})

@@ -1,5 +1,6 @@
 """Conversations with OpenAI's SDK: made, filled, continued, listed, changed, deleted."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +12,12 @@ from openai import OpenAI
 from openai.types.conversations import ConversationItem
 from openai_talk import sdk, serving
 from pydantic import TypeAdapter
+from starlette.requests import Request
 from talk import call
 from threads_setup import CountedStore
 
 from tealagents.api import query
+from tealagents.api.exchange import Exchange
 from tealagents.testing.service import ServiceThread
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -100,6 +103,24 @@ def test_a_branch_has_the_items_of_what_it_continues(ada: OpenAI, file: Path) ->
         said.append([{**item.to_dict(), "id": ""} for item in items[:3]])
         assert [item.type for item in items] == ["message", "mcp_call", *["message"] * 3]
     assert said[0] == said[1]
+
+
+def test_metadata_that_is_replaced_keeps_nothing_of_what_another_client_sets_meanwhile(
+    ada: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of the two counts, and nobody sent what both make together."""
+    made, body, others = ada.conversations.create(metadata={"one": "1"}), Exchange.body, list[Any]()
+
+    async def later(exchange: Exchange, request: Request, **how: Any) -> Any:
+        if not others:
+            others.append("under way")
+            others.append(await asyncio.to_thread(ada.conversations.update, made.id, metadata={"two": "2"}))
+        return await body(exchange, request, **how)
+
+    monkeypatch.setattr(Exchange, "body", later)
+    assert ada.conversations.update(made.id, metadata={"three": "3"}).metadata == {"three": "3"}
+    assert others[-1].metadata == {"two": "2"}
+    assert ada.conversations.retrieve(made.id).metadata == {"three": "3"}
 
 
 def test_a_conversation_is_changed_and_deleted(ada: OpenAI, eve: OpenAI) -> None:

@@ -30,8 +30,8 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, convers
 async def update(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
     partition, head = await responses.conversation(exchange, caller, conversation_id)
     body = bodies.validated(inputs.ChangedConversation, await exchange.body(request))
-    patch: Json = {**dict.fromkeys(head.metadata), **(body.metadata or {})}
-    head = await exchange.changes.patch(partition, head.task_id, caller.user, metadata=patch)
+    change = exchange.changes.patch
+    head = await change(partition, head.task_id, caller.user, metadata=body.metadata, merges=False)
     return json_response(documents.conversation(head))
 
 
