@@ -61,5 +61,5 @@ class Gate(Plugin):
     async def enter(self, path: str, name: str) -> str:
         """Go in, which needs the user's authorization until there is a file at the path."""
         if not Path(path).exists():
-            raise NeedsAuthorization("gate", "https://gate.example/consent")
+            raise NeedsAuthorization("gate", "https://gate.example/consent", ("gate.see", "gate.pass"))
         return f"{name} is in"

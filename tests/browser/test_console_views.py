@@ -228,6 +228,16 @@ def test_edits_of_a_call_that_still_waits_outlive_the_decision_of_another_user(
     expect(ada.page.locator(".answer")).to_contain_text("Gate-enter said: Ada is in")
 
 
+def test_what_is_to_be_authorized_is_named_as_its_provider_names_it(
+    ada: Tab, service: ServiceThread, tmp_path: Path
+) -> None:
+    """OAuth separates scopes by spaces: a comma would be taken for a part of one."""
+    (pause,) = talk(service, f'call Gate-enter {{"path": "{tmp_path / "consent"}", "name": "Ida"}}')
+    ada.open("tasks", pause["task_id"]).button("Approve").click()
+    expect(ada.page.locator(".authorizations li")).to_have_text("Authorize gate for gate.see gate.pass")
+    ada.button("Reject").click()
+
+
 def test_a_click_on_one_decision_does_not_make_the_next(ada: Tab, service: ServiceThread) -> None:
     """A double click, or one for what was there before: the next pause stands where the first one was, and
     has not been read. The keyboard is not held up."""
@@ -343,6 +353,39 @@ def test_an_argument_that_is_missing_is_no_empty_text(ada: Tab, service: Service
     expect(path).to_have_accessible_description("")
     ada.button("Approve").click()
     expect(ada.page.locator(".answer")).to_contain_text("Files-delete said:  is deleted")
+
+
+def test_a_switch_that_is_missing_is_turned_on_or_off(ada: Tab, service: ServiceThread) -> None:
+    """One that a tool needs: neither is what it is before one is chosen."""
+    (pause,) = talk(service, 'call Files-delete {"path": "a"}')
+
+    def needed(route: Route) -> None:
+        known = route.fetch().json()
+        schema = known["tool_calls"][0]["parameters"]
+        schema["properties"] |= {"force": {"type": "boolean"}, "twice": {"type": "boolean"}}
+        schema["required"] = ["path", "force"]
+        route.fulfill(json=known)
+
+    ada.page.route("**/approvals/*", needed, times=1)
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    force = form.get_by_label("force required")
+    expect(force).to_have_accessible_description("Choose one.")
+    expect(force.locator("option")).to_have_text(["", "true", "false"])
+    form.get_by_label("path required").fill("b")
+    expect(ada.button("Approve")).to_be_disabled()
+    force.select_option(label="false")
+    expect(force).to_have_accessible_description("")
+    expect(ada.button("Approve")).to_be_enabled()
+    form.get_by_role("button", name="Add twice").click()
+    expect(ada.button("Approve")).to_be_disabled()
+    expect(form.get_by_role("status")).to_have_count(0)
+    form.get_by_role("button", name="Leave out twice").click()
+    with ada.page.expect_request("**/resume/sse?*") as sending:
+        ada.button("Approve").click()
+    sent = json.loads(sending.value.post_data or "")
+    assert sent["decisions"][0]["arguments"] == {"path": "b", "force": False}
+    expect(ada.page.locator(".answer")).to_contain_text("Files-delete said: b is deleted")
 
 
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:

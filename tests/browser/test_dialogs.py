@@ -125,6 +125,23 @@ def test_the_way_back_does_not_lead_to_what_was_deleted(ada: Tab, service: Servi
     expect(ada.page.get_by_role("heading", name="Approvals")).to_be_visible()
 
 
+def test_the_way_back_to_another_view_of_what_was_deleted_says_what_to_do(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """Only the last view is left out of the way."""
+    ada.expected = {404}
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"]).link("Details").click()
+    expect(ada.page.get_by_label("Metadata as JSON")).to_be_visible()
+    _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()
+    expect(ada.page.get_by_placeholder("Say something to begin")).to_be_visible()
+    ada.page.go_back()
+    expect(ada.page.get_by_role("alert")).to_contain_text("Not found")
+    expect(ada.page.get_by_role("alert")).to_contain_text(
+        "It may have been deleted or expired. Choose a conversation from the list."
+    )
+
+
 def test_the_way_back_does_not_lead_to_a_deleted_session(
     ada: Tab, service: ServiceThread, session: str
 ) -> None:

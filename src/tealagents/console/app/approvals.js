@@ -70,7 +70,7 @@ function Authorizations({of}) {
           ${/^https?:\/\//i.test(url)
             ? html`<a class="button" href=${url} target="_blank" rel="noopener noreferrer">Authorize ${readable(server)}</a>`
             : html`<code>${exact(url)}</code>`}
-          ${scopes?.length > 0 && html`<span class="muted"> for ${readable(scopes.join(", "))}</span>`}
+          ${scopes?.length > 0 && html`<span class="muted"> for ${readable(scopes.join(" "))}</span>`}
         </li>`)}
       </ul>
     </div>

@@ -56,7 +56,7 @@ function Another({onAdd}) {
 function Field({draft, required, onInput, onRemove}) {
   const id = useId();
   const {name, kind, about} = draft;
-  /** what is empty is not wrong before one has left it */
+  /** what is added is not wrong before one has left it */
   const [left, setLeft] = useState(draft.touched);
   const error = read(draft);
   const wrong = (left || draft.text !== "") && error instanceof Error;
@@ -91,7 +91,7 @@ function Input({id, draft: {name, kind, text, options}, wrong, about, onInput}) 
 function begun(value, known, required) {
   const named = Object.keys(known).filter((name) => Object.hasOwn(value, name) || required.has(name));
   const others = Object.keys(value).filter((name) => !Object.hasOwn(known, name));
-  return [...named, ...others].map((name) => draftOf(name, Object.hasOwn(value, name) ? value[name] : undefined, known[name]));
+  return [...named, ...others].map((name) => ({touched: true, ...draftOf(name, Object.hasOwn(value, name) ? value[name] : undefined, known[name])}));
 }
 
 const SCALARS = {boolean: "switch", integer: "integer", number: "number", string: "text"};
@@ -100,9 +100,10 @@ const SCALARS = {boolean: "switch", integer: "integer", number: "number", string
 function draftOf(name, value, schema) {
   if (value === undefined) value = schema?.default ?? undefined;
   const about = typeof schema?.description === "string" ? schema.description : "";
-  if (Array.isArray(schema?.enum) && schema.enum.every((each) => typeof each !== "object")) {
-    const options = schema.enum.map((each) => JSON.stringify(each));
-    return {name, about, kind: "choice", options, text: value === undefined ? "" : JSON.stringify(value)};
+  const choices = schema?.type === "boolean" && value === undefined ? [true, false] : schema?.enum;
+  if (Array.isArray(choices) && choices.every((each) => typeof each !== "object")) {
+    const options = choices.map((each) => JSON.stringify(each));
+    return {name, about, kind: "choice", options, text: JSON.stringify(value) ?? ""};
   }
   const wanted = SCALARS[schema?.type] ?? (schema ? "json" : undefined);
   const given = value === undefined ? wanted ?? "text" : kindOf(value);
@@ -140,7 +141,6 @@ const written = (kind, value) =>
 function read({kind, text}) {
   if (text === undefined) return new Error("This is missing.");
   if (kind === "text") return text;
-  if (kind === "switch") return text === "true";
   if (kind === "number" || kind === "integer") return numberIn(text, kind);
   if (kind === "choice" && text === "") return new Error("Choose one.");
   try {

@@ -180,12 +180,10 @@ async function readTree(client, taskId, drawn, said, signal) {
   return finished(checkpoints, said);
 }
 
-const textOf = (parts) => parts.find((part) => part.type === "text")?.text ?? "";
-
-function wordsOf(turn) {
-  const [first] = turn.user;
-  return {text: first ? textIn(first.items) : "", answer: textOf(turn.parts)};
-}
+const wordsOf = ({user: [first], parts}) => ({
+  text: first ? textIn(first.items) : "",
+  answer: parts.find((part) => part.type === "text")?.text ?? "",
+});
 
 /** In the order of their completion. An imported document may name any parent, even itself. */
 function finished(checkpoints, said) {

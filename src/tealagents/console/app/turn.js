@@ -44,7 +44,7 @@ function Call({call, name, growing}) {
     <details class="call" data-outcome=${outcome} open=${unfolded.has(name)} onToggle=${toggled}>
       <summary>
         <${Icon} name="tool" /> <code>${exact(call.tool)}</code>
-        <span class="outcome">${outcome === "open" && !growing ? "no result" : OUTCOMES[outcome]}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
+        <span class="outcome">${outcome === "open" ? (growing ? "no result yet" : "no result") : outcome}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
       </summary>
       <h4>Arguments${call.changed && ", as they were changed when the call was approved"}</h4>
       <${Json} value=${call.arguments} />
@@ -52,8 +52,6 @@ function Call({call, name, growing}) {
     </details>
   `;
 }
-
-const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejected: "rejected"};
 
 export function Parts({of, parts, growing = false}) {
   return parts.map((part, place) => {

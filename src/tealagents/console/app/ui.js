@@ -108,6 +108,7 @@ const DETAILS = {
   approval_pending: "Decide, or stop the answer, and try again.",
   draining: AGAIN,
   interrupted: "The process that was answering stopped before it was done. If an answer is still wanted, the message must be sent again.",
+  not_found: "It may have been deleted or expired. Choose a conversation from the list.",
   persistence_unavailable: AGAIN,
   request_timeout: "Send the message again, or ask for less at once.",
   too_many: AGAIN,
