@@ -1063,6 +1063,7 @@ def test_a_list_keeps_its_pages_together(tabs: Tabs, service: ServiceThread) -> 
     eve.button("Older conversations").click()
     expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 1, 0)])
     titles.filter(has_text="number 1").click()
+    eve.expected = {404}  # the page may be looking up what it is about to delete
     eve.page.locator(".task-header").get_by_label("Actions").click()
     eve.button("Delete …").click()
     eve.button("Delete").click()
@@ -1639,6 +1640,7 @@ def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_p
     file = tmp_path / downloading.value.suggested_filename
     downloading.value.save_as(file)
     menu.click()
+    ada.expected = {404}  # the page may be looking up what it is about to delete
     ada.button("Delete …").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(page.locator(".task", has_text="Moved about")).to_have_count(0)
