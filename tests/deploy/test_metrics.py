@@ -225,8 +225,8 @@ def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> No
             for _ in range(5):
                 client.post("", json=message("hello")).raise_for_status()
         until(lambda: service.value("tealagents_requests_total", status="Completed") == 5)
-        first = workers_of(service)
-        assert len(first) == 2
+        # one that does not answer in time is left out
+        first = until(lambda: workers if len(workers := workers_of(service)) == 2 else None)
         os.kill(int(min(first)), signal.SIGKILL)
         until(lambda: len(workers_of(service) - first) == 1 and service.value("tealagents_workers") == 2)
         assert min(first) not in workers_of(service)
