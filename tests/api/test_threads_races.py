@@ -11,7 +11,7 @@ import httpx
 import pytest
 from wire import text
 
-from tealagents.testing.digest_model import recount
+from tealagents.testing.digest_model import digest_answer
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.history import audit_fault, everything, reader
 from tealagents.testing.service import agent_config
@@ -32,7 +32,7 @@ def services(
     )
     config = agent_config(
         persistence=url,
-        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "digest-5ms"},
         thread={"context_providers": [{"name": "facts", "tools": False}]},
     )
     env = {"TA_AUTH": "mock"}
@@ -135,7 +135,7 @@ async def check(world: World, task: str) -> None:
         messages = await everything(read, f"/tasks/{task}/messages", checkpoint_id=mark)
         said = ["".join(item["content"] for item in m["items"]) for m in messages if m["role"] == "user"]
         answer = "".join(item["content"] for item in messages[-1]["items"])
-        assert answer == recount(said)
+        assert answer == digest_answer(said)
         assert messages[-1]["request_id"] == mark
         assert world.answers.get(mark, answer) == answer
     (current,) = [mark for mark, each in marks.items() if each["current"]]

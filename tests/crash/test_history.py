@@ -103,7 +103,7 @@ def running(place: Place, nursery: Nursery) -> Iterator[list[ForkedService]]:
     config = agent_config(
         concurrency=CONCURRENCY[place.name],
         limits={"lease_seconds": LEASE, "request_timeout_seconds": 20},
-        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "digest-5ms"},
     )
     with ExitStack() as stack:
         yield [stack.enter_context(nursery.service(config, place.env)) for _ in range(PROCESSES)]

@@ -11,7 +11,7 @@ from talkers import Event, Noted, Notes
 
 from tealagents.state import keys
 from tealagents.stores import open_store
-from tealagents.testing.digest_model import recount
+from tealagents.testing.digest_model import digest_answer
 from tealagents.testing.history import Read, audit_fault, everything, reader
 
 Json = dict[str, Any]
@@ -168,7 +168,7 @@ def _history_faults(messages: Sequence[Json]) -> list[str]:
         answers = [_text(m) for m in round_ if m["role"] == "assistant" and not m.get("tool_calls")]
         if answers:
             words.append(json.loads(said[0])["word"])
-            if answers != [recount(words)]:
+            if answers != [digest_answer(words)]:
                 found.append(f"{request_id} was answered {answers} after {words}")
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from tealagents.testing.history import ClientHistory, Correspondent, Heard, Look, Verdict, check, gaps
 from tealagents.testing.service import ServiceThread, agent_config
 
-MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "recount"}
+MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "digest"}
 
 
 class World:
@@ -141,7 +141,7 @@ async def test_an_answer_from_an_older_history_is_stale(world: World) -> None:
 
 async def test_a_task_that_does_not_end_is_stuck(world: World) -> None:
     """A request that runs for ever, as the checker sees it."""
-    slow = agent_config(agent={**MODEL, "model": "recount-60000ms"})
+    slow = agent_config(agent={**MODEL, "model": "digest-60000ms"})
     with ServiceThread(slow, {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
             history = ClientHistory()

@@ -1,4 +1,4 @@
-"""Time that a test moves: a clock that stands still otherwise, and event loops that it sets forward."""
+"""Time that a test moves: a fake clock, and event loops whose time can be advanced."""
 
 import asyncio
 import heapq
@@ -17,10 +17,10 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Implements the port `Clock`. `advance` moves both clocks, and wakes who has slept long enough.
+    """Implements the port `Clock` with a time that only `advance` moves.
 
-    A woken sleeper runs when the event loop next turns: ``clock.advance(60); await clock.sleep(0)``. Who
-    has yet to fall asleep is not woken: wait until `sleepers` says that they have.
+    A sleeper that `advance` wakes runs in the next iteration of the event loop: ``clock.advance(60)``, then
+    ``await clock.sleep(0)``. Only tasks that are already sleeping wake: wait for `sleepers` first.
     """
 
     def __init__(self, start: datetime = _START) -> None:
@@ -37,7 +37,7 @@ class FakeClock:
 
     @property
     def sleepers(self) -> int:
-        """How many sleep until time is moved."""
+        """The number of tasks that sleep until time is advanced."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def sleep(self, seconds: float) -> None:
@@ -49,7 +49,10 @@ class FakeClock:
         await woken
 
     def advance(self, seconds: float) -> None:
-        """Moves time by `seconds`; sleepers wake in the order in which their times come."""
+        """Advances the time by `seconds`. Sleepers whose time has come wake in the order of their times.
+
+        Raises `ValueError` if `seconds` is negative.
+        """
         if seconds < 0:
             raise ValueError("time does not go back")
         self._elapsed += seconds
@@ -60,7 +63,7 @@ class FakeClock:
 
 
 class ShiftedClock(SystemClock):
-    """The machine's clock, set forward by `shift` as far as the time of day goes."""
+    """The machine's clock, with the time of day (`now`) set forward by `shift`."""
 
     shift = timedelta(0)
 
@@ -69,21 +72,22 @@ class ShiftedClock(SystemClock):
 
 
 def advance(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """Sets the time of an event loop forward: deadlines of `asyncio` pass and sleepers wake as it turns next.
+    """Sets the time of an event loop forward: asyncio's deadlines and sleeps end in its next iteration.
 
-    For asyncio's own loops, from any thread. An hour passes at once, and not before a test has seen what was
-    to happen in it.
+    Works with asyncio's own loops (not uvloop), from any thread. Raises `ValueError` if it would go back.
     """
     if seconds < 0:
         raise ValueError("time does not go back")
     time = loop.time
     loop.time = lambda: time() + seconds  # type: ignore[method-assign]
-    loop.call_soon_threadsafe(lambda: None)  # it may be waiting for a time that has come
+    loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which may be waiting for a time that has passed
 
 
 async def overdue(work: Coroutine[Any, Any, T], seconds: float, when: Callable[[], bool]) -> T:
-    """The result of work whose deadlines all pass, `seconds` at a time, once a condition holds: not before,
-    however slow the machine is."""
+    """The result of `work`, during which time advances by `seconds` at a time whenever `when` returns True.
+
+    So its deadlines pass only once the condition holds, however slow the machine is.
+    """
     working = asyncio.ensure_future(work)
     while not working.done():
         if when():

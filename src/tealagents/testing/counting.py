@@ -1,11 +1,11 @@
-"""Stores for measuring and simulation: one that counts what is asked of another, and one that can forget.
+"""Stores for measurements: one that counts the operations on another store, one that can drop partitions.
 
 ::
 
     TA_PERSISTENCE=tealagents.testing.counting:CountingStore?url=sqlite%3A%2F%2F%2Fstate.db
 
-What a turn asks of its store is the same for every store, so what is counted over one holds for all. What an
-operation costs is each store's own.
+A turn makes the same operations on every store, so counting them on one store is enough. What an operation
+costs depends on the store.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from tealagents.stores.memory import MemoryStore
 
 __all__ = ["CountingStore", "Footprint", "ForgettingStore", "StoreOperation", "counting_url"]
 
-#: what the keys of records begin with that a store forgets by itself, a day after their request's end
+#: prefixes of the keys of records with a ttl, which expire a day after the end of their request
 _FORGOTTEN = ("events/", "event-parts/", "key/")
 
 
@@ -33,19 +33,19 @@ def counting_url(url: str) -> str:
 
 
 class StoreOperation(Struct, frozen=True):
-    """A kind of operation: `read`, `scan`, `commit` or `now`, and of which kind of partition (`user`, …)."""
+    """A kind of operation: `read`, `scan`, `commit` or `now`, and the kind of its partition (`user`, …)."""
 
     name: str
     partition: str
 
 
 class CountingOptions(StoreOptions):
-    #: of the store underneath
+    #: the URL of the store underneath
     url: str = "memory://"
 
 
 class CountingStore(WrappedStore, BaseStore):
-    """Any store, with a count of what is asked of it."""
+    """Wraps any store and counts the operations on it."""
 
     options_type: ClassVar[type[StoreOptions]] = CountingOptions
     options: CountingOptions
@@ -53,9 +53,9 @@ class CountingStore(WrappedStore, BaseStore):
     def __init__(self, options: CountingOptions) -> None:
         BaseStore.__init__(self, options)
         WrappedStore.__init__(self, plain_store(options.url))
-        #: how many operations there were
+        #: the number of operations of each kind
         self.operations: Counter[StoreOperation] = Counter()
-        #: bytes of the values that were put
+        #: the total size of the values that were put, in bytes
         self.bytes_put = 0
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
@@ -80,12 +80,12 @@ class CountingStore(WrappedStore, BaseStore):
 
 
 class Footprint(Struct, frozen=True):
-    """What a partition held."""
+    """The size of a partition."""
 
     records: int = 0
-    #: of their values
+    #: the total size of their values
     bytes: int = 0
-    #: that are forgotten a day after their request has ended: stream events, idempotency keys
+    #: those of the records that expire a day after their request's end: stream events, idempotency keys
     day_records: int = 0
     day_bytes: int = 0
 
@@ -99,9 +99,9 @@ class Footprint(Struct, frozen=True):
 
 
 class ForgettingStore(BaseStore):
-    """State in memory, of which an owner's part can be dropped, so that the next million tasks have room.
+    """A store in memory whose partitions can be dropped, for simulations that create millions of tasks.
 
-    Every partition is a `MemoryStore` of its own.
+    Each partition is a `MemoryStore` of its own.
     """
 
     name = "forgetting"
@@ -126,10 +126,10 @@ class ForgettingStore(BaseStore):
         return self._of(partition).watch(partition, topic)
 
     async def answer(self) -> None:
-        """It is here."""
+        """Memory always answers."""
 
     async def forget(self, partition: str) -> Footprint:
-        """Drops a partition, and says what it held."""
+        """Drops a partition and returns its size."""
         records = await self._of(partition).scan(partition, "", limit=10_000_000)
         del self._partitions[partition]
         day = [len(record.value) for key, record in records if key.startswith(_FORGOTTEN)]

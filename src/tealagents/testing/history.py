@@ -30,7 +30,7 @@ import msgspec
 
 from tealagents.domain.models import Entry, Json
 from tealagents.state.audit_chain import GENESIS, AuditChain
-from tealagents.testing.digest_model import recount
+from tealagents.testing.digest_model import digest_answer
 
 __all__ = [
     "ClientHistory",
@@ -359,7 +359,7 @@ class _TaskCheck:
         if len(answers) != 1:
             (verdict.doubled if answers else verdict.lost).append(f"{word} has the answers {answers}")
             return
-        if answers[0] != recount(self._completed):
+        if answers[0] != digest_answer(self._completed):
             verdict.stale.append(f"{word} was answered {answers[0]!r} after {self._completed}")
         if request["content"]["output"] != answers[0]:
             verdict.lost.append(f"{word} was answered {answers[0]!r}, and its request shows {request}")
