@@ -1,15 +1,15 @@
-"""A TCP proxy on loopback that does to a connection what networks do; and a disk that is full.
+"""A TCP proxy on loopback that disturbs connections as networks do, and a full disk.
 
     async with FaultProxy("127.0.0.1", 5432) as proxy:
         store = plain_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
-        proxy.faults = Faults(drop_replies=True)      # the server acts, and no client gets a reply
+        proxy.faults = Faults(drop_replies=True)      # the server acts, but clients get no reply
 
-`proxy.faults` holds for every connection, `connection.faults` for one of them, and both may be changed while
-bytes are passing. `proxy.chaos(seed=…, rate=…)` breaks chunks at random, the same way for the same seed and
-traffic. ``with FaultProxy(…)`` runs the proxy in a thread of its own, for code that is not asynchronous.
+`proxy.faults` applies to all connections, `connection.faults` to one of them. Both can change at any time.
+`proxy.chaos(seed=…, rate=…)` disturbs chunks at random, in the same way for the same seed and traffic.
+``with FaultProxy(…)`` runs the proxy in a thread of its own, for code that is not asynchronous.
 
-Bytes are never lost from the middle of a stream, because TCP does not do that: a connection whose reply was
-dropped stays mute for the rest of its life.
+No bytes are ever lost from the middle of a stream, because TCP does not lose any: once a reply was dropped,
+its connection delivers no further replies.
 """
 
 import asyncio
@@ -37,27 +37,27 @@ _CHUNK = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What is done to connections."""
+    """The disturbances of connections. By default, there are none."""
 
-    #: seconds for which every chunk is held back
+    #: seconds by which every chunk is delayed
     delay: float = 0
-    #: bytes a second, in each direction
+    #: the most bytes per second in each direction; None: unlimited
     throttle: float | None = None
-    #: what the server says is swallowed
+    #: the server's replies are discarded
     drop_replies: bool = False
-    #: nothing passes in either direction, and nothing is closed; lifted, what waited continues
+    #: nothing passes in either direction, and nothing is closed; afterwards, the held bytes are delivered
     blackhole: bool = False
     #: a new connection is reset at once
     refuse: bool = False
-    #: a connection is reset when so many bytes have passed towards the server
+    #: a connection is reset once this many bytes have passed to the server
     cut_requests_after: int | None = None
-    #: … or towards the client
+    #: a connection is reset once this many bytes have passed to the client
     cut_replies_after: int | None = None
-    #: a cut ends that direction as a `shutdown` does, instead of resetting the connection
+    #: a cut shuts that direction down (FIN) instead of resetting the connection
     cut_in_good_order: bool = False
 
     def room(self, direction: Direction, passed: int) -> int | None:
-        """How many bytes may still pass before the cut; None where none is due."""
+        """The number of bytes that may still pass before the cut; None without a cut."""
         limit = self.cut_requests_after if direction == "request" else self.cut_replies_after
         return None if limit is None else max(0, limit - passed)
 
@@ -86,12 +86,12 @@ class ProxiedConnection:
         self._task.cancel()
 
     def cut_after(self, passed: int, direction: Direction) -> None:
-        """Resets the connection once `passed` bytes have gone in one direction."""
+        """Resets the connection once `passed` bytes in total have passed in one direction."""
         request = direction == "request"
         self.faults = Faults(cut_requests_after=passed) if request else Faults(cut_replies_after=passed)
 
     def half_close(self, direction: Direction = "reply") -> None:
-        """Ends one direction, as a `shutdown` does: the reader of it sees the end, the writer nothing yet."""
+        """Shuts one direction down: its reader sees the end of the stream, its writer notices nothing yet."""
         if direction == "reply":
             self._mute = True
         sink = self._client if direction == "reply" else self._server
@@ -118,16 +118,16 @@ class ProxiedConnection:
         except OSError:
             self._with_reset = True
         except asyncio.CancelledError:
-            pass  # `reset`, or the proxy ends
+            pass  # by `reset`, or because the proxy ends
         finally:
             self._close()
 
     async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         loop = asyncio.get_running_loop()
         while chunk := await loop.sock_recv(source, _CHUNK):
-            chunk = await self._suffer(chunk, direction)
+            chunk = await self._disturbed(chunk, direction)
             if self._with_reset:
-                return None  # it is about to happen: nothing may pass that comes after what was lost
+                return None  # the reset is due: bytes after lost ones must not pass
             if chunk:
                 await loop.sock_sendall(sink, chunk)
                 self.passed[direction] += len(chunk)
@@ -138,8 +138,8 @@ class ProxiedConnection:
             sink.shutdown(socket.SHUT_WR)
         return None
 
-    async def _suffer(self, chunk: bytes, direction: Direction) -> bytes:
-        """What is left of `chunk` after the faults that hold now."""
+    async def _disturbed(self, chunk: bytes, direction: Direction) -> bytes:
+        """What is left of `chunk` after the current faults; returns after their delays."""
         chunk = await self._proxy._random_fault(self, chunk, direction)
         faults = self.faults or self._proxy.faults
         if faults.delay:
@@ -161,24 +161,24 @@ class ProxiedConnection:
         for end in (self._client, self._server):
             if end is not None:
                 if self._with_reset:
-                    with suppress(OSError):  # no linger time: close sends RST
+                    with suppress(OSError):  # with a linger time of 0, close sends RST
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 end.close()
 
 
 class FaultProxy:
-    """Listens on a free port of loopback and passes on to `host:port` what its faults leave of it."""
+    """Forwards connections from a free port on loopback to `host:port`, with faults. Enter it to start."""
 
     def __init__(self, host: str, port: int, *, faults: Faults = NO_FAULTS) -> None:
         self.upstream = (host, port)
         self.faults = faults
-        #: the next connections' own faults, one for each
+        #: the faults of the next connections, one entry for each; they override `faults`
         self.upcoming: list[Faults] = []
         self.host = "127.0.0.1"
         self.port = 0
-        #: those that are open now
+        #: the open connections
         self.connections: set[ProxiedConnection] = set()
-        #: how often each kind of random fault has struck
+        #: how often each kind of random fault has occurred
         self.struck: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._numbers = iter(range(1 << 62))
         self._random: random.Random | None = None
@@ -190,7 +190,7 @@ class FaultProxy:
         self._thread: _ProxyThread | None = None
 
     def url_for(self, url: str) -> str:
-        """`url` with the proxy in the place of the server; where the URL has an `endpoint`, in that."""
+        """`url` with the proxy's host and port; in its query parameter `endpoint`, if it has one."""
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if "endpoint" in query:
@@ -206,11 +206,14 @@ class FaultProxy:
         self._for_all(ProxiedConnection.reset)
 
     def half_close_all(self) -> None:
-        """Ends what the server says on every open connection."""
+        """Shuts the replies of all open connections down."""
         self._for_all(ProxiedConnection.half_close)
 
     def chaos(self, *, seed: int, rate: float, hold: float = 0.05) -> None:
-        """From now on a chunk meets one of `KINDS` with the probability `rate`; delays last up to `hold`."""
+        """From now on, one of `KINDS` happens to each chunk with probability `rate`.
+
+        Delays last up to `hold` seconds.
+        """
         self._random, self._rate, self._hold = random.Random(seed), rate, hold
 
     def calm(self) -> None:
@@ -239,7 +242,7 @@ class FaultProxy:
         elif kind == "reset":
             connection.reset()
             return b""
-        # soon, so that a client need not wait for its own timeout; by then the server may have acted
+        # soon, so that the client need not wait for its own timeout; the server may have acted by then
         asyncio.get_running_loop().call_later(pause, connection.reset)
         return chunk
 
@@ -276,7 +279,7 @@ class FaultProxy:
 
     def _forget(self, connection: ProxiedConnection, _: "asyncio.Task[None]") -> None:
         self.connections.discard(connection)
-        # a task canceled before it ran at all has closed nothing
+        # a task that was canceled before its first step has closed nothing
         connection._close()
 
     def __enter__(self) -> Self:
@@ -290,7 +293,7 @@ class FaultProxy:
         self._thread = None
 
     def _for_all(self, action: Callable[[ProxiedConnection], None]) -> None:
-        """Does `action` in the thread of the proxy's loop, and returns when it is done."""
+        """Runs `action` for each connection in the thread of the proxy's loop, and waits for it."""
         done = threading.Event()
 
         def act() -> None:
@@ -335,7 +338,7 @@ class _ProxyThread(threading.Thread):
 
 @contextmanager
 def full_disk(most_bytes: int) -> Iterator[None]:
-    """Within it no file of this process, and of what it starts, grows beyond so many bytes."""
+    """Within, no file of this process or of its children can grow beyond `most_bytes`."""
     import resource  # Windows has none
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,11 +1,11 @@
-"""Services and commands that start in milliseconds, forked from one process that has imported everything.
+"""Services and commands that start in milliseconds: they are forked from a process with everything imported.
 
     with Nursery() as nursery, nursery.service(agent_config(…), env) as service:
         service.kill(), service.start(), service.stop(), service.cont()
         subprocess.run([nursery.program, "check", …])
 
-A forked service is a process of its own like a `ServiceProcess`, and is run as in production, by
-`tealagents serve`. Only its imports are shared, which are most of what a start costs.
+A forked service is a separate process like a `ServiceProcess`, and runs as in production, by
+`tealagents serve`. It shares only the imports, which take most of the time of a start.
 """
 
 import codecs
@@ -36,7 +36,7 @@ from tealagents.testing.spawning import share_imports
 
 __all__ = ["PRELOADED", "ForkedService", "Nursery"]
 
-#: what a service and the other commands import, besides the driver of a store
+#: the modules that services and commands import, except the drivers of stores
 PRELOADED = (
     "aiohttp",
     "encodings.idna",
@@ -77,23 +77,24 @@ PRELOADED = (
     "uvicorn.protocols.http.httptools_impl",
 )
 _PAUSE = 0.005
-#: what stands for the command: it lends what is forked its streams, passes signals on, and ends as that does
+#: the program that replaces the command: it passes its streams to the forked process, forwards signals to it,
+#: and ends with its exit status
 _PROGRAM = """
 import json, os, resource, signal, socket, sys
 passed_on = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until it is known whom they are for
+signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until the process that they are for is known
 link = socket.socket(socket.AF_UNIX)
 link.connect(sys.argv[1])
 socket.send_fds(link, [b"."], [0, 1, 2])
 order = {"arguments": sys.argv[2:], "env": dict(os.environ), "folder": os.getcwd()}
 order["largest_file"] = resource.getrlimit(resource.RLIMIT_FSIZE)
 link.sendall(json.dumps(order).encode() + b"\\n")
-said = link.makefile()
-pid = int(said.readline())
+answers = link.makefile()
+pid = int(answers.readline())
 for number in passed_on:
     signal.signal(number, lambda number, _: os.kill(pid, number))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-status = said.readline()
+status = answers.readline()
 if not status:
     os.kill(os.getpid(), signal.SIGKILL)
 os._exit(int(status))
@@ -101,18 +102,18 @@ os._exit(int(status))
 
 
 class Nursery:
-    """The process that services are forked from. It ends, and they with it, when it is left."""
+    """The process from which services are forked. Leaving it kills it and all forked processes."""
 
     def __init__(self, *preload: str) -> None:
-        """`preload` names modules to import besides: the driver of a store, the module of a model."""
+        """`preload` names more modules to import, such as the driver of a store or the module of a model."""
         self._preload = preload
         self._process: subprocess.Popen[bytes] | None = None
-        #: the folder of `program`, for a shell's PATH
+        #: the folder of `program`, to be put on the PATH
         self.folder = Path()
 
     @classmethod
     def at(cls, folder: Path) -> Self:
-        """The nursery of that folder, which another process has entered."""
+        """The nursery that another process has entered, by its `folder`."""
         found = cls()
         found.folder = folder
         return found
@@ -145,23 +146,23 @@ class Nursery:
 
     @property
     def program(self) -> str:
-        """`tealagents`, to be called as the installed command is.
+        """The path of a `tealagents` program to call instead of the installed command.
 
-        It runs in the folder of its caller, with its environment, its streams, and its limit on files.
+        It runs in the caller's folder, with the caller's environment, streams and limit on file sizes.
         """
         return str(self.folder / "tealagents")
 
     def service(
         self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None
     ) -> "ForkedService":
-        """A service to enter, as `ServiceProcess` is."""
+        """A forked service; enter it like a `ServiceProcess`."""
         return ForkedService(self, config, env)
 
     def fork(self, arguments: list[str], env: dict[str, str], log: str, folder: Path) -> int:
-        """The number of a process that runs `tealagents` with these arguments."""
-        with open(os.devnull, "rb") as nothing, open(log, "ab") as said:
+        """Starts `tealagents` with these arguments. Returns its process id."""
+        with open(os.devnull, "rb") as nothing, open(log, "ab") as output:
             found = self._ask(
-                [nothing.fileno(), said.fileno(), said.fileno()],
+                [nothing.fileno(), output.fileno(), output.fileno()],
                 arguments=arguments,
                 env=env,
                 folder=str(folder),
@@ -171,7 +172,7 @@ class Nursery:
         return found
 
     def status(self, pid: int) -> int | None:
-        """The exit status of a process that was forked, once it has ended."""
+        """The exit status of a forked process; None while it runs."""
         return self._ask([], pid=pid)
 
     def _ask(self, streams: list[int], **order: Any) -> int | None:
@@ -179,13 +180,13 @@ class Nursery:
             link.connect(self._socket)
             socket.send_fds(link, [b"."], streams)
             link.sendall(json.dumps(order).encode() + b"\n")
-            with link.makefile() as said:
-                answer: int | None = json.loads(said.readline())
+            with link.makefile() as answers:
+                answer: int | None = json.loads(answers.readline())
         return answer
 
 
 class ForkedService(ServiceProcess):
-    """A `ServiceProcess` that a nursery forks."""
+    """A `ServiceProcess` that is forked by a nursery."""
 
     def __init__(
         self, nursery: Nursery, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None
@@ -199,7 +200,7 @@ class ForkedService(ServiceProcess):
 
 
 class _Forked:
-    """What is used of `subprocess.Popen`, of a child of the nursery."""
+    """A child of the nursery, as a `Process`."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self.pid = pid
@@ -234,26 +235,26 @@ class _Forked:
 
 
 def _serve_orders(listener: socket.socket, preload: list[str]) -> None:
-    """Forks and polls as its callers ask, until standard input ends."""
+    """Serves orders to fork and to poll, until standard input ends."""
     for module in (*PRELOADED, *preload):
         import_module(module)
     gc.freeze()
-    #: the processes that were forked, with the exit status of those that have ended
+    #: process id of each forked process → its exit status, or None while it runs
     children: dict[int, int | None] = {}
     while True:
         asking, _, _ = select.select([sys.stdin, listener], [], [])
         if sys.stdin in asking:
             break
         link, _ = listener.accept()
-        with link, suppress(ConnectionError):  # who asked has ended
-            _obey(link, children)
+        with link, suppress(ConnectionError):  # the caller has ended
+            _handle_order(link, children)
     for pid in children:
         if _status(pid, children) is None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _obey(link: socket.socket, children: dict[int, int | None]) -> None:
-    """Says how a process has ended, or forks one: that says its number, and in the end its exit status."""
+def _handle_order(link: socket.socket, children: dict[int, int | None]) -> None:
+    """Returns the status of a process, or forks one, which sends its process id and later its exit status."""
     _, streams, _, _ = socket.recv_fds(link, 1, 3)
     with link.makefile() as asked:
         line = asked.readline()
@@ -284,7 +285,7 @@ def _status(pid: int, children: dict[int, int | None]) -> int | None:
 
 
 def _run(order: dict[str, Any], streams: list[int]) -> int:
-    """Becomes the process that was ordered; the exit status in the end."""
+    """Runs the ordered command in this process. Returns its exit status."""
     for target, source in enumerate(streams):
         os.dup2(source, target)
     os.environ.clear()
@@ -293,10 +294,10 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, order["largest_file"])
     sys.argv = ["tealagents", *order["arguments"]]
     sys.path[0] = str(Path(sys.executable).parent)  # the folder of the installed command
-    # as of `python -m tealagents`: of this module its workers need nothing
+    # as with `python -m tealagents`; its workers need nothing of this module
     sys.modules["__main__"].__spec__ = find_spec("tealagents.__main__")
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-    if "--workers" in order["arguments"]:  # with `--reload` it would serve before its files are watched
+    if "--workers" in order["arguments"]:  # not with `--reload`: it would serve before its files are watched
         share_imports()
     status = 1
     try:
@@ -311,14 +312,14 @@ def _run(order: dict[str, Any], streams: list[int]) -> int:
         traceback.print_exc()
     try:
         sys.stdout.flush()
-    except OSError:  # as at the end of any process
+    except OSError:  # as Python does at the end of any process
         traceback.print_exc()
         status = 120
     return status
 
 
 def _stream(number: int, mode: str) -> TextIOWrapper:
-    """A standard stream as Python opens it, by the variables that say how."""
+    """A standard stream, opened as Python does, according to the PYTHON… variables."""
     unbuffered = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     return TextIOWrapper(

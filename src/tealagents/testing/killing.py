@@ -1,17 +1,17 @@
-"""A process that dies at a chosen point of a turn: after any await on its store, its model or its tools.
+"""A service process that kills itself at a chosen point: after an await on its store, its model or its tools.
 
 ::
 
     TA_PERSISTENCE=tealagents.testing.killing:KillingStore?url=sqlite%3A%2F%2F%2Fstate.db
-    KILL_LOG=/path     # every point that is passed is written there, a line each
-    KILL_AT='commit log+request+task 2'     # the process kills itself (SIGKILL) there
+    KILL_LOG=/path                          # the file to which each point is written as a line
+    KILL_AT='commit log+request+task 2'     # the point at which the process kills itself (SIGKILL)
 
 with ``client: tealagents.testing.killing:KillingModel`` in the config's agent.
 
-A point is named by what has just been awaited and how often that has been by now: `model done 2` is the
-moment when the second answer of the model was whole. A tool passes points of its own by calling `passed`.
-What a process does besides (its lease, its probes, its look at the store's key, deletions that others
-have left) has no points.
+A point is named by what has just been awaited, and how often so far: `model done 2` is the moment at which
+the model's second answer was complete. A tool adds points of its own by calling `passed`. Work that does not
+belong to a client's request has no points: the lease, health probes, the check of the store's key, and
+deletions that other processes have left unfinished.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from tealagents.stores.base import BaseStore, StoreOptions
 
 __all__ = ["KillingModel", "KillingStore", "killing_url", "passed"]
 
-#: seconds that the model takes before it answers and before it ends, so that the stream's log, which is
-#: written behind, is written by then: the points come in the same order each time
-MODEL_TAKES = 0.12
+#: seconds that the model waits before its answer and before its end. By then the event log, which is written
+#: in the background, has been written, so that the points always come in the same order
+MODEL_SECONDS = 0.12
 
 _times: Counter[str] = Counter()
 
 
-# points are counted in one process and met in another: a first batch of events that is gathered for a moment
-# only would be there in one and not in the other
+# the points of one process must exist in the next: a first batch of events that is gathered for a shorter
+# time would be written in one process and not in the other
 publishing.FIRST_GATHER_SECONDS = publishing.GATHER_SECONDS
 
 
 def passed(what: str) -> None:
-    """The process is at a point; it dies there if that is the chosen one."""
+    """Marks a point. If it is the one in `KILL_AT`, the process dies here."""
     _times[what] += 1
     point = f"{what} {_times[what]}"
     if path := os.environ.get("KILL_LOG"):
@@ -61,12 +61,12 @@ def killing_url(url: str) -> str:
 
 
 class KillingOptions(StoreOptions):
-    #: of the store underneath
+    #: the URL of the store underneath
     url: str
 
 
 class KillingStore(WrappedStore, BaseStore):
-    """Any store, with a point after each of its calls that belongs to what a client has asked for."""
+    """Wraps any store, with a point after each operation that belongs to a client's request."""
 
     options_type: ClassVar[type[StoreOptions]] = KillingOptions
     options: KillingOptions
@@ -82,10 +82,10 @@ class KillingStore(WrappedStore, BaseStore):
 
     async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
         if _kind(partition) == "erasing":
-            return []  # deletions that others have left: their points would be counted with its own
+            return []  # deletions that other processes have left: their points would be counted as well
         found = await self.store.scan(partition, prefix, **page)
         if _kind(partition) in ("owners", "locators"):
-            return found  # only a process that starts scans these
+            return found  # these are scanned only when a process starts
         _passed("scan", partition, [prefix])
         return found
 
@@ -104,16 +104,16 @@ def _kind(partition: str) -> str:
 
 
 class KillingModel(OpenAIChat):
-    """The client for chat completions, with points while it answers."""
+    """The client `openai-chat`, with points before, during and after each answer."""
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        await asyncio.sleep(MODEL_TAKES)
+        await asyncio.sleep(MODEL_SECONDS)
         passed("model asked")
         begun = False
         async with aclosing(super().stream(call)) as batches:
             async for batch in batches:
                 if isinstance(batch[-1], ModelDone):
-                    await asyncio.sleep(MODEL_TAKES)
+                    await asyncio.sleep(MODEL_SECONDS)
                     passed("model done")
                 elif not begun:
                     begun = True

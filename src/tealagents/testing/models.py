@@ -1,9 +1,9 @@
-"""A model in this process, for tests of what is built on models: no service, no network, no surprises.
+"""A model in this process, for tests of code that uses models: no service, no network.
 
     model = ScriptedModel(lambda sent: f"You sent {len(sent)} messages.")
-    model.calls[-1]        # what it was sent: the messages as dictionaries, and what it continues
+    model.calls[-1]        # what it was sent: a `Sent` with the messages as dictionaries
 
-For the wire itself there is `tealagents.llm.offline`.
+To test the wire format as well, use `tealagents.llm.offline`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -19,23 +19,25 @@ from tealagents.domain.ports import ModelCall, ToolSpec
 
 __all__ = ["ScriptedModel", "Sent"]
 
-#: what the model says: a text, tool calls, or an error
+#: the model's reply: a text, tool calls, or an error to raise
 Reply = str | Sequence[ToolCall] | TealError
 
 
 class Sent(Struct, frozen=True):
-    """One call of the model."""
+    """What the model was sent in one call."""
 
     messages: list[Json]
+    #: `{"name", "description"}` of each tool
     tools: list[Json]
+    #: the remote conversation that the call continues
     remote_id: str | None
 
 
 class ScriptedModel:
-    """Implements the port `Model`. It says what `say` makes of the messages it is sent.
+    """Implements the port `Model`. Its reply is what `say` returns for the messages that it was sent.
 
-    Messages come as `{"role", "content"}`, with `tool_calls` (`{"id", "tool", "arguments"}`) or
-    `tool_call_id` where there are any. One word is one token.
+    Messages are `{"role", "content"}`, with `tool_calls` (a list of `{"id", "tool", "arguments"}`) or
+    `tool_call_id` if they have any. A word counts as one token. The last `keep` calls are kept in `calls`.
     """
 
     provider = "scripted"

@@ -1,4 +1,4 @@
-"""Signing in at the local authority as a browser does: code with PKCE, refresh tokens, https."""
+"""Sign-in with a browser at the local authority: codes with PKCE, refresh tokens, a certificate for https."""
 
 import base64
 import datetime
@@ -22,7 +22,7 @@ __all__ = ["Grant", "SignIns", "client_info", "self_signed"]
 
 @dataclass(frozen=True)
 class Grant:
-    """What a code or a refresh token stands for."""
+    """The sign-in that a code or a refresh token was issued for."""
 
     user: str
     client_id: str
@@ -32,16 +32,16 @@ class Grant:
 
 
 class SignIns:
-    """The codes and refresh tokens that were given out. Each is good once."""
+    """The codes and refresh tokens that were issued. Each can be redeemed once."""
 
     def __init__(self) -> None:
         self._codes: dict[str, Grant] = {}
         self._refresh: dict[str, Grant] = {}
 
     def redirection(self, query: Json, user: str) -> str:
-        """Where a browser that asked to sign in `user` goes: back, with a code.
+        """The address to which a browser returns after `user` has signed in, with a new code.
 
-        As at Entra, the code is in the address's query, or behind `#` for a page that asks for the fragment.
+        As with Entra ID, the code is in the query, or in the fragment if `response_mode` asks for that.
         """
         code = secrets.token_urlsafe(16)
         self._codes[code] = Grant(
@@ -53,7 +53,7 @@ class SignIns:
         return f"{back}{mark}{urlencode(answer)}"
 
     def redeem(self, form: Json) -> Grant | None:
-        """The grant of a code or a refresh token, or None where it is not good for this form."""
+        """The grant of the code or refresh token in a form, which is used up; None if it is not valid."""
         if form.get("grant_type") == "refresh_token":
             return self._refresh.pop(form.get("refresh_token", ""), None)
         grant = self._codes.pop(form.get("code", ""), None)
@@ -64,19 +64,20 @@ class SignIns:
         return grant
 
     def refresh_token(self, grant: Grant) -> str:
+        """Issues a refresh token."""
         token = secrets.token_urlsafe(24)
         self._refresh[token] = grant
         return token
 
 
 def client_info(oid: str, tid: str) -> str:
-    """Who signed in, as MSAL expects it beside the tokens."""
+    """The user who signed in, as MSAL expects it in `client_info`."""
     claims = json.dumps({"uid": oid, "utid": tid}).encode()
     return base64.urlsafe_b64encode(claims).rstrip(b"=").decode()
 
 
 def self_signed(path: Path) -> Path:
-    """Writes a key and its certificate for 127.0.0.1, valid for a day, into one PEM file."""
+    """Writes a key and its certificate for 127.0.0.1, valid for one day, to one PEM file. Returns `path`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)

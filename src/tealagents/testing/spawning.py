@@ -1,8 +1,8 @@
-"""What `multiprocessing` spawns in a forked service is forked as well: it need not import everything again.
+"""Makes `multiprocessing` in a forked service fork its processes, so that they share the imports.
 
-`share_imports` forks a seedling: a process that has imported what the service has, and has done nothing yet.
-What is spawned later is forked from that, and gets what a program gets that is executed: the descriptors that
-are passed, the variables, the folder. All else is done as `multiprocessing` does it. On Linux only.
+`share_imports` forks a template process, which has the service's imports and has done nothing yet. Processes
+that are spawned later are forked from it, and get what an executed program would get: the passed descriptors,
+the environment, the working folder. Everything else works as in `multiprocessing`. Linux only.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ from typing import Any
 
 __all__ = ["share_imports"]
 
-#: of `prctl`: what descends from this process is its child once its parent has ended
-_ADOPT = 36
+#: `PR_SET_CHILD_SUBREAPER` of `prctl`: orphaned descendants become children of this process
+_SET_CHILD_SUBREAPER = 36
 
 
 def share_imports() -> None:
-    """From now on `multiprocessing` forks what it would execute, from this process as it is now."""
-    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_ADOPT, 1, 0, 0, 0):
+    """From now on, `multiprocessing` forks copies of this process as it is now, and executes no Python."""
+    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         return
     ours, theirs = socket.socketpair()
     if not os.fork():
@@ -37,7 +37,7 @@ def share_imports() -> None:
     answers = ours.makefile()
 
     def forked(path: bytes, arguments: Sequence[str], descriptors: Iterable[int]) -> int:
-        """In the place of `multiprocessing.util.spawnv_passfds`."""
+        """Replaces `multiprocessing.util.spawnv_passfds`. Returns the process id."""
         passed = sorted(map(int, descriptors))
         program = arguments.index("-c") + 1
         order = {
@@ -56,7 +56,7 @@ def share_imports() -> None:
 
 
 def _serve_orders(link: socket.socket) -> None:
-    """Forks as the service asks, until it has ended."""
+    """Serves the service's orders to fork, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal, all processes get it
     while True:
         mark, passed, _, _ = socket.recv_fds(link, 1, 250)
@@ -64,7 +64,7 @@ def _serve_orders(link: socket.socket) -> None:
             os._exit(0)
         with link.makefile() as asked:
             order = json.loads(asked.readline())
-        # The service becomes the parent of what is forked when the process between them has ended.
+        # once the intermediate process has ended, the service becomes the parent of the forked one
         between = os.fork()
         if not between:
             between = os.getpid()
@@ -77,7 +77,7 @@ def _serve_orders(link: socket.socket) -> None:
 
 
 def _run(link: socket.socket, passed: list[int], order: dict[str, Any], between: int) -> None:
-    """Becomes what was ordered."""
+    """Runs the ordered program in this process, and ends it."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,12 +102,12 @@ def _run(link: socket.socket, passed: list[int], order: dict[str, Any], between:
 
 
 def _renumber(descriptors: list[int], numbers: list[int]) -> None:
-    """Gives the descriptors their numbers, and closes all others but the standard streams."""
+    """Gives the descriptors these numbers, and closes all others except the standard streams."""
     above = max(numbers) + 1
     away = [fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in descriptors]
     for source, number in zip(away, numbers, strict=True):
         os.dup2(source, number)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2 and number not in numbers:
-            with suppress(OSError):  # that of the listing is closed
+            with suppress(OSError):  # the descriptor of the listing itself is closed already
                 os.close(number)

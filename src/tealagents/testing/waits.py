@@ -1,4 +1,4 @@
-"""Waiting in tests for a condition, with a deadline that a busy machine can meet."""
+"""Waits in tests for a condition, with a deadline that even a busy machine meets."""
 
 import asyncio
 import inspect
@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: seconds to wait
-PATIENCE = 60.0
+#: seconds that tests wait by default
+WAIT_SECONDS = 60.0
 
 
-def until(look: Callable[[], T | None], *, within: float = PATIENCE, every: float = 0.01) -> T:
-    """What `look` returns, as soon as that is true.
+def until(look: Callable[[], T | None], *, within: float = WAIT_SECONDS, every: float = 0.01) -> T:
+    """Calls `look` every `every` seconds until it returns a true value, and returns that value.
 
-    Looks every `every` seconds; `AssertionError` with what was seen last, after `within` seconds.
+    Raises `AssertionError`, with the value that was returned last, after `within` seconds.
     """
     deadline = time.monotonic() + within
     while not (seen := look()):
@@ -24,10 +24,10 @@ def until(look: Callable[[], T | None], *, within: float = PATIENCE, every: floa
     return seen
 
 
-async def eventually(look: Callable[[], Any], *, within: float = PATIENCE, every: float = 0.01) -> Any:
-    """`until` for coroutines; `look` may return an awaitable.
+async def eventually(look: Callable[[], Any], *, within: float = WAIT_SECONDS, every: float = 0.01) -> Any:
+    """As `until`, without blocking the event loop. `look` may return an awaitable.
 
-    The time is that of the machine, whatever a test does to that of its event loop.
+    The time is the machine's, even if a test advances the time of its event loop.
     """
     deadline = time.monotonic() + within
     while True:
