@@ -1,19 +1,18 @@
-"""A local authority that issues tokens as Entra ID does, for tests, demos and trying things out with curl.
+"""A local authority that issues tokens like Entra ID, for tests, demos and experiments with curl.
 
 ::
 
     with LocalAuthority() as authority:
-        options = authority.options()             # what EntraOptions needs
+        options = authority.options()             # the options of the provider `entra`
         token = authority.token("alice", roles=["Approver"])
         authority.rotate()                        # a new signing key; the old one stays published
         authority.behave("hanging")               # and "ok" again
-        authority.hits["keys"]                    # how often keys were asked for
+        authority.hits["keys"]                    # how often the keys were requested
 
-It listens on a loopback address, in threads of its own, so that it neither needs nor disturbs an event loop.
-It serves for any tenant: metadata of versions 1.0 and 2.0, keys, the token endpoint (password, code with
-PKCE, refresh token, client credentials, on-behalf-of), the page where a user signs in, who is always
-`signed_in`, and the one where a user consents. Any client gets any token: never let it listen where others
-can connect.
+It listens on loopback, in threads of its own, so that it neither needs nor disturbs an event loop. For any
+tenant it serves metadata of versions 1.0 and 2.0, keys, the token endpoint (password, code with PKCE, refresh
+token, client credentials, on-behalf-of), the sign-in page, which always signs in the user `signed_in`, and
+the consent page. Any client gets any token: never let it listen where others can connect.
 """
 
 import base64
@@ -56,25 +55,25 @@ __all__ = [
     "object_id",
 ]
 
-#: the tenant whose authority it is, and one more
+#: the authority's tenant, and another one
 TENANT = "11111111-2222-4333-8444-555555555555"
 OTHER_TENANT = "99999999-8888-4777-8666-555555555555"
 #: the service under test: its application id, its App ID URI, the scope it exposes
 SERVICE_ID = "5e7f1ce0-0000-4000-8000-00000000a9e7"
 APP_ID_URI = "api://tealagents"
 SCOPE = "access_as_user"
-#: the application that users sign in with
+#: the id of the application that users sign in with
 USER_CLIENT = "c11e7700-0000-4000-8000-000000000001"
 
-#: how it answers questions for metadata and keys, and at the token endpoint
+#: how it answers requests for metadata, keys and tokens
 Mode = Literal[
     "ok",
     "slow",  # after a second
     "hanging",  # never
     "down",  # nothing listens
     "failing",  # 503
-    "garbage",  # 200, and no JSON
-    "endless",  # a body without end
+    "garbage",  # 200, but not JSON
+    "endless",  # a body that never ends
     "redirecting",  # 302 to itself
     "impostor",  # metadata of another issuer
     "plain_http",  # keys at a plain-http address that is not loopback
@@ -84,11 +83,11 @@ Mode = Literal[
 
 @dataclass(frozen=True)
 class AuthorityKey:
-    """A signing key, as one entry of the published keys."""
+    """A signing key, which is one entry of the published keys."""
 
     kid: str
     private: rsa.RSAPrivateKey = field(repr=False)
-    #: the issuer published with the key in version 2.0; None: any tenant's (`{tenantid}`)
+    #: the issuer that version 2.0 publishes with the key; None: the template for any tenant (`{tenantid}`)
     issuer: str | None = None
 
     @classmethod
@@ -103,7 +102,7 @@ class AuthorityKey:
 
 
 class LocalAuthority:
-    """Serves from `start` (or entering) to `stop` (or leaving); may be started again on the same port."""
+    """Serves from `start` to `stop`, or within its context. It can be started again on the same port."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class LocalAuthority:
         signing_key: AuthorityKey | None = None,
         certificate: Path | None = None,
     ) -> None:
-        """With a `certificate`, a PEM file that holds its key as well, it serves over https."""
+        """With a `certificate`, a PEM file that also contains its key, it serves https."""
         self.tenant = tenant
         self.domain = "contoso.example"
         self.audiences = tuple(audiences)
@@ -125,15 +124,15 @@ class LocalAuthority:
         self.client_secret = client_secret
         #: verifies client assertions: the public key of the service's certificate
         self.client_certificate_key: rsa.RSAPublicKey | None = None
-        #: seconds that tokens issued by the token endpoint live
+        #: the lifetime of the tokens of the token endpoint, in seconds
         self.lifetime = 3600
-        #: what was asked for how often: `metadata`, `keys`, `token`, `authorize`
+        #: the number of requests for `metadata`, `keys`, `token` and `authorize`
         self.hits: Counter[str] = Counter()
-        #: the forms posted to the token endpoint, oldest first
+        #: the forms that were posted to the token endpoint, oldest first
         self.forms: list[Json] = []
         self.signing_key = signing_key or AuthorityKey.generate()
         self.keys = [self.signing_key]
-        #: who signs in in a browser
+        #: the user who signs in with a browser
         self.signed_in = "alice"
         self._sign_ins = SignIns()
         self._certificate = certificate
@@ -180,7 +179,7 @@ class LocalAuthority:
         self.stop()
 
     def behave(self, mode: Mode) -> None:
-        """From now on, and for questions that still hang, answers as `mode` says."""
+        """Sets the mode, also for requests that still hang. Raises `ValueError` for an unknown mode."""
         if mode not in get_args(Mode):
             raise ValueError(f"unknown mode {mode!r}")
         self._mode = mode
@@ -194,12 +193,12 @@ class LocalAuthority:
     # --- what a service needs -------------------------------------------------------------------
 
     def options(self, **more: Any) -> Json:
-        """The options of a provider `entra` that trusts this authority."""
+        """The options of a provider `entra` that trusts this authority, with `more`."""
         trusted = {"tenant_id": self.tenant, "audience": self.audiences, "scopes": self.scopes}
         return {**trusted, "authority": self.url, **more}
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The same as environment variables of a service."""
+        """The same as the environment variables of a service."""
         return {
             "TA_AUTH": "entra",
             "TA_ENTRA_AUTHORITY": self.url,
@@ -212,7 +211,7 @@ class LocalAuthority:
     # --- keys -----------------------------------------------------------------------------------
 
     def rotate(self, *, retire: bool = False, issuer: str | None = None) -> AuthorityKey:
-        """Signs with a new key from now on; with `retire` the older ones are no longer published."""
+        """Signs with a new key from now on. With `retire`, the older ones are no longer published."""
         self.signing_key = AuthorityKey.generate(issuer=issuer)
         self.keys = [self.signing_key] if retire else [*self.keys, self.signing_key]
         return self.signing_key
@@ -234,7 +233,7 @@ class LocalAuthority:
         lifetime: float | None = None,
         **more: Any,
     ) -> Json:
-        """What an access token of a user says; of `more`, None leaves a claim out."""
+        """The claims of a user's access token, with `more`. A claim that is None in `more` is omitted."""
         now, v2 = int(self._now()), ver == "2.0"
         times = {"iat": now, "nbf": now, "exp": now + int(self.lifetime if lifetime is None else lifetime)}
         claims = {
@@ -255,41 +254,41 @@ class LocalAuthority:
         return {name: value for name, value in (claims | more).items() if value is not None}
 
     def token(self, user: str = "alice", **claims: Any) -> str:
-        """An access token of a user; the keywords are those of `claims`."""
+        """A user's access token. The keywords are those of `claims`."""
         return self.sign(self.claims(user, **claims))
 
     def app_token(self, app: str = "a daemon", *, roles: Iterable[str] = (), **claims: Any) -> str:
         """An application's own access token."""
-        said = self.claims(app, roles=roles, **{"idtyp": "app", "sub": object_id(app), **claims})
+        payload = self.claims(app, roles=roles, **{"idtyp": "app", "sub": object_id(app), **claims})
         for name in ("scp", "name", "preferred_username", "unique_name"):
-            said.pop(name, None)
-        return self.sign(said)
+            payload.pop(name, None)
+        return self.sign(payload)
 
     def id_token(self, user: str = "alice", **claims: Any) -> str:
-        """What an application learns of who signed in; no service may accept it."""
-        said = self.claims(user, **{"nonce": secrets.token_urlsafe(8), **claims})
+        """A user's ID token, for the application in which the user signed in. A service must refuse it."""
+        payload = self.claims(user, **{"nonce": secrets.token_urlsafe(8), **claims})
         for name in ("scp", "azp", "azpacr", "appid", "appidacr"):
-            said.pop(name, None)
-        return self.sign(said)
+            payload.pop(name, None)
+        return self.sign(payload)
 
     def sign(
         self, claims: Mapping[str, Any], *, key: AuthorityKey | None = None, header: Mapping[str, Any] = {}
     ) -> str:
-        """The claims as they are, under the current key or another one."""
+        """A token with exactly these claims, signed with the current key or with `key`."""
         key = key or self.signing_key
         legacy = {"x5t": key.kid} if claims.get("ver") == "1.0" else {}
         return compact(
             {"typ": "JWT", "alg": "RS256", "kid": key.kid, **legacy, **header}, claims, key.private
         )
 
-    # --- what the token endpoint refuses --------------------------------------------------------
+    # --- refusals of the token endpoint ---------------------------------------------------------
 
     def ask_for_consent(self) -> None:
-        """On-behalf-of is refused until the page the user is sent to has been visited."""
+        """Refuses on-behalf-of requests until the consent page has been visited."""
         self.refuse_delegation("invalid_grant", 65001, suberror="consent_required")
 
     def refuse_delegation(self, error: str, number: int = 0, **more: str) -> None:
-        """On-behalf-of is refused with this error until consent is given."""
+        """Refuses on-behalf-of requests with this error until consent is given."""
         described = f"AADSTS{number}: refused by the local authority. Trace ID: {uuid.uuid4()}"
         self._refusal = {"error": error, "error_description": described, "error_codes": [number], **more}
 
@@ -310,7 +309,7 @@ class LocalAuthority:
             "jwks_uri": "http://keys.example.net/keys" if self._mode == "plain_http" else keys_url,
             "token_endpoint": f"{self.url}/{tenant}/oauth2{v2}/token",
             "authorization_endpoint": f"{self.url}/{tenant}/oauth2{v2}/authorize",
-            # of what Entra lists here, what is served
+            # only what is served of the values that Entra ID lists
             "response_types_supported": ["code"],
             "response_modes_supported": ["query", "fragment"],
             "subject_types_supported": ["pairwise"],
@@ -325,7 +324,7 @@ class LocalAuthority:
         return {"keys": [key.jwk((key.issuer or template) if ver == "2.0" else None) for key in keys]}
 
     def _grant(self, tenant: str, form: Json) -> Json:
-        """The answer of the token endpoint; an error has a member `error`."""
+        """The answer of the token endpoint. An error has a member `error`."""
         self.forms.append(form)
         tid = self.tenant if tenant in ("common", "organizations", self.domain) else tenant
         grant = form.get("grant_type")
@@ -344,12 +343,12 @@ class LocalAuthority:
         return {"error": "unsupported_grant_type", "error_description": "AADSTS70003: unknown grant"}
 
     def _signed_in(self, tid: str, form: Json) -> Json:
-        """What a public client gets for a code or a refresh token: the tokens, and who signed in."""
+        """The answer to a public client's code or refresh token: the tokens, and the user who signed in."""
         grant = self._sign_ins.redeem(form)
         if grant is None:
             return {
                 "error": "invalid_grant",
-                "error_description": "AADSTS70008: not a good code or token",
+                "error_description": "AADSTS70008: the code or token is not valid",
             }
         claims = {"aud": grant.client_id, "tid": tid, "nonce": grant.nonce}
         return {
@@ -382,7 +381,7 @@ class LocalAuthority:
     def _own_claims(self, assertion: str) -> Json:
         kid = jwt.get_unverified_header(assertion).get("kid")
         key = next(key for key in self.keys if key.kid == kid)
-        # By the clock of the machine the times may be wrong; the service has checked them by its own.
+        # times may be wrong by this machine's clock; the service has checked them by its own
         unchecked: Options = {"verify_exp": False, "verify_nbf": False, "verify_iat": False}
         claims: Json = jwt.decode(
             assertion, key.private.public_key(), ["RS256"], options=unchecked, audience=self.audiences
@@ -396,7 +395,7 @@ class LocalAuthority:
         if self.client_certificate_key is None:
             return False
         try:
-            # msal speaks of an https address even where the transport below it does not.
+            # msal names an https address even if the transport is plain http
             here = [f"{scheme}{self.url.removeprefix('http')}{form['path']}" for scheme in ("http", "https")]
             jwt.decode(assertion, self.client_certificate_key, ["PS256", "RS256"], audience=here)
         except jwt.InvalidTokenError:
@@ -423,7 +422,7 @@ class _Server(ThreadingHTTPServer):
         self.authority = authority
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that leaves in the middle is what some tests do."""
+        """Does nothing: some tests disconnect in the middle of a request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -451,7 +450,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(404, {"error": "not_found"})
 
     def do_OPTIONS(self) -> None:
-        """A page of another origin may ask for tokens, as it may at Entra."""
+        """Allows web pages of other origins to request tokens, as Entra ID does."""
         self.send_response(204)
         for name, value in _ANY_ORIGIN.items():
             self.send_header(name, value)
@@ -522,13 +521,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what is posted here are secrets."""
+        """Logs nothing: requests contain secrets."""
 
 
 def compact(
     header: Mapping[str, Any] | bytes, claims: Mapping[str, Any] | bytes, key: rsa.RSAPrivateKey
 ) -> str:
-    """A compact JWS with an RS256 signature, whatever its header says. Bytes are taken as they are."""
+    """A compact JWS with an RS256 signature, whatever its header says. Bytes are used as they are."""
     signed = b".".join(
         _base64(part if isinstance(part, bytes) else _dumped(part)) for part in (header, claims)
     )
@@ -537,7 +536,7 @@ def compact(
 
 
 def object_id(user: str) -> str:
-    """The object id of a user's name; a UUID is its own."""
+    """The object id for a user's name; a UUID is returned as it is."""
     try:
         return str(uuid.UUID(user))
     except ValueError:

@@ -1,20 +1,20 @@
-"""A history checker: the answers that clients got, compared with what the service remembers in the end.
+"""A history checker: compares the answers that clients received with the final state of the service.
 
-Every message is a word of its own, and the model is `digest_model.DigestModel`, whose answer says which
-words it was sent. While processes are killed and connections are cut, correspondents send, look, and note
-what they were answered. Afterwards every task is read over REST, whole, and not one of these may be found:
+Every message is a different word, and the model is `digest_model.DigestModel`, whose answer shows which words
+it was sent. While processes are killed and connections are cut, `Correspondent`s send messages, read tasks,
+and record the answers. Afterwards `check` reads every task over HTTP and reports these faults:
 
 ========  ====================================================================================
-lost      a message whose answer was received, and that is not there, or was answered differently
-doubled   a message that is there twice, or that was answered twice
-phantom   a message that was never sent, or that was refused, or sent to another task
-stale     an answer, or a look, that left out what had been reported before, or knew what was not so
-stuck     a request or a task that never ends, or a task that takes no further message
+lost      a message whose answer was received is missing, or is stored with another answer
+doubled   a message is stored twice, or has two answers
+phantom   a message was never sent, was refused, or was sent to another task
+stale     an answer or a read omits what had been reported before, or contains what was not true
+stuck     a request or a task has not ended
 ========  ====================================================================================
 
-The outcome of a message is `ok` (its answer was received), `failed` (its refusal or its end without an answer
-was) or `unknown` (the connection broke, or the service did not know): then both is allowed, and only the
-rules for what is stored hold.
+The outcome of a message is `ok` (its answer was received), `failed` (it was refused, or its end without an
+answer was received) or `unknown` (the connection broke, or the service did not know the outcome). After
+`unknown`, the message may be stored or not; only the rules for stored messages apply.
 """
 
 import asyncio
@@ -44,41 +44,41 @@ __all__ = [
 ]
 
 Outcome = Literal["ok", "failed", "unknown"]
-#: reads a document: the path behind the agent's prefix, its query
+#: reads a document, from a path below the agent's prefix and a query
 Read = Callable[..., Awaitable[Json]]
 
-#: codes of refusals: nothing was stored
+#: codes of refusals, after which nothing is stored
 REFUSALS = frozenset({"task_busy", "overloaded", "draining", "invalid_request"})
-#: codes after which only the request itself shows its outcome
+#: codes after which only the request's record shows its outcome
 UNCERTAIN = frozenset({"persistence_unavailable", "interrupted", "request_in_progress"})
-#: of these, what a request can have ended with: reported by a replay, it is the end
+#: those of `UNCERTAIN` that are certain in a replay: the request has ended with them
 ENDS = frozenset({"interrupted"})
-#: seconds between two attempts under one key
+#: seconds between two attempts with the same idempotency key
 PAUSE = 0.05
 
 
 @dataclass(kw_only=True)
 class Operation:
-    """One message, and what its sender was answered."""
+    """One message, and the answer that its sender received."""
 
     word: str
     task_id: str | None
     began: float
     ended: float = 0.0
     outcome: Outcome = "unknown"
-    #: of a request that the service has named; None where nothing was stored
+    #: None if the service named none, or if nothing was stored
     request_id: str | None = None
-    #: how it failed
+    #: why it failed
     code: str | None = None
     detail: str | None = None
     answer: str | None = None
-    #: it was taken as a stream
+    #: whether the answer was requested as a stream
     streamed: bool = False
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one read of a task showed."""
+    """The user's messages in a task, as one read returned them."""
 
     task_id: str
     began: float
@@ -87,14 +87,15 @@ class Look:
 
 @dataclass
 class ClientHistory:
-    """What all correspondents did."""
+    """The operations and reads of all correspondents."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
-    #: what no fault excuses
+    #: answers that are wrong whatever faults there were
     wrong: list[str] = field(default_factory=list)
 
     def begin(self, task_id: str | None, *, streamed: bool) -> Operation:
+        """Adds an operation, with a word that no other has."""
         word = f"word-{len(self.operations) + 1}"
         operation = Operation(word=word, task_id=task_id, began=time.monotonic(), streamed=streamed)
         self.operations[word] = operation
@@ -102,6 +103,7 @@ class ClientHistory:
 
     @property
     def tasks(self) -> list[str]:
+        """The ids of all tasks, in the order of their first message."""
         return list(dict.fromkeys(op.task_id for op in self.operations.values() if op.task_id))
 
     def count(self, outcome: Outcome) -> int:
@@ -109,7 +111,7 @@ class ClientHistory:
 
 
 class Correspondent:
-    """One client. It sends to any of the replicas, and again under the same key where it was not answered."""
+    """One client. It sends to random replicas, and repeats an unanswered message with the same key."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Correspondent:
         *,
         deadline: float = 5.0,
     ) -> None:
-        """`replicas` are URLs with the agent's prefix; `http` brings the user's token."""
+        """`replicas` are URLs with the agent's prefix. `http` sends the user's token. `deadline`: seconds."""
         self._history = history
         self.http = http
         self._replicas = replicas
@@ -128,7 +130,7 @@ class Correspondent:
         self._deadline = deadline
 
     async def send(self, task_id: str | None, *, attempts: int = 1, streamed: bool = False) -> Operation:
-        """Sends one message; with more than one attempt under an idempotency key."""
+        """Sends one message, with up to `attempts` attempts; with more than one, under an idempotency key."""
         operation = self._history.begin(task_id, streamed=streamed)
         headers = {"idempotency-key": operation.word} if attempts > 1 else {}
         body: Json = {"items": [{"content_type": "text", "content": operation.word}]}
@@ -142,7 +144,7 @@ class Correspondent:
             if outcome == "answered":
                 break
             if outcome == "refused":
-                # an attempt before this one may still be on its way
+                # an earlier attempt may still be under way
                 operation.outcome = "failed" if certain else "unknown"
                 break
             certain = certain and outcome == "never sent"
@@ -186,7 +188,7 @@ class Correspondent:
             return "uncertain"
         operation.outcome, operation.code, operation.detail = "failed", code, document.get("detail")
         operation.request_id = document.get("request_id")
-        operation.task_id = operation.task_id or document.get("task_id")  # the first message has made one
+        operation.task_id = operation.task_id or document.get("task_id")  # a first message created it
         return "answered"
 
     async def _stream(
@@ -206,7 +208,7 @@ class Correspondent:
         return int(document["status"]), replayed, document
 
     async def look(self, task_id: str) -> None:
-        """Reads a task's messages from one replica, and notes what it saw."""
+        """Reads a task's messages from one replica, and records them."""
         began = time.monotonic()
         read = reader(self.http, self._rng.choice(self._replicas))
         try:
@@ -235,7 +237,7 @@ class Heard:
 
 
 async def events_of(response: httpx.Response) -> AsyncIterator[Heard]:
-    """The events of a stream as they come."""
+    """Yields the events of a stream as they arrive."""
     name, number = "", 0
     async for line in response.aiter_lines():
         kind, _, value = line.partition(": ")
@@ -248,7 +250,7 @@ async def events_of(response: httpx.Response) -> AsyncIterator[Heard]:
 
 
 def gaps(heard: Sequence[Heard], word: str) -> list[str]:
-    """What is wrong with a stream that ended in an answer: numbers left out, text that does not make it."""
+    """What is wrong with a stream that ended in an answer: missing numbers, or deltas that differ from it."""
     found = []
     if [event.id for event in heard] != list(range(1, len(heard) + 1)):
         found.append(f"the stream of {word} has the numbers {[event.id for event in heard]}")
@@ -263,24 +265,24 @@ def gaps(heard: Sequence[Heard], word: str) -> list[str]:
 
 @dataclass
 class Verdict:
-    """What was found; each is a sentence that names the message."""
+    """The faults that were found, by kind. Each is a sentence that names the message."""
 
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     phantom: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    #: answered 500, streams with gaps, audits that do not verify
+    #: answers with status 500, streams with gaps, audits that do not verify
     wrong: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> dict[str, list[str]]:
-        """What must be empty."""
+        """The faults by kind, without empty kinds. It must be empty."""
         return {name: found for name, found in vars(self).items() if found}
 
 
 async def check(history: ClientHistory, http: httpx.AsyncClient, replicas: Sequence[str]) -> Verdict:
-    """Reads every task whole, each from another replica, and compares. The faults must be over by now."""
+    """Reads every task, from the replicas in turn, and compares. Call it when all disturbances have ended."""
     verdict = Verdict(wrong=list(history.wrong))
     places: Counter[str] = Counter()
 
@@ -303,7 +305,7 @@ async def check(history: ClientHistory, http: httpx.AsyncClient, replicas: Seque
 
 
 class _TaskCheck:
-    """One task, message by message."""
+    """Checks one task, message by message."""
 
     def __init__(
         self, history: ClientHistory, verdict: Verdict, places: Counter[str], read: Read, task_id: str
@@ -313,7 +315,7 @@ class _TaskCheck:
         self._places = places
         self._read = read
         self._task_id = task_id
-        #: what the model must have been sent
+        #: the words of the completed requests so far, which the model must have been sent
         self._completed: list[str] = []
         self._order: list[Operation] = []
 
@@ -382,7 +384,7 @@ class _TaskCheck:
             verdict.lost.append(f"{word} was reported {operation.code}, and ended {request['error']}")
 
     def _check_order(self) -> None:
-        """What was answered before another was sent comes before it."""
+        """A message that was answered before another was sent must come before it."""
         latest: Operation | None = None
         for operation in self._order:
             if latest is not None and operation.ended < latest.began:
@@ -405,7 +407,7 @@ class _TaskCheck:
 
 
 async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> None:
-    """Whether a message may be missing: its request has ended while it waited its turn."""
+    """A message may be missing only if its request ended while it was waiting for its turn."""
     request = await read(f"/requests/{operation.request_id}")
     ended = request["status"] in ("Failed", "Canceled") and request["started_at"] is None
     if not ended or operation.outcome == "ok" or operation.code not in (None, request["error"]["code"]):
@@ -413,7 +415,7 @@ async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> N
 
 
 def audit_fault(entries: Sequence[Json]) -> str | None:
-    """Why a task's audit is not one unbroken chain; None where it is."""
+    """Why a task's audit is not an unbroken chain; None if it is."""
     chain, before = AuditChain(), GENESIS
     for seq, document in enumerate(entries, 1):
         entry = msgspec.convert(document, Entry)
@@ -424,7 +426,7 @@ def audit_fault(entries: Sequence[Json]) -> str | None:
 
 
 async def _check_replay(verdict: Verdict, http: httpx.AsyncClient, url: str, operation: Operation) -> None:
-    """Whether the log of an answered stream replays whole."""
+    """The event log of an answered stream must replay completely."""
     async with http.stream("GET", f"{url}/requests/{operation.request_id}/events") as response:
         heard = [event async for event in events_of(response)]
     if not heard or heard[-1].name != "final-response":
@@ -439,7 +441,7 @@ async def _check_replay(verdict: Verdict, http: httpx.AsyncClient, url: str, ope
 
 
 def reader(http: httpx.AsyncClient, url: str) -> Read:
-    """Reads documents from one replica."""
+    """A function that reads documents from the replica at `url`. It raises `httpx.HTTPStatusError`."""
 
     async def read(path: str, **query: Any) -> Json:
         response = await http.get(url + path, params=query)

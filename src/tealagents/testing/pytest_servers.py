@@ -1,8 +1,8 @@
-"""pytest fixtures for private servers: started once per session, that is once per worker of pytest-xdist.
+"""pytest fixtures for private servers, started once per session, that is once per worker of pytest-xdist.
 
 Name this module in `pytest_plugins`. `redis_server`, `redis_cluster`, `postgres_server` and `dynamodb_server`
-are the servers; `redis_url`, `redis_cluster_url`, `postgres_url` and `dynamodb_url` an empty state on them,
-of each test's own. Where a server is not installed its tests are skipped with what to install; with
+are the servers. `redis_url`, `redis_cluster_url`, `postgres_url` and `dynamodb_url` are URLs of a new, empty
+state for each test. If a server is not installed, its tests are skipped with what to install; with
 ``REQUIRE_BACKENDS=1`` in the environment they fail instead. `missing` does the same for anything else.
 """
 
@@ -32,7 +32,7 @@ _SHARED = pytest.StashKey[Path]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Before pytest-xdist starts a worker: PostgreSQL's fresh cluster is made once for all of them."""
+    """Before pytest-xdist starts a worker: the workers share one new PostgreSQL cluster to copy."""
     stash = node.config.stash
     if _SHARED not in stash:
         stash[_SHARED] = Path(tempfile.mkdtemp(prefix="tealagents-postgres-fresh-"))
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def missing(what: str) -> NoReturn:
-    """Skips the test that needs what is not installed; with `REQUIRE_BACKENDS=1` it fails."""
+    """Skips a test that needs `what`, which is not installed. With `REQUIRE_BACKENDS=1`, it fails instead."""
     if os.environ.get("REQUIRE_BACKENDS") == "1":
         pytest.fail(f"REQUIRE_BACKENDS=1, but something is missing: {what}", pytrace=False)
     pytest.skip(f"needs {what}")
@@ -55,7 +55,7 @@ def missing(what: str) -> NoReturn:
 
 @contextmanager
 def running(make: Callable[[], S]) -> Generator[S]:
-    """A server that answers, or the test skipped (failed, with `REQUIRE_BACKENDS=1`) where it is missing."""
+    """Runs a server. If its program is missing, skips the test, as `missing` does."""
     server = make()
     try:
         server.__enter__()
@@ -88,7 +88,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def dynamodb_server() -> Iterator[DynamoServer]:
     with running(DynamoServer) as server, pytest.MonkeyPatch.context() as environment:
-        # moto takes any credentials; no test may look for real ones, on the network or elsewhere
+        # moto accepts any credentials; tests must not look for real ones, on the network or elsewhere
         environment.setenv("AWS_ACCESS_KEY_ID", "testing")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         environment.delenv("AWS_PROFILE", raising=False)

@@ -1,6 +1,6 @@
-"""pytest fixtures for services on any durable store: `place`, and `nursery` to fork services from.
+"""pytest fixtures for services on any durable store: `place`, a store; and `nursery`, which forks services.
 
-Name this module in `pytest_plugins`, beside `pytest_servers`, and parametrize a test with the stores::
+Name this module and `pytest_servers` in `pytest_plugins`, and parametrize a test with the stores::
 
     @pytest.mark.parametrize("place", DURABLE, indirect=True)
     def test_it(place: Place, nursery: Nursery) -> None: ...
@@ -19,7 +19,7 @@ from tealagents.testing.forking import Nursery
 
 __all__ = ["DURABLE", "LOCAL", "Place", "nursery", "place"]
 
-#: every durable store, and those of one machine, which need no server
+#: all durable stores; the durable stores that need no server
 DURABLE = ("files", "sqlite", "postgres", "redis", "dynamodb")
 LOCAL = ("files", "sqlite")
 
@@ -31,13 +31,13 @@ _SHARED = pytest.StashKey[Nursery]()
 
 
 class Place:
-    """A durable store with an empty state, and the proxy before its server where it has one."""
+    """A durable store with an empty state, and the proxy in front of its server if it has one."""
 
     def __init__(self, name: str, url: str, proxy: FaultProxy | None = None) -> None:
         self.name = name
         self.url = url
         self.proxy = proxy
-        #: the variables that point a service to it
+        #: the environment variables for a service on this store
         self.env = {
             "TA_PERSISTENCE": url,
             "TA_AUTH": "mock",
@@ -48,8 +48,8 @@ class Place:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Before pytest-xdist starts a worker: of a nursery each, which imports everything, most would cost more
-    than they save."""
+    """Before pytest-xdist starts a worker: the workers share one nursery, which imports everything. One for
+    each worker would cost more time than it saves."""
     if _SHARED not in node.config.stash:
         node.config.stash[_SHARED] = _nursery().__enter__()
         node.config.add_cleanup(lambda: node.config.stash[_SHARED].__exit__())

@@ -3,12 +3,12 @@
     with RedisServer() as server:
         ...  server.url, server.kill(), server.restart(), server.stop(), server.cont()
 
-Each keeps its data in a folder of its own under the system's temporary directory and takes it along when it
-ends. So it does when the test process is killed: a watchdog process sees the pipe from it close, ends the
-servers and removes their folders. A server whose program is not installed raises `ServerMissing`, which says
-what to install. Nothing is synced to disk unless `durable=True` asks for what a production server does.
+Each server keeps its data in a temporary folder, which is removed when the server ends. If the test process
+is killed, a watchdog process ends the servers and removes their folders. Starting a server whose program is
+not installed raises `ServerMissing`, which says what to install. With `durable=True` a server syncs its
+writes to disk as in production; by default it does not.
 
-`tealagents.testing.pytest_servers` offers them as fixtures.
+`tealagents.testing.pytest_servers` provides them as fixtures.
 """
 
 import atexit
@@ -41,7 +41,7 @@ __all__ = [
     "ServerMissing",
 ]
 
-#: seconds that a server is given to answer, on a machine that may be busy
+#: seconds that a server gets to answer, on a machine that may be busy
 START_SECONDS = 60.0
 
 
@@ -50,11 +50,11 @@ class ServerMissing(RuntimeError):
 
 
 class Server(ABC):
-    """One server process. Entered, it answers; left, it and its data are gone."""
+    """One server process. Entering it waits until it answers; leaving it ends it and erases its data."""
 
     name: ClassVar[str]
     host: ClassVar[str] = "127.0.0.1"
-    #: the signal on which it ends at once, leaving nothing behind outside of its folder
+    #: the signal that ends it at once and leaves nothing outside of its folder
     end_signal: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self, *, durable: bool = False) -> None:
@@ -66,11 +66,11 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """What a store is given to reach it."""
+        """The URL for a store that uses it."""
 
     @property
     def directory(self) -> Path:
-        """Where its data and its `server.log` are."""
+        """The folder of its data and its `server.log`. Raises `RuntimeError` before it is entered."""
         if self._directory is None:
             raise RuntimeError(f"the {self.name} server has not been started")
         return self._directory
@@ -79,22 +79,22 @@ class Server(ABC):
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    # --- what a test does to it -------------------------------------------------------------------
+    # --- for tests --------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """SIGKILL, as a machine that loses its power. `restart` brings it back with its data."""
+        """SIGKILL, like a power failure. `restart` starts it again with its data."""
         self._signal(signal.SIGKILL)
         self._reap()
 
     def stop(self) -> None:
-        """SIGSTOP: it holds its connections and answers no one, until `cont`."""
+        """SIGSTOP: it keeps its connections and answers nothing until `cont`."""
         self._signal(signal.SIGSTOP)
 
     def cont(self) -> None:
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Kills it, where it still runs, and starts it again on the same port and data."""
+        """Kills it if it is running, and starts it again with the same port and data."""
         if self.running:
             self.cont()
             self.kill()
@@ -122,7 +122,7 @@ class Server(ABC):
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    # --- what a kind of server fills --------------------------------------------------------------
+    # --- for each kind of server ------------------------------------------------------------------
 
     @abstractmethod
     def command(self) -> Sequence[str]:
@@ -130,22 +130,22 @@ class Server(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it is ready to serve; OSError counts as not yet."""
+        """Whether it is ready to serve. An OSError counts as False."""
 
     def prepare(self) -> None:  # noqa: B027 — most servers need none
-        """What is done to the folder once, before the first start."""
+        """Prepares the folder, once before the first start."""
 
     def clean_up(self) -> None:  # noqa: B027
-        """What is undone outside of the folder after the process has ended."""
+        """Cleans up outside of the folder, after the process has ended."""
 
     def account(self) -> str | None:
-        """The account it must run as, where this process may not run it under its own."""
+        """The account that it must run as; None for that of this process."""
         return None
 
     # --- starting and ending ----------------------------------------------------------------------
 
     def _start_somewhere(self) -> None:
-        """On a free port; on another one where another process takes it in the meantime."""
+        """Starts it on a free port, and tries another one if a process has taken that in the meantime."""
         for attempt in range(5):
             try:
                 self._start_on(free_port())
@@ -156,7 +156,7 @@ class Server(ABC):
                 return
 
     def _start_on(self, port: int) -> None:
-        """Waits until it answers. A server that was killed may hold on to its port or data for a moment."""
+        """Starts it and waits until it answers. Retries, as a killed server may block its port or data."""
         self.port = port
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -169,7 +169,7 @@ class Server(ABC):
             time.sleep(0.1)
 
     def _may_be_retried(self) -> bool:
-        """On the first start another port is the better choice."""
+        """False for the first start: another port is tried instead."""
         return (self.directory / "started").exists()
 
     def _spawn(self) -> None:
@@ -190,7 +190,7 @@ class Server(ABC):
                 group=account and _group_of(account),
                 extra_groups=() if account else None,
             )
-        _watchdog.hold(self._process.pid, self.end_signal, self.directory)
+        _watchdog.watch(self._process.pid, self.end_signal, self.directory)
 
     def _wait_until_ready(self, deadline: float) -> bool:
         while self.running and time.monotonic() < deadline:
@@ -208,7 +208,7 @@ class Server(ABC):
         return "\n".join(text.splitlines()[-15:])
 
     def processes(self) -> list[int]:
-        """The server and its children, as long as it runs."""
+        """The process ids of the server and its children; empty if it does not run."""
         if self._process is None or not self.running:
             return []
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
@@ -217,7 +217,7 @@ class Server(ABC):
         return [own, *(pid for pid, parent in pairs if parent == own)]
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the server and its children; one that may end by itself is signaled alone."""
+        """Sends a signal to the server; SIGKILL, SIGSTOP and SIGCONT to its children as well."""
         to_all = number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
         for pid in self.processes()[: None if to_all else 1]:
             with suppress(ProcessLookupError):
@@ -226,14 +226,14 @@ class Server(ABC):
     def _reap(self) -> None:
         if self._process is not None:
             self._process.wait(START_SECONDS)
-            _watchdog.let_go(self._process.pid)
+            _watchdog.unwatch(self._process.pid)
 
 
 # --- Redis ------------------------------------------------------------------------------------------
 
 
 class RedisServer(Server):
-    """`redis-server`; durable: every write is synced to the append-only file before it is acknowledged."""
+    """`redis-server`. With `durable`, each write is synced to a file before it is acknowledged."""
 
     name = "redis"
 
@@ -259,7 +259,7 @@ class RedisServer(Server):
         return self.ask("PING") == "+PONG"
 
     def ask(self, *command: str) -> str:
-        """The reply to a command, without a client library: its line, or the lines of what it holds."""
+        """The reply to a command as text, without a client library; the items of an array as lines."""
         with socket.create_connection((self.host, self.port), timeout=30) as link:
             parts = "".join(f"${len(part)}\r\n{part}\r\n" for part in command)
             link.sendall(f"*{len(command)}\r\n{parts}".encode())
@@ -310,7 +310,8 @@ class RedisCluster:
         first, *others = self.nodes
         bounds = (0, 5461, 10923, 16384)
         for epoch, node in enumerate(self.nodes, start=1):
-            # nodes of one epoch settle it among themselves later, and a slot on the move may be taken back
+            # nodes with the same epoch resolve the conflict later, and may then lose a slot that is being
+            # moved
             node.expect_ok("CLUSTER", "SET-CONFIG-EPOCH", str(epoch))
             node.expect_ok("CLUSTER", "ADDSLOTSRANGE", str(bounds[epoch - 1]), str(bounds[epoch] - 1))
         for node in others:
@@ -342,9 +343,9 @@ class ClusterNode(RedisServer):
             raise RuntimeError(f"{' '.join(command)}: {reply}")
 
     def joined(self, size: int) -> bool:
-        """Whether it knows so many nodes, and who serves each slot.
+        """Whether this node knows `size` nodes and the owner of every slot.
 
-        The state is no proof: without full coverage it is ok before a node has heard of the others' slots.
+        `cluster_state` is not enough: without full coverage it is ok before the node knows the others' slots.
         """
         info = dict(line.partition(":")[::2] for line in self.ask("CLUSTER", "INFO").splitlines())
         parts = ("cluster_state", "cluster_known_nodes", "cluster_slots_ok")
@@ -355,16 +356,16 @@ class ClusterNode(RedisServer):
 
 
 class PostgresServer(Server):
-    """`postgres` on a fresh cluster that trusts every loopback connection; durable: with fsync."""
+    """`postgres` on a new cluster that trusts every loopback connection. With `durable`, it uses fsync."""
 
     name = "postgres"
-    # an immediate shutdown: unlike SIGKILL it takes the shared memory along
+    # an immediate shutdown, which also removes the shared memory, unlike SIGKILL
     end_signal = signal.SIGQUIT
     user: ClassVar[str] = "tealagents"
-    #: the folder of a cluster that was never started, for all servers of this process
+    #: the folder of a cluster that was never started, from which all servers of this process are copied
     _fresh: ClassVar[Path | None] = None
     _making: ClassVar[threading.Lock] = threading.Lock()
-    #: a folder for it that other processes have as well: whichever needs it first makes it
+    #: a folder for that cluster, to share it with other processes: the first that needs it creates it
     shared: ClassVar[Path | None] = None
 
     @property
@@ -381,7 +382,7 @@ class PostgresServer(Server):
             "shared_buffers": "32MB",
             "fsync": "on" if self.durable else "off",
             "full_page_writes": "on" if self.durable else "off",
-            # commits that wait for each other are found at once, rather than after a second
+            # deadlocks are detected at once instead of after a second
             "deadlock_timeout": "50ms",
             "log_min_messages": "warning",
         }
@@ -395,7 +396,7 @@ class PostgresServer(Server):
         return "postgres" if _account_exists("postgres") else "nobody"
 
     def prepare(self) -> None:
-        """Copies a fresh cluster: `initdb`, which takes a second of a processor's time, is run once."""
+        """Copies a new cluster: `initdb` takes a second of CPU time, so it runs only once."""
         if account := self.account():
             shutil.chown(self.directory, account)
         with PostgresServer._making:
@@ -413,7 +414,7 @@ class PostgresServer(Server):
                     (folder / "made").touch()
             return folder
         folder = Path(tempfile.mkdtemp(prefix=f"tealagents-{self.name}-fresh-"))
-        _watchdog.hold_folder(folder)
+        _watchdog.watch_folder(folder)
         self._initialize(folder, account)
         return folder
 
@@ -437,7 +438,7 @@ class PostgresServer(Server):
             raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
 
     def answers(self) -> bool:
-        """It asks a start-up packet for authentication, or refuses it as long as it is starting itself."""
+        """Whether it answers a start-up packet with a request to authenticate; it refuses while it starts."""
         with socket.create_connection((self.host, self.port), timeout=30) as link:
             parameters = f"user\0{self.user}\0database\0postgres\0\0".encode()
             body = (196608).to_bytes(4, "big") + parameters
@@ -445,7 +446,7 @@ class PostgresServer(Server):
             return link.recv(1) == b"R"
 
     def clean_up(self) -> None:
-        """A killed server that was not started again has left a few bytes of System V shared memory."""
+        """Removes the System V shared memory that a killed server has left if it was not started again."""
         if self._directory is None:
             return
         with suppress(OSError, IndexError):
@@ -454,7 +455,10 @@ class PostgresServer(Server):
 
 
 def _postgres_program(name: str) -> str:
-    """On the path, or where Debian and Homebrew put it: the newest version there."""
+    """The path of a program: on the PATH, or the newest version where Debian or Homebrew install it.
+
+    Raises `ServerMissing`.
+    """
     if found := shutil.which(name):
         return found
     places = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/opt/homebrew/opt").glob("postgresql*/bin")]
@@ -484,10 +488,10 @@ def _group_of(account: str) -> int:
 
 # --- DynamoDB ---------------------------------------------------------------------------------------
 
-#: moto's backend is not safe for threads: one request at a time, so that a transaction is one. It also copies
-#: the whole table, deeply, for each transaction, and sorts it for each query: enough is a copy of which items
-#: there are (they are replaced and never changed), and a sort of those that the query can mean. Nor does it
-#: look anew with each request which services it has, and by which other names a value could be meant.
+#: moto's backend is not thread-safe, so requests run one at a time, which also makes transactions atomic. For
+#: speed: moto makes a deep copy of the whole table for each transaction, and sorts it for each query. A
+#: shallow copy is enough (items are replaced and never changed), and so is sorting the items in the query's
+#: range. And its services and the aliases of attribute names are not looked up again for each request.
 _MOTO = """
 import copy, functools, sys, threading, types
 import moto.backends, moto.core.responses, moto.core.serialize, moto.dynamodb.models
@@ -548,7 +552,7 @@ make_server("127.0.0.1", port, one_at_a_time, threaded=True, request_handler=Qui
 
 
 class DynamoServer(Server):
-    """moto's server. It keeps everything in memory: after `kill` and `restart` it is empty."""
+    """moto's server. It keeps everything in memory, so it is empty after `kill` and `restart`."""
 
     name = "dynamodb"
 
@@ -582,7 +586,7 @@ class DynamoServer(Server):
 _WATCHDOG = """
 import os, shutil, signal, subprocess, sys, time
 held, folders = {}, []
-for line in sys.stdin:  # ends when the process that holds the other end has ended, however it did
+for line in sys.stdin:  # ends when the process at the other end has ended, in whatever way
     pid, number, directory = line.rstrip("\\n").split(" ", 2)
     if pid == "-":
         folders.append(directory)
@@ -620,23 +624,25 @@ for directory in [*folders, *(directory for _, directory in held.values())]:
 
 
 class _Watchdog:
-    """A process that ends the servers, should this one end without doing so."""
+    """A process that ends the servers if this process ends without doing so."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def hold(self, pid: int, end_signal: signal.Signals, directory: Path) -> None:
-        self._tell(f"{pid} {int(end_signal)} {directory}")
+    def watch(self, pid: int, end_signal: signal.Signals, directory: Path) -> None:
+        """Registers a server, which ends by that signal, and its folder."""
+        self._send(f"{pid} {int(end_signal)} {directory}")
 
-    def hold_folder(self, directory: Path) -> None:
-        """To be removed in the end."""
-        self._tell(f"- 0 {directory}")
+    def watch_folder(self, directory: Path) -> None:
+        """Registers a folder, to be removed at the end."""
+        self._send(f"- 0 {directory}")
 
-    def let_go(self, pid: int) -> None:
-        self._tell(f"{pid} 0 ")
+    def unwatch(self, pid: int) -> None:
+        """Removes a server that has ended."""
+        self._send(f"{pid} 0 ")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
@@ -664,12 +670,12 @@ _watchdog = _Watchdog()
 # --- small things -----------------------------------------------------------------------------------
 
 
-#: below those that systems give out by themselves: before it is bound, such a one is easily another's
+#: below the ephemeral ports, which the system may give to another process before the port is bound
 _PORTS = range(10_000, 32_000)
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on now."""
+    """A port on loopback that is free now."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):

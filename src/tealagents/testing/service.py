@@ -1,6 +1,6 @@
-"""Running services for tests: in this process on a thread, or as a process of its own that can be killed.
+"""Running services for tests: on a thread of this process, or as a separate process that can be killed.
 
-Both are the real thing over real HTTP on loopback, with a config file on disk.
+Both are complete services with a config file on disk, called over HTTP on loopback.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from tealagents.cli.protocol import server_options
 from tealagents.testing.clock import ShiftedClock, advance
 from tealagents.testing.servers import free_port
 
-#: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
+#: seconds that a service gets to answer after its start; one that has ended is noticed at once
 START_SECONDS = 120.0
-#: seconds that its clients wait for an answer; they pass only where none comes
+#: seconds that its clients wait for an answer
 ANSWER_SECONDS = 120.0
-#: ports that are tried, because another process may take one between the look and the start
+#: the number of ports to try: another process may take one before the service has started
 PORTS_TRIED = 5
 
 
 def agent_config(
     *, name: str = "Tester", version: str = "0.1", model: str = "offline", **spec: Any
 ) -> dict[str, Any]:
-    """A config document; keywords go under `spec`, `agent` among them is merged into the agent."""
+    """A config document. Keywords become keys of `spec`; `agent` is merged into the default agent."""
     agent = {"name": "default", "role": "Tester", "model": model, "system_prompt": "You are a test."}
     agent |= spec.pop("agent", {})
     return {
@@ -51,7 +51,7 @@ def agent_config(
 
 
 class RunningService:
-    """What tests need of a service that runs: its URL, and a client for a user."""
+    """The base class of running services: the URL, and clients for users."""
 
     def __init__(self, config: Mapping[str, Any] | Path) -> None:
         self.port = 0
@@ -71,19 +71,19 @@ class RunningService:
 
     @property
     def url(self) -> str:
-        """The prefix that every path of the agent begins with."""
+        """The URL of the agent: `root` and the agent's prefix."""
         return self.root + self.prefix
 
     def client(self, user: str | None = "ada", **options: Any) -> httpx.Client:
-        """An HTTP client whose relative paths begin at the agent's prefix; without `user` no token."""
+        """An HTTP client whose base URL is the agent's; with the user's token, unless `user` is None."""
         return httpx.Client(**self._options(user, options))
 
     def async_client(self, user: str | None = "ada", **options: Any) -> httpx.AsyncClient:
-        """As `client`, asynchronous."""
+        """As `client`, but asynchronous."""
         return httpx.AsyncClient(**self._options(user, options))
 
     def _options(self, user: str | None, options: dict[str, Any]) -> dict[str, Any]:
-        """Plain http: loading certificates of authorities would cost more than ten requests."""
+        """`verify` is off because loading CA certificates would take longer than ten requests."""
         headers = {"authorization": f"Bearer {user}"} if user else {}
         headers |= options.pop("headers", {})
         made = {"base_url": self.url, "headers": headers, "timeout": ANSWER_SECONDS, "verify": False}
@@ -102,7 +102,7 @@ class RunningService:
         raise RuntimeError("the service does not answer:\n" + self.log())
 
     def log(self) -> str:
-        """What the service has said so far."""
+        """The output of the service so far; empty for a thread."""
         return ""
 
     def _cleanup(self) -> None:
@@ -111,7 +111,7 @@ class RunningService:
 
 
 class ServiceThread(RunningService):
-    """A service on a thread of this process: quick to start, and its parts can be looked at (`app`)."""
+    """A service on a thread of this process: quick to start, and its application can be inspected (`app`)."""
 
     def __init__(
         self,
@@ -122,8 +122,9 @@ class ServiceThread(RunningService):
         moved: bool = False,
         **wiring: Any,
     ) -> None:
-        """`port` 0 means any that is free; with `moved` its time can be set forward by `advance`; `wiring` is
-        handed to the wiring's `application`."""
+        """`port` 0: any free port. `moved`: `advance` can set the time forward. `wiring`: passed to the
+        wiring's `application`.
+        """
         super().__init__(config)
         self._wanted_port = port
         self._clock = ShiftedClock() if moved else None
@@ -145,7 +146,9 @@ class ServiceThread(RunningService):
             self._cleanup()
             raise
         sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the one before may linger
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections of an earlier service may linger
         sock.bind(("127.0.0.1", self._wanted_port))
         sock.listen(512)
         self.port = sock.getsockname()[1]
@@ -165,9 +168,9 @@ class ServiceThread(RunningService):
         return self
 
     def advance(self, seconds: float) -> None:
-        """Sets its time forward: deadlines pass, sleepers wake, idle connections end.
+        """Sets the service's time forward: deadlines pass, sleeps end, idle connections are closed.
 
-        What goes by the store's clock, such as leases and idempotency keys, is kept.
+        The store's clock does not change, so leases and idempotency keys do not expire.
         """
         assert self._clock is not None
         assert self._loop is not None
@@ -188,7 +191,7 @@ async def _turns(count: int) -> None:
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used."""
 
     @property
     def pid(self) -> int: ...
@@ -205,7 +208,7 @@ class Process(Protocol):
 
 
 class ServiceProcess(RunningService):
-    """A service as a process of its own, as it is run in production."""
+    """A service as a separate process, started as in production."""
 
     def __init__(self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None) -> None:
         super().__init__(config)
@@ -231,7 +234,7 @@ class ServiceProcess(RunningService):
         self._cleanup()
 
     def start(self) -> None:
-        """Starts it (again), on the port it had; one that was free a moment ago may be taken by now."""
+        """Starts it, or starts it again on the same port. The first start retries if its port is taken."""
         fixed = self.port
         for _ in range(PORTS_TRIED):
             self.port = fixed or free_port()
@@ -250,7 +253,7 @@ class ServiceProcess(RunningService):
         self._wait_until_it_answers(lambda: self.process.poll() is None)
 
     def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
-        """A process that runs `tealagents` with these arguments, and writes to the log."""
+        """Starts `tealagents` with these arguments; its output goes to the log."""
         return subprocess.Popen(
             [sys.executable, "-m", "tealagents", *arguments],
             env=env,
@@ -269,20 +272,20 @@ class ServiceProcess(RunningService):
         return Path(self._log.name).read_text(errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """SIGKILL: ends it without any cleanup."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """SIGSTOP: it is alive and does nothing."""
+        """SIGSTOP: suspends it until `cont`."""
         self.process.send_signal(signal.SIGSTOP)
 
     def cont(self) -> None:
-        """SIGCONT: it continues as if nothing had happened."""
+        """SIGCONT: resumes it."""
         self.process.send_signal(signal.SIGCONT)
 
     def terminate(self, timeout: float = 60) -> int:
-        """SIGTERM, and the exit status."""
+        """SIGTERM. Waits for the process to end, and returns its exit status."""
         self.process.terminate()
         return self.process.wait(timeout)
 
@@ -291,7 +294,7 @@ class ServiceProcess(RunningService):
 def offline_service(
     script: Any = None, env: Mapping[str, str] | None = None, *, moved: bool = False, **spec: Any
 ) -> Iterator[tuple[ServiceThread, Any]]:
-    """A service on a thread and the offline model behind it; `moved` as for `ServiceThread`."""
+    """A service on a thread, with the offline model. `moved` is that of `ServiceThread`."""
     from tealagents.llm.offline import OfflineModel
 
     with (

@@ -1,4 +1,4 @@
-"""Random histories of commits, reads and scans, held against a plain dictionary."""
+"""Random histories of commits, reads and scans, compared with a plain dictionary."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -24,7 +24,7 @@ _EXPECTED = st.dictionaries(_KEYS, _VERSIONS, max_size=4)
 
 
 class RandomHistories(RuleBasedStateMachine):
-    """Commits, reads and scans at random, in a partition of its own, beside a dictionary."""
+    """Compares a partition of its own with a dictionary, over random commits, reads and scans."""
 
     def __init__(self, store: Store, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RandomHistories(RuleBasedStateMachine):
     def commit(
         self, expected: dict[str, str], changes: dict[str, bytes | None], keeps: bool, unsynced: bool
     ) -> None:
-        """`changes` holds None where a key is deleted; one in two commits puts with a (long) ttl."""
+        """`changes` has None for a key to delete; half of the commits put with a (long) ttl."""
         ttl = None if keeps else 3600
         puts = {key: Put(value, ttl) for key, value in changes.items() if value is not None}
         change = Commit(
@@ -56,7 +56,7 @@ class RandomHistories(RuleBasedStateMachine):
 
     @rule(key=_KEYS)
     def expire(self, key: str) -> None:
-        """A record is put and has expired before anything else happens."""
+        """Puts a record that expires before the next operation."""
         self.run(put(self.store, self.partition, {key: b"short-lived"}, ttl=0.001))
         self.model.pop(key, None)
         self.run(asyncio.sleep(0.004))
@@ -84,7 +84,7 @@ class RandomHistories(RuleBasedStateMachine):
         assert self.run(self.store.scan(self.partition, "")) == sorted(self.model.items())
 
     def version(self, key: str, how: str) -> str | None:
-        """The version of `key` as it is; or None; or the last one that was overwritten (of whatever key)."""
+        """The current version of `key`, or None, or the version that was overwritten last, of any key."""
         record = self.model.get(key)
         return {"as it is": record.version if record else None, "absent": None, "past": self.past}[how]
 

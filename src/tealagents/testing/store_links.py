@@ -1,11 +1,11 @@
-"""What a store keeps of the promises on watches while the link to its server is disturbed, as tests.
+"""Tests of watches while a store's link to its server is disturbed.
 
     class TestMyLink(LinkContract):
         @pytest.fixture
         def server(self) -> tuple[FaultProxy, OpenStore, OpenStore]: ...
 
-`server` is a proxy that is running, what opens a store through it, and what opens one on the same state
-past it.
+`server` is a running proxy, a function that opens a store through it, and one that opens a store on the same
+state without it.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from tealagents.testing.store_watches import MISSING, notify
 
 __all__ = ["SILENCE", "LinkContract", "Linked"]
 
-#: seconds without a wake-up after which a watch surely waits by no timer
+#: seconds without a wake-up after which a watch is certainly not waiting by a timer
 SILENCE = LONGEST_PAUSE + 0.2
 
 
 class Linked(NamedTuple):
-    """A store whose link can be disturbed, and one on the same state whose link cannot."""
+    """A store with a link that can be disturbed, and one on the same state with an undisturbed link."""
 
     proxy: FaultProxy
     store: Store
@@ -41,7 +41,7 @@ class LinkContract:
 
     @pytest.fixture
     def partition(self) -> str:
-        """One that no other test uses."""
+        """A partition that no other test uses."""
         return f"link/{operation_id()}"
 
     @pytest.fixture
@@ -51,7 +51,7 @@ class LinkContract:
             yield Linked(proxy, store, other)
 
     async def test_one_connection(self, linked: Linked, partition: str) -> None:
-        """A thousand watches share one connection, which the first of them opens."""
+        """A thousand watches share one connection, which the first watch opens."""
         before = len(linked.proxy.connections)
         async with AsyncExitStack() as opened:
             for n in range(1000):
@@ -59,7 +59,7 @@ class LinkContract:
             assert len(linked.proxy.connections) == before + 1
 
     async def test_a_reset_wakes_all(self, linked: Linked, partition: str) -> None:
-        """What was notified while the link was broken is not missed, and commits wake again afterwards."""
+        """A notification while the link is broken is not missed; afterwards, commits wake watches again."""
         async with (
             linked.store.watch(partition, "a") as one,
             linked.store.watch(partition, "b") as two,
@@ -74,7 +74,7 @@ class LinkContract:
 
     @pytest.mark.parametrize("fault", [Faults(blackhole=True), Faults(drop_replies=True)], ids=["all", "in"])
     async def test_a_mute_link_is_lost(self, linked: Linked, partition: str, fault: Faults) -> None:
-        """A link that stays open and brings nothing is noticed: the watch is woken all the same."""
+        """A link that stays open but delivers nothing is noticed: the watch is woken anyway."""
         async with linked.store.watch(partition, "a") as watch:
             linked.proxy.faults = fault
             await notify(linked.other, partition, "a")
@@ -84,7 +84,7 @@ class LinkContract:
             await until_pushed(linked, watch, partition, "a")
 
     async def test_watches_begin_without_a_link(self, linked: Linked, partition: str) -> None:
-        """A watch that is opened while the server cannot be reached raises nothing, and is woken."""
+        """Opening a watch while the server is unreachable raises nothing, and the watch is woken."""
         linked.proxy.faults = Faults(refuse=True)
         async with linked.store.watch(partition, "a") as watch:
             await notify(linked.other, partition, "a")
@@ -93,7 +93,7 @@ class LinkContract:
             await until_pushed(linked, watch, partition, "a")
 
     async def test_watches_that_end_are_let_go(self, linked: Linked, partition: str) -> None:
-        """A topic that was watched, let go and watched again is heard."""
+        """A topic can be watched again after its watch has ended."""
         for _ in range(20):
             async with linked.store.watch(partition, "a"):
                 pass
@@ -103,9 +103,9 @@ class LinkContract:
 
 
 async def until_pushed(linked: Linked, watch: Watch, partition: str, topic: str) -> None:
-    """Returns once a commit wakes the watch and nothing else does."""
+    """Waits until only commits wake the watch."""
     async with asyncio.timeout(MISSING):
         while await watch.wait(SILENCE, found=False):
-            pass  # by the timer of a link that is not back yet
+            pass  # woken by the timer: the link is not back yet
     await notify(linked.other, partition, topic)
     assert await watch.wait(MISSING)

@@ -1,4 +1,4 @@
-"""Steps that the tests of stores share: commits under fresh ids, reads as values, races, pages."""
+"""Steps that the tests of stores share: commits with new ids, reading values, races, pages."""
 
 import asyncio
 import time
@@ -44,13 +44,13 @@ __all__ = [
     "winners",
 ]
 
-#: makes a store that is not yet opened; each call makes one more on the same state
+#: makes a store that is not opened yet; each call makes another one on the same state
 OpenStore = Callable[[], Store]
 
 
 @asynccontextmanager
 async def two_openings(open_store: OpenStore) -> AsyncIterator[tuple[Store, Store]]:
-    """Two stores on the same state; one, twice, where no more than one may be open."""
+    """Opens two stores on the same state; the same store twice if it is not `shared`."""
     async with AsyncExitStack() as opened:
         one = await opened.enter_async_context(open_store())
         yield one, await opened.enter_async_context(open_store()) if one.shared else one
@@ -65,7 +65,7 @@ def commit(
     unsynced: bool = False,
     notify: Collection[str] = (),
 ) -> Commit:
-    """A commit under a fresh operation id."""
+    """A commit with a new operation id."""
     return Commit(
         operation=operation_id(),
         expect=expect or {},
@@ -77,14 +77,14 @@ def commit(
 
 
 async def put(store: Store, partition: str, records: Mapping[str, bytes], ttl: float | None = None) -> str:
-    """Writes whatever was there before; the operation's id."""
+    """Puts records without expectations. Returns the operation id."""
     change = commit(put=records, ttl=ttl)
     await store.commit(partition, change)
     return change.operation
 
 
 async def put_all(store: Store, partition: str, records: Mapping[str, bytes]) -> None:
-    """As `put`, in as many commits as it takes."""
+    """As `put`, in as many commits as necessary."""
     for keys in batches(list(records)):
         await put(store, partition, {key: records[key] for key in keys})
 
@@ -94,7 +94,7 @@ async def values(store: Store, partition: str, keys: Sequence[str]) -> list[byte
 
 
 async def erase_expired(store: Store, partition: str, limit: int = 10) -> list[str]:
-    """Deletes what has expired and is stored yet; its keys."""
+    """Deletes expired records that are still stored. Returns their keys."""
     erased: list[str] = []
     while expired := await store.expired(partition, limit=limit):
         assert len(expired) <= limit
@@ -106,7 +106,7 @@ async def erase_expired(store: Store, partition: str, limit: int = 10) -> list[s
 async def pages(
     store: Store, partition: str, prefix: str, limit: int, reverse: bool
 ) -> AsyncGenerator[list[str]]:
-    """The keys of each page up to the first that is short."""
+    """Yields the keys of each page, up to the first short page."""
     after = None
     while True:
         found = await store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
@@ -117,7 +117,7 @@ async def pages(
 
 
 async def winners(store: Store, partition: str, changes: Sequence[Commit]) -> list[Commit]:
-    """Those of `changes`, all committed at once, that did not conflict."""
+    """Commits all `changes` concurrently. Returns those that did not conflict."""
 
     async def won(change: Commit) -> bool:
         try:
@@ -133,7 +133,7 @@ async def winners(store: Store, partition: str, changes: Sequence[Commit]) -> li
 async def change_until_done(
     store: Store, partition: str, change: Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 ) -> None:
-    """Reads everything, changes it, and commits on the versions read; again after a conflict."""
+    """Reads all records, changes them, and commits on the versions read. Retries after a conflict."""
     while True:
         found = dict(await store.scan(partition, ""))
         new = change({key: record.value for key, record in found.items()})
@@ -143,7 +143,7 @@ async def change_until_done(
 
 
 def moved(found: Mapping[str, bytes], source: str, target: str) -> Mapping[str, bytes]:
-    """One unit taken from an account and added to another."""
+    """The change that moves one unit from one account to another."""
     return {source: b"%d" % (int(found[source]) - 1), target: b"%d" % (int(found[target]) + 1)}
 
 
@@ -163,7 +163,7 @@ async def scanning(store: Store, partition: str) -> None:
 
 
 async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collection[Any]) -> None:
-    """Looks until one of `expected` is seen; fails after half a minute, showing what is seen instead."""
+    """Waits until `look` returns one of `expected`. Fails after 30 seconds, with the last value."""
     deadline = time.monotonic() + 30
     while True:
         if (seen := await look()) in expected:
@@ -173,7 +173,7 @@ async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collecti
 
 
 async def applied(store: Store, partition: str, change: Commit) -> None:
-    """Returns once the commit can be read: its server has done it, whatever its caller has heard."""
+    """Waits until the commit can be read, whether or not its caller has received a reply."""
     key = next(iter(change.put))
 
     async def version() -> str | None:
@@ -184,7 +184,7 @@ async def applied(store: Store, partition: str, change: Commit) -> None:
 
 
 async def lost_reply(proxy: FaultProxy, store_of: Callable[[str], Store], url: str, faults: Faults) -> None:
-    """A commit whose reply is lost is in doubt, and a read reveals that it was applied."""
+    """Checks that a commit with a lost reply is in doubt, and that a read shows that it was applied."""
     async with proxy, store_of(proxy.url_for(url)) as store, store_of(url) as direct:
         await put(store, "p", {"key": b"1"})
         proxy.faults = faults
@@ -200,7 +200,7 @@ async def lost_reply(proxy: FaultProxy, store_of: Callable[[str], Store], url: s
 
 
 async def found_again(server: Server, store: Store) -> None:
-    """The store's server is killed: all fails while it is away, and works once it is back."""
+    """Checks that operations fail while the store's server is killed, and succeed after its restart."""
     version = await put(store, "p", {"key": b"1"})
     server.kill()
     [read] = await asyncio.gather(store.read("p", ["key"]), return_exceptions=True)
@@ -213,7 +213,7 @@ async def found_again(server: Server, store: Store) -> None:
 
 
 async def ticks(count: int) -> None:
-    """Lets the event loop turn so many times."""
+    """Lets the event loop run `count` iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
 

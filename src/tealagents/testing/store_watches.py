@@ -1,4 +1,4 @@
-"""What the port `Store` says of watches, as tests. `StoreContract` includes them."""
+"""The promises of the port `Store` on watches, as tests. `StoreContract` includes them."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,7 +16,7 @@ MISSING = 30
 
 
 class WatchContract:
-    """Wake-ups by commits of any opening; latched, coalesced, and freed when the watch ends."""
+    """Tests that commits wake watches; that wake-ups are latched, coalesced, and freed with the watch."""
 
     async def test_a_watch_is_woken_by_another_opening(self, open_store: OpenStore, partition: str) -> None:
         """A commit that names the topic wakes the watch, whichever opening makes it, and can be read then."""

@@ -1,16 +1,16 @@
-"""The contract suite of stores: one class of tests that every store passes, ours and a third party's.
+"""The contract suite of stores: one class of tests that every store must pass, also third-party ones.
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         def open_store(self, tmp_path):
             return lambda: open_store(f"my.module:MyStore://{tmp_path}/state")
 
-`open_store` makes a store that is not yet opened; called again it makes one more on the same state (only
-of a `shared` store is more than one open at a time). Every test works in partitions of its own, so that the
-state may live on a server that others use.
+`open_store` makes a store that is not opened yet. Each call makes another one on the same state; more than
+one is open at a time only if the store is `shared`. Every test uses partitions of its own, so the state may
+be on a server that others use.
 
-`examples` random histories are compared with a plain dictionary by a Hypothesis state machine: the same
-ones each time, unless the environment's `STORE_EXAMPLES` sets how many, which makes them random.
+A Hypothesis state machine compares `examples` random histories with a plain dictionary. They are the same in
+each run, unless the environment variable `STORE_EXAMPLES` sets their number, which also makes them random.
 """
 
 import asyncio
@@ -58,10 +58,10 @@ _NAMES = """
 """
 _LONG = ("k" * 254 + "1", "k" * 254 + "2", "K" * 254 + "1", "/" * 255, "~" * 255, "A" * 120, "a" * 120)
 
-#: what file systems, SQL patterns, shells and separators trip over
+#: names that are difficult for file systems, SQL patterns, shells and separators
 AWKWARD_NAMES = (*_NAMES.split(), *_LONG)
 
-#: what encodings, JSON formatters and terminators trip over
+#: values that are difficult for encodings, JSON formatters and terminators
 AWKWARD_VALUES = (
     *(b"", b"\x00", b"\xff", b"\n", b" ", bytes(range(256)), b"NaN", b"\\x00", b"eyJhIjoxfQ=="),
     *(b"null", b"0", b'""', b"{}", b"[1,2]", b'{"a":1}', b'"\xc3\x28"', b"\xef\xbb\xbf{}"),
@@ -76,9 +76,9 @@ AWKWARD_VALUES = (
 class StoreContract(WatchContract):
     """Every sentence of the port `Store`, as tests. Subclass it with a fixture `open_store`."""
 
-    #: how many random histories are compared with the model; `STORE_EXAMPLES` in the environment wins
+    #: the number of random histories; the environment variable `STORE_EXAMPLES` overrides it
     examples: ClassVar[int] = 60
-    #: False where one `read` may see the records of one commit apart (see the port)
+    #: False if a `read` may return only some records of a concurrent commit (see `Store.read`)
     reads_are_snapshots: ClassVar[bool] = True
 
     @pytest.fixture
@@ -88,7 +88,7 @@ class StoreContract(WatchContract):
 
     @pytest.fixture
     def partition(self) -> str:
-        """One that no other test uses, with every kind of character that a partition may hold."""
+        """A partition that no other test uses, with each kind of character that its name may contain."""
         return f"Tid.{operation_id()}~/@:-_"
 
     # --- what a commit does -----------------------------------------------------------------------
