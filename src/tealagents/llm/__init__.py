@@ -1,27 +1,27 @@
-"""Clients of model services: what `tealagents.domain.ports.Model` asks for.
+"""Clients of model services, which implement `tealagents.domain.ports.Model`.
 
 ===================  =======================================================================================
-`openai_chat`        chat completions: OpenAI, Azure OpenAI, and whatever speaks the same
-`chat_reading`       what they send
-`openai_responses`   the Responses API, and conversations that the service keeps
-`responses_reading`  what that API sends
+`openai_chat`        the client for chat completions: OpenAI, Azure OpenAI, and compatible services
+`chat_reading`       reads their answers
+`openai_responses`   the client for the Responses API, and for conversations that the service keeps
+`responses_reading`  reads its answers
 `options`            the options of the clients; third parties subclass `ModelOptions`
-`credentials`        Azure OpenAI without a key: tokens from the identity that this service runs as
+`credentials`        Azure OpenAI without a key: tokens for the identity that this service runs as
 `service`            one call, from the encoded request to events: deadlines, retries, failures
 `wire`               the `openai` SDK's client on a plain HTTP client; imported when a service is opened
-`addressing`         where a service is, and how calls are signed
-`encoding`           JSON written once, and read
-`adjustments`        how calls are adjusted to what a service refuses
-`native`             what a service wants back with tool calls, such as reasoning
-`frames`             server-sent events cut out of bytes
+`addressing`         the URL of a service, and how calls are authorized
+`encoding`           writes JSON for a service, and reads its JSON
+`adjustments`        adjusts calls to what a service refuses
+`native`             data that a service needs back with its tool calls, such as reasoning
+`frames`             parses server-sent events
 `deadlines`          the deadlines of one call
-`retries`            when a call is tried again
-`failures`           what went wrong, as one of our errors, with every secret masked
-`offline`            a model service of our own, on loopback, for tests, demos and work without a key
+`retries`            whether and when a call is retried
+`failures`           turns what went wrong into an error, with all secrets masked
+`offline`            a model service on loopback, for tests, demos and work without a key
 ===================  =======================================================================================
 
 `bootstrap` opens a client by its name. Imports `domain`, `outbound`, `options`, `mistakes` and `registry`
-only. A client of your own is a class with an `Options` (a `ModelOptions`) that keeps the port's promises:
+only. A client of your own is a class that implements the port and has an `Options` (a `ModelOptions`). It is
 named `module:Class`, or by an entry point of the group `tealagents.llm`.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["MODELS", "ModelConfigError", "ModelOptions", "open_model"]
 
 
 class ModelConfigError(ValueError):
-    """A model client that cannot be found, or an option that is wrong. The text says what to do."""
+    """A model client cannot be found, or one of its options is wrong. The text says what to do."""
 
 
 MODELS = Registry(
@@ -51,10 +51,13 @@ MODELS = Registry(
 
 
 def open_model(name: str, **options: Any) -> Model:
-    """The model client called `name`, to be opened by entering its async context.
+    """Makes the model client called `name`; enter its async context to open it.
 
-    `name` is one of `MODELS.known()`, or `module:Class`. The options are those of its `Options`; those that
-    are None are left out, so that a client need not know what is not configured. ModelConfigError.
+    `name` is one of `MODELS.known()`, or `module:Class`. `options` are those of its `Options`. Options that
+    are None are omitted, so that a client need not know options that are not configured.
+
+    Raises:
+        ModelConfigError: the client cannot be found, or an option is wrong.
     """
     model = MODELS.find(name)
     given = {option: value for option, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Where a service is, and how calls are signed: OpenAI's way, and the two of Azure."""
+"""The URL of a service and the authorization of calls: for OpenAI, and for both APIs of Azure."""
 
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -12,8 +12,8 @@ from tealagents.llm.options import OpenAIOptions
 def sdk_client(
     options: OpenAIOptions, wire: httpx2.AsyncClient, deployment: str | None
 ) -> openai.AsyncOpenAI:
-    """The SDK's client for the service: without retries and deadlines, which are ours, and without what the
-    SDK takes from the environment."""
+    """The SDK's client for the service, without its retries, its timeouts and its settings from the
+    environment: this package has its own."""
     key = options.api_key.get_secret_value() if options.api_key is not None else None
     ours: dict[str, Any] = {"http_client": wire, "max_retries": 0, "timeout": None}
     client: openai.AsyncOpenAI
@@ -40,7 +40,7 @@ def sdk_client(
 
 
 def own_authorization(options: OpenAIOptions) -> dict[str, str | openai.Omit]:
-    """The headers with which the key is sent where it is not as the SDK does by itself."""
+    """The authorization headers to send instead of the SDK's own; empty if those are right."""
     if options.azure_api_version is not None or options.token_provider is not None:
         return {}
     if options.api_key is None:

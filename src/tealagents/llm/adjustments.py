@@ -1,7 +1,8 @@
-"""How calls are adjusted to what a service refuses. No I/O.
+"""Adjusts calls to what a service refuses. No I/O.
 
-Services that speak the same API differ in what they take of it. What one refuses is seen by its complaint:
-the same call is put otherwise at once, and later ones are from the first, once the service has answered.
+Services with the same API differ in what they accept. When a service refuses a call with a known complaint,
+the call is sent again at once with an adjustment. If the service then answers, later calls have the
+adjustment from the start.
 """
 
 import re
@@ -15,53 +16,56 @@ from msgspec.structs import replace
 from tealagents.llm.encoding import to_json
 from tealagents.llm.failures import MAX_SEARCHED, Complaint
 
-#: how templates and services say that a system message comes first, and that roles alternate from a user's on
-_ORDER = re.compile(
+#: complaints that a system message must come first, or that roles must alternate and begin with a user
+_ORDER_COMPLAINT = re.compile(
     r"system (message|prompt|role).*\b(beginning|start|first)\b|first message.*\bsystem\b"
     r"|\b(roles?|messages)\b[^.]{0,40}\balternat|\bunexpected role\b|\bsuccessive (user|system)\b"
     r"|\bimmediately after a user turn\b",
     re.DOTALL,
 )
-#: how they say that the id of a call, such as another service gave, is none to them. It may be quoted whole
-_CALL_ID = re.compile(
+#: complaints about the id of a call, which may come from another service. They may quote the whole id
+_CALL_ID_COMPLAINT = re.compile(
     r"\btool call id was\b"
     r"|(\btool_calls\[\d+\]\.id|\b(tool_)?call_id|\btool call ids?|\btool_use\.id|\btool_?use_?id)\b"
     r".*\b(too long|length|pattern|alphanumeric)\b",
     re.DOTALL,
 )
-#: the id of a call that a conversation at the service waits for
-_UNANSWERED = re.compile(r"No tool output found for function call (\S+)", re.IGNORECASE)
-#: such calls of one conversation; each costs a request to find
+#: the complaint that names a call whose output a remote conversation is waiting for
+_UNANSWERED_COMPLAINT = re.compile(r"No tool output found for function call (\S+)", re.IGNORECASE)
+#: the most such calls of one conversation; finding each takes a request
 _MOST_UNANSWERED = 20
 
 
 class Adjustments(Struct, frozen=True):
-    """What is otherwise in a body, since the service refuses it as it would be."""
+    """The differences to the usual body of a call, because the service refuses that."""
 
-    #: `stream_options` is left out
+    #: `stream_options` is omitted
     stream_options: bool = False
-    #: system messages are in the first one, neighbouring user messages in one, and one precedes all others
+    #: all system messages are joined in the first message, neighboring user messages are joined, and the
+    #: first other message is a user's
     order: bool = False
-    #: calls that the conversation waits for, of a request that ended without answering them: only here
+    #: ids of calls whose output the remote conversation is waiting for, from a request that ended without it;
+    #: for this call only
     unanswered: tuple[str, ...] = ()
-    #: reasoning that was sealed for another account is left out: only here
+    #: reasoning that was encrypted for another account is omitted; for this call only
     unsealed: bool = False
-    #: calls have other ids: only here, since a gateway may pass other calls to a service that needs its own
+    #: tool calls have other ids; for this call only, since a gateway may route the next one to another
+    #: service
     other_ids: bool = False
 
     def learned(self, said: Complaint) -> "Adjustments":
-        """This, and what a refusal calls for; itself where that is nothing."""
+        """These adjustments and the one for a complaint; unchanged if the complaint is unknown."""
         words = f"{said.param} {said.message[:MAX_SEARCHED]}".lower()
         if said.status in (400, 422) and "stream_options" in words:
             return replace(self, stream_options=True)
-        # a failing template is an internal error at some services
-        if said.status in (400, 422, 500) and _ORDER.search(words):
+        # some services report the failure of a chat template as an internal error
+        if said.status in (400, 422, 500) and _ORDER_COMPLAINT.search(words):
             return replace(self, order=True)
-        if said.status in (400, 422, 500) and _CALL_ID.search(words):
+        if said.status in (400, 422, 500) and _CALL_ID_COMPLAINT.search(words):
             return replace(self, other_ids=True)
         if said.status == 400 and said.code == "invalid_encrypted_content":
             return replace(self, unsealed=True)
-        if said.status == 400 and (open_call := _UNANSWERED.search(said.message)):
+        if said.status == 400 and (open_call := _UNANSWERED_COMPLAINT.search(said.message)):
             call_id = open_call[1].rstrip(".")
             if call_id not in self.unanswered and len(self.unanswered) < _MOST_UNANSWERED:
                 return replace(self, unanswered=(*self.unanswered, call_id))
@@ -69,31 +73,32 @@ class Adjustments(Struct, frozen=True):
 
     @property
     def named(self) -> str:
-        """What the service refuses, in words."""
+        """What the service refuses, for the log."""
         order = "some orders of roles"
         return " and ".join([*["`stream_options`"] * self.stream_options, *[order] * self.order])
 
     def __or__(self, other: "Adjustments") -> "Adjustments":
-        """What holds for every conversation."""
+        """The adjustments of either that apply to all calls, not only to one."""
         return Adjustments(self.stream_options or other.stream_options, self.order or other.order)
 
 
-#: until a service refuses something
+#: the adjustments until a service refuses something
 NO_ADJUSTMENTS = Adjustments()
 
-#: stands for the user's message where a reducer has cut the history behind it. Leaving out what follows
-#: instead, up to the next message of the user, could take a long round of calls that the reducer shows
-_NOT_SHOWN = "(what came before is not shown)"
+#: the user message that is inserted if a reducer has cut the history after one. Omitting everything up to the
+#: next user message instead could omit a long tool round that the reducer has kept
+_OMITTED = "(what came before is not shown)"
 
 
 def joined(
     prompt: Sequence[bytes], *, system: bytes, user: bytes, text: str, continued: bool = False
 ) -> list[bytes]:
-    """The messages with what all system messages say in the first one, and neighbouring user messages in one.
+    """The messages in an order that every service accepts.
 
-    The first of the others is a user's, except where they continue what the service keeps. `system` and
-    `user` is how such a message begins, up to its content, which is its last field; `text` is the type of a
-    part of text.
+    All system messages are joined in the first message, neighboring user messages are joined, and the first
+    other message is a user's, unless the prompt is `continued` from a remote conversation. `system` and
+    `user` are the bytes of such messages up to the content, their last field. `text` is the type of a text
+    part.
     """
 
     def content(piece: bytes, beginning: bytes) -> Any:
@@ -113,12 +118,12 @@ def joined(
         pieces.append(piece)
     first = 1 if standing else 0
     if not continued and pieces[first:] and not pieces[first].startswith(user):
-        pieces.insert(first, with_content(user, _NOT_SHOWN))
+        pieces.insert(first, with_content(user, _OMITTED))
     return pieces
 
 
 def _together(first: Any, second: Any, text: str) -> Any:
-    """The contents of two messages as that of one: a text, or parts where one of them has parts."""
+    """Joins the contents of two messages: to a text, or to a list of parts if one of them is a list."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     parts = [[{"type": text, "text": each}] if isinstance(each, str) else each for each in (first, second)]

@@ -5,9 +5,9 @@ from tealagents.llm.options import ModelOptions
 
 
 class Deadlines:
-    """How long one call is waited for: in all, for its first delta, and then for each next one.
+    """The deadlines of one call: for the whole call, for its first delta, and for each delta after that.
 
-    Where no stream is asked for, all of the answer is its first delta.
+    If no stream is asked for, the whole answer counts as the first delta.
     """
 
     def __init__(self, timeouts: ModelOptions, now: float, *, stream: bool = True) -> None:
@@ -15,21 +15,21 @@ class Deadlines:
         self._stream = stream
         self._total_at = now + timeouts.model_timeout_seconds
         self._first_at = now + timeouts.first_piece_timeout_seconds
-        #: a delta has come: nothing is tried again, and the wait is for the next one
+        #: True once a delta has arrived: the call is no longer retried, and the next delta has a deadline
         self.begun = False
 
     def due(self, waiting_since: float) -> float:
-        """When a wait that began at `waiting_since` has lasted too long."""
+        """The time at which a wait that began at `waiting_since` is overdue."""
         if not self.begun:
             return min(self._first_at, self._total_at)
         return min(waiting_since + self._timeouts.piece_timeout_seconds, self._total_at)
 
     def recheck(self, now: float) -> float:
-        """When to look again, at the latest, while no one waits."""
+        """The time of the next check while no one waits."""
         return now + self._timeouts.piece_timeout_seconds
 
     def overdue(self, now: float) -> ModelTimeout:
-        """The error for a wait that lasted beyond `due`; it says which deadline that was."""
+        """The error for a wait that is overdue. It names the deadline."""
         if now >= self._total_at:
             seconds = self._timeouts.model_timeout_seconds
             return ModelTimeout(

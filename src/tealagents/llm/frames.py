@@ -1,10 +1,10 @@
-"""Server-sent events, cut out of the bytes of a response. No I/O.
+"""Parses server-sent events from the bytes of a response. No I/O.
 
 The format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation.
-Only `data` matters to us: the services repeat the event's name in their JSON.
+Only `data` is used: model services repeat the event's name in their JSON.
 """
 
-#: far above any answer's event; bounds what a service that never ends one can make us keep
+#: far above the size of real events; limits the memory for an event that never ends
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
@@ -15,16 +15,17 @@ class FrameTooLong(Exception):
 
 
 class EventFrames:
-    """Takes the bytes in whatever chunks they come and gives the data of each event that is complete."""
+    """An incremental parser: takes chunks of bytes, and returns the data of the events that are complete."""
 
     def __init__(self) -> None:
-        #: what has come of the event that is not yet complete; never holds an empty line
+        #: the chunks of the incomplete event, which contain no empty line
         self._parts: list[bytes] = []
         self._size = 0
-        #: the bytes so far end in CR, so that a LF that follows belongs to it
+        #: the bytes so far end with CR, so that a LF which follows belongs to it
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that these bytes complete. Raises `FrameTooLong`."""
         if self._after_cr or b"\r" in data:
             data = self._with_plain_newlines(data)
         if self._parts:
@@ -57,7 +58,7 @@ class EventFrames:
 
 
 def _payload(block: bytes) -> bytes | None:
-    """The data of one event, or None for one without (a comment, an empty line more)."""
+    """The data of an event; None if it has none (a comment, an additional empty line)."""
     if block.startswith(b"data: ") and b"\n" not in block:
         return block[6:] or None
     lines = block.removeprefix(_BOM).split(b"\n")

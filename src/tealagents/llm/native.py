@@ -1,7 +1,8 @@
-"""What a service sends with tool calls and wants back with them, such as reasoning and signatures. No I/O.
+"""Data that a service sends with tool calls and needs back with them, such as reasoning and signatures. No
+I/O.
 
-It is kept as `Message.native`. Only a client of the kind that made it reads it, for the same model of the
-same service, and only while the message has as many calls as it came with.
+It is stored as `Message.native`. It is sent back only by the same kind of client, to the same model of the
+same service, and only if the message still has the same number of calls.
 """
 
 import hashlib
@@ -15,26 +16,26 @@ from tealagents.domain.models import LONGEST_NATIVE, Json, Message
 from tealagents.llm.encoding import to_json
 from tealagents.llm.options import OpenAIOptions
 
-#: the kinds of `reasoning_details` whose text is streamed in pieces, and the fields it is in
+#: the kinds of `reasoning_details` whose text is streamed in parts, and the fields that contain it
 _STREAMED = frozenset({"reasoning.text", "reasoning.summary"})
 _TEXTS = ("text", "summary")
 
 
 def source_of(kind: str, options: OpenAIOptions) -> str:
-    """What a client's values are for: its kind, the model, and the service, which seals for itself alone."""
+    """The source of a client's native data: its kind, its model, and its service, which alone can read it."""
     return f"{kind} {options.model} {hashlib.sha256(options.base_url.encode()).hexdigest()[:12]}"
 
 
 def kept(source: str, calls: int, value: Json) -> str:
-    """A `Message.native` of that client and model, for so many calls. Empty where it cannot be kept."""
+    """A `Message.native` from `source` for a message with so many calls; empty if it cannot be stored."""
     try:
         return to_json({"source": source, "calls": calls, **value}).decode()
-    except (TypeError, RecursionError):  # nested more deeply than it could be sent
+    except (TypeError, RecursionError):  # nested too deeply to be sent
         return ""
 
 
 def returned(message: Message, source: str) -> Json:
-    """What was given to `kept`; empty where it is of another client or model, or of other calls."""
+    """The value that was given to `kept`; empty if it has another source or another number of calls."""
     if not message.native:
         return {}
     try:
@@ -46,7 +47,7 @@ def returned(message: Message, source: str) -> Json:
 
 
 class ChatReasoning:
-    """The fields of a chat completion's message that hold its reasoning, put together from their pieces."""
+    """Collects the reasoning of a chat completion, from a whole message or from the parts of a stream."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -55,7 +56,7 @@ class ChatReasoning:
         self._size = 0
 
     def take(self, content: Any, details: Any, *, streamed: bool) -> None:
-        """`reasoning_content` and `reasoning_details` of a message, or what is new of them."""
+        """Adds `reasoning_content` and `reasoning_details` of a message, or of a chunk if `streamed`."""
         self._streamed = streamed
         if isinstance(content, str):
             self._size += len(content)
@@ -68,7 +69,7 @@ class ChatReasoning:
             self._content, self._details = [], []
 
     def fields(self) -> Json:
-        """The fields to send back; none where they are too large."""
+        """The fields to send back; none if they are too large."""
         if self._size > LONGEST_NATIVE:
             return {}
         found: Json = {"reasoning_content": "".join(self._content)} if self._content else {}
@@ -78,7 +79,7 @@ class ChatReasoning:
 
 
 def _joined(pieces: Sequence[Json]) -> Iterator[Json]:
-    """Details from the pieces of a stream: those of one text follow each other."""
+    """Joins the parts of a stream to whole details. The parts of one text are neighbors."""
     single = count()
 
     def text_of(piece: Json) -> object:

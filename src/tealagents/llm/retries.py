@@ -1,8 +1,8 @@
-"""When a call of the model is tried again. No I/O.
+"""Whether and when a model call is retried. No I/O.
 
-Only before the first delta, only where it can help, at most a few times for one call, and never so
-often by all calls together that a service in trouble is hit harder for it: the budget of the process
-grows by a fraction of a retry with each call.
+A call is retried only before its first delta, only if that can help, and only a few times. All calls of the
+process share a budget, which grows by a fraction of a retry with each call, so that retries do not overload a
+service that is in trouble.
 """
 
 import random
@@ -10,27 +10,30 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
-#: HTTP statuses after which the same request can succeed a moment later (529: overloaded)
+#: HTTP statuses after which the same request may soon succeed (529: overloaded)
 PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
-#: error codes that come with such a status and last all the same
+#: error codes that do not pass by themselves, although their HTTP status is in `PASSING`
 LASTING_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
-#: error codes inside of an answer that was begun with 200
+#: error codes in an answer with status 200 after which the same request may soon succeed
 PASSING_CODES = frozenset(
     {
         *("server_error", "internal_error", "service_unavailable_error", "server_is_overloaded"),
         *("overloaded_error", "rate_limit_error", "rate_limit_exceeded", "slow_down"),
     }
 )
-#: error codes of refusals that pass within seconds, whatever their status → seconds to wait where the service
+#: error codes of refusals that pass within seconds, whatever their status → seconds to wait if the service
 #: names none
 BUSY_CODES = {"conversation_locked": 2.0}
 
 
 class Retries:
-    """Decides whether a call that failed is tried again, and after how long."""
+    """Decides whether a failed call is retried, and after how many seconds."""
 
     def __init__(self, *, limit: int, delay: float, ratio: float, burst: int) -> None:
-        """`limit` retries for one call; for all calls together `ratio` retries a call, `burst` at once."""
+        """`limit`: retries of one call. `delay`: seconds before the first retry.
+
+        `ratio` and `burst`: the budget of all calls grows by `ratio` retries per call, up to `burst`.
+        """
         self._limit = limit
         self._delay = delay
         self._ratio = ratio
@@ -39,14 +42,14 @@ class Retries:
         self._budget = float(burst)
 
     def begin(self) -> None:
-        """To be called once for each call, before its first attempt."""
+        """Call it once for each call, before its first attempt."""
         self._budget = min(self._burst, self._budget + self._ratio)
 
     def pause(self, retry: int, *, asked: float | None, remaining: float) -> float | None:
-        """Seconds to wait before the `retry`-th retry (from 1), or None where there shall be none.
+        """The seconds to wait before retry number `retry` (from 1); None if there is to be no retry.
 
-        `asked` is what the service asks for (`Retry-After`), `remaining` what the deadline leaves: a wait
-        that would use it up is not begun.
+        `asked`: the seconds that the service asks for (`Retry-After`). `remaining`: the seconds until the
+        deadline; there is no retry if the wait would reach it.
         """
         if retry > self._limit:
             return None
@@ -58,16 +61,16 @@ class Retries:
 
 
 def can_help(status: int, code: str, advice: str | None) -> bool:
-    """Whether a refusal with this status and error code passes by itself; `advice` is `x-should-retry`."""
+    """Whether a retry can help after this status and error code. `advice` is the header `x-should-retry`."""
     if advice in {"true", "false"}:
         return advice == "true"
     return code in BUSY_CODES or (status in PASSING and code not in LASTING_CODES)
 
 
 def seconds_of(retry_after_ms: str | None, retry_after: str | None, now: float) -> float | None:
-    """What `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3: seconds or a date) asks for.
+    """The seconds that `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3: seconds or a date) asks for.
 
-    None where nothing usable is said; never negative. `now` is the wall clock.
+    Never negative; None if neither is usable. `now` is the wall clock, in seconds since the epoch.
     """
     for text, unit in ((retry_after_ms, 1000), (retry_after, 1)):
         seconds = _number(text)
