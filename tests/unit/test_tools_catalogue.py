@@ -18,7 +18,7 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, ToolSpec
 from tealagents.testing.waits import eventually
 from tealagents.tools import Sources, ToolsetError, open_toolsets, tools_at_hand
-from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, report
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, mismatches
 from tealagents.tools.naming import tool_names
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 
@@ -163,13 +163,13 @@ async def test_governed_tool_calls_the_tool() -> None:
 def test_what_does_not_fit_is_reported() -> None:
     """Entries without a tool and tools without an entry are reported, each in a sentence."""
     tools = [Named("Shell-delete"), Named("Shell-list"), Overridden("S-b", requires_hitl=False)]
-    sentences = report(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
+    sentences = mismatches(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
     assert sentences == [
         "The catalogue names 'Shell-lists', which is not a tool of this agent. Did you mean 'Shell-list'?",
         "The catalogue does not name 'Shell-list': each call to it needs approval.",
         "The catalogue does not name 'S-b', but its server's entry in the config clears it.",
     ]
-    assert report(tools, None) == []
+    assert mismatches(tools, None) == []
 
 
 # --- the file ------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
-from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, report
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, mismatches
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError, errors_at
 from tealagents.tools.naming import prefix_of
@@ -65,8 +65,8 @@ __all__ = [
     "Sources",
     "ToolsetError",
     "govern",
+    "mismatches",
     "open_toolsets",
-    "report",
     "tools_at_hand",
 ]
 
@@ -240,7 +240,7 @@ async def open_toolsets(
         await _enter_all(stack, toolsets)
         check_tools(toolsets)
         tools = [tool for toolset in toolsets for tool in toolset.tools()]
-        for sentence in report(tools, catalogue, more_to_come=sources.more_to_come):
+        for sentence in mismatches(tools, catalogue, more_to_come=sources.more_to_come):
             logger.warning("%s", sentence)
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
 

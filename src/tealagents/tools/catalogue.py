@@ -305,7 +305,7 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     two tools with one name: a decision about one would apply to the other."""
     seen: set[str] = set()
     for toolset in toolsets:
-        for tool in _listed(toolset):
+        for tool in _tools_listed_by(toolset):
             name = _checked_spec(tool, type(toolset).__name__).name
             if name in seen:
                 raise ToolsetError(
@@ -314,7 +314,7 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
             seen.add(name)
 
 
-def _listed(toolset: Toolset) -> Iterable[Tool]:
+def _tools_listed_by(toolset: Toolset) -> Iterable[Tool]:
     kind = type(toolset)
     try:
         tools: object = toolset.tools()
@@ -341,7 +341,9 @@ def _checked_spec(tool: object, toolset: str) -> ToolSpec:
     return spec
 
 
-def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: bool = False) -> list[str]:
+def mismatches(
+    tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: bool = False
+) -> list[str]:
     """Mismatches between the catalogue and the tools, one sentence each, for the operator.
 
     With `more_to_come`, unknown names in the catalogue are not reported: context providers may add those

@@ -97,9 +97,9 @@ def _with_all_fields(schema: Json) -> Json:
             if len(ones) <= _MOST_DESCRIPTIONS and one not in ones:
                 ones.append(one)
         if whole:
-            needed |= dict.fromkeys(_texts(_listed(part.get("required"))))
+            needed |= dict.fromkeys(_texts(_as_list(part.get("required"))))
         for key in (*_COMPOSITIONS, "then", "else"):
-            for branch in _listed(part.get(key)) or [part.get(key)]:
+            for branch in _as_list(part.get(key)) or [part.get(key)]:
                 if len(parts) == _MOST_PARTS:
                     break
                 if found := _object(_target(schema, branch)):
@@ -278,7 +278,7 @@ def _texts(value: list[Any]) -> list[str]:
     return list(dict.fromkeys(one for one in value if isinstance(one, str)))
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

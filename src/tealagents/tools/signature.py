@@ -189,7 +189,7 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
     if default is None and not _takes_none(hint):
         # `limit: int = None` is common, and means `int | None`
         hint = hint | None
-    hint = _listed(hint)
+    hint = _with_lists(hint)
     description = _annotated_text(hint) or text
     # the field has another name, because `schema`, `json` or `_x` are valid as parameters but not as fields
     extra = Field(alias=parameter.name, description=description or None)
@@ -202,13 +202,13 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
     )
 
 
-def _listed(hint: Any) -> Any:
+def _with_lists(hint: Any) -> Any:
     """The type with `list` in place of `Iterable`, whose items pydantic checks only while they are read."""
     inner = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(map(_listed, inner))]  # noqa: UP007 - made of a tuple
+        return Union[tuple(map(_with_lists, inner))]  # noqa: UP007 - made of a tuple
     if get_origin(hint) is Annotated:
-        return Annotated[(_listed(inner[0]), *inner[1:])]
+        return Annotated[(_with_lists(inner[0]), *inner[1:])]
     if (get_origin(hint) or hint) is Iterable:
         return list[inner[0] if inner else Any]  # type: ignore[misc]
     return hint
