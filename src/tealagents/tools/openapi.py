@@ -86,7 +86,7 @@ class OpenAPIPlugin:
         server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
-            service = RemoteApi(self._options, server, client, self._trace_headers)
+            service = ApiService(self._options, server, client, self._trace_headers)
             names = tool_names(self._options.plugin_name, [one.function for one in chosen])
             self._tools = tuple(
                 OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
@@ -101,7 +101,7 @@ class OpenAPIPlugin:
 class OpenAPITool:
     """One operation."""
 
-    def __init__(self, service: "RemoteApi", operation: ApiOperation, name: str) -> None:
+    def __init__(self, service: "ApiService", operation: ApiOperation, name: str) -> None:
         self._service = service
         self._operation = operation
         description = operation.description or f"{operation.method} {operation.path}"
@@ -136,7 +136,7 @@ class _Unauthorized(ToolFailed):
     """The service refused the credentials (401): nothing was done."""
 
 
-class RemoteApi:
+class ApiService:
     """Sends requests to one server."""
 
     def __init__(
