@@ -426,9 +426,9 @@ def test_a_document_does_not_choose_the_folder(tmp_path: Path) -> None:
     """The factory names it, also where it is another one than when the thread was saved."""
     written = LocalThread(stores=lambda: FileMessages(tmp_path / "old")).to_json()
     opened = LocalThread.from_json(written, stores=lambda: FileMessages(tmp_path / "new"))
-    assert opened._kept is not None
-    assert isinstance(opened._kept.store, FileMessages)
-    assert opened._kept.store.path.parent == tmp_path / "new"
+    assert opened._stored is not None
+    assert isinstance(opened._stored.store, FileMessages)
+    assert opened._stored.store.path.parent == tmp_path / "new"
     assert str(tmp_path) not in str(written)
 
 

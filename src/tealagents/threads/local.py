@@ -46,7 +46,7 @@ class StoredMessages:
         #: ids of messages in the store, which cannot erase single ones, that are not in the thread
         self.dropped: set[str] = set()
         #: whether the thread has read the messages in the store
-        self.read = True
+        self.is_read = True
         self._access = asyncio.Lock()
 
     async def sync(self) -> list[Message]:
@@ -80,7 +80,7 @@ class StoredMessages:
         self.dropped.update(message_ids)
 
     def _shown(self, kept: Sequence[Message]) -> list[Message]:
-        self.read = True
+        self.is_read = True
         self.dropped.intersection_update(message.message_id for message in kept)
         return [message for message in kept if message.message_id not in self.dropped]
 
@@ -116,30 +116,30 @@ class LocalThread(AgentThread):
         self._pending: list[str] = []
         self._edits: dict[str, str] = {}
         made = stores() if store is None and stores is not None else store
-        self._kept = StoredMessages(made, self._messages.values()) if made is not None else None
-        if self._kept is not None:
-            self._kept.read = store is None
+        self._stored = StoredMessages(made, self._messages.values()) if made is not None else None
+        if self._stored is not None:
+            self._stored.is_read = store is None
 
     # --- life ------------------------------------------------------------------------------------
 
     async def create(self) -> None:
         await super().create()
-        if self._kept is not None:
-            self._take_in(await self._kept.sync())
+        if self._stored is not None:
+            self._take_in(await self._stored.sync())
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        kept = self._kept
-        if kept is None:
+        stored = self._stored
+        if stored is None:
             await self.create()
             for message in _distinct(messages, self._messages):
                 self._messages[message.message_id] = message
                 self._pending.append(message.message_id)
         else:
-            if kept.unstored or not kept.read:
+            if stored.unstored or not stored.is_read:
                 await self.create()
             self._check_there()
-            messages = _distinct(messages, self._messages.keys() | kept.dropped)
-            self._take_in(await kept.add(messages), own=[message.message_id for message in messages])
+            messages = _distinct(messages, self._messages.keys() | stored.dropped)
+            self._take_in(await stored.add(messages), own=[message.message_id for message in messages])
         self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
     def _take_in(self, kept: Sequence[Message], own: Sequence[str] = ()) -> None:
@@ -157,8 +157,8 @@ class LocalThread(AgentThread):
             self.context["turn"] = int(self.context.get("turn", 0)) + others
 
     async def _erase(self) -> None:
-        if self._kept is not None:
-            await self._kept.store.clear()
+        if self._stored is not None:
+            await self._stored.store.clear()
         await super()._erase()
         self._messages.clear()
         self._beginning = ()
@@ -178,7 +178,7 @@ class LocalThread(AgentThread):
         return [_edited(self._messages[name], edits) for name in order if name in self._messages]
 
     def _check_read(self) -> None:
-        if self._kept is not None and not self._kept.read:
+        if self._stored is not None and not self._stored.is_read:
             raise InvalidRequest("", "the thread's messages are in its store: await thread.create() first")
 
     async def edit(self, message_id: str, text: str) -> Message:
@@ -281,8 +281,8 @@ class LocalThread(AgentThread):
 
     def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         """Discards messages and edits since the current checkpoint."""
-        if self._kept is not None:
-            self._kept.drop(self._pending)
+        if self._stored is not None:
+            self._stored.drop(self._pending)
         for name in self._pending:
             self._messages.pop(name, None)
         self._pending, self._edits = [], {}
@@ -290,14 +290,16 @@ class LocalThread(AgentThread):
     # --- JSON ------------------------------------------------------------------------------------
 
     def _fields(self) -> Json:
-        kept = self._kept
+        stored = self._stored
         return {
-            "messages": msgspec.to_builtins(list(self._messages.values() if kept is None else kept.unstored)),
+            "messages": msgspec.to_builtins(
+                list(self._messages.values() if stored is None else stored.unstored)
+            ),
             "beginning": self._beginning,
             "pending": list(self._pending),
             "edits": dict(self._edits),
-            "dropped": [] if kept is None else sorted(kept.dropped),
-            "store": None if kept is None else kept.store.serialize(),
+            "dropped": [] if stored is None else sorted(stored.dropped),
+            "store": None if stored is None else stored.store.serialize(),
         }
 
     @classmethod
@@ -312,15 +314,15 @@ class LocalThread(AgentThread):
         thread = cls(fields.messages, stores=stores)
         thread._beginning = fields.beginning
         thread._pending, thread._edits = list(fields.pending), fields.edits
-        if thread._kept is not None and fields.store is not None:
-            if fields.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):
+        if thread._stored is not None and fields.store is not None:
+            if fields.store.pop("sealed", False) and not isinstance(thread._stored.store, SealedMessages):
                 raise InvalidRequest("store", "is sealed: give its agent's `message_stores` as `stores`")
             try:
-                thread._kept.store.update_from_state(fields.store)
+                thread._stored.store.update_from_state(fields.store)
             except (KeyError, CorruptState):
                 raise InvalidRequest("store", "is not what a message store wrote") from None
-            thread._kept.dropped = set(fields.dropped)
-            thread._kept.read = False
+            thread._stored.dropped = set(fields.dropped)
+            thread._stored.is_read = False
         return thread
 
 
