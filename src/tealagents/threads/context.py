@@ -190,10 +190,10 @@ class Providers:
             before=states,
         )
         asked = [
-            _watched(each, "invoking", partial(_context, each, gathered.invocations[each.name]))
+            _watched(each, "invoking", partial(_storable_context, each, gathered.invocations[each.name]))
             for each in self._providers
         ]
-        for context, report in await _all(asked):
+        for context, report in await _concurrently(asked):
             if context is not None:
                 gathered.instructions += [context.instructions] if context.instructions else []
                 gathered.messages += context.messages
@@ -224,7 +224,7 @@ class Providers:
             )
             for each in self._providers
         ]
-        reports = [report for _, report in await _all(calls) if report.is_error]
+        reports = [report for _, report in await _concurrently(calls) if report.is_error]
         return reports + self._restored_states(gathered)
 
     @staticmethod
@@ -264,7 +264,7 @@ def _unkeepable(state: Json) -> str | None:
     return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
 
 
-async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def _concurrently(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs all concurrently; returns their results. If one fails, or the request is stopped, the others are
     canceled; one that ignores this keeps running, and is not waited for."""
     if not works:
@@ -280,7 +280,7 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await unwound(tasks)
 
 
-async def _context(provider: ContextProvider, invocation: Invocation) -> Context | None:
+async def _storable_context(provider: ContextProvider, invocation: Invocation) -> Context | None:
     """What a provider adds, made storable. `TypeError` or `ValueError` if that is no valid `Context`."""
     context: object = await provider.invoking(invocation)
     if context is None:
@@ -301,11 +301,11 @@ async def _context(provider: ContextProvider, invocation: Invocation) -> Context
     return replace(
         context,
         instructions=storable(context.instructions),
-        messages=tuple(map(_storable, context.messages)),
+        messages=tuple(map(_storable_message, context.messages)),
     )
 
 
-def _storable(message: Message) -> Message:
+def _storable_message(message: Message) -> Message:
     items = tuple(replace(item, content=storable(item.content)) for item in message.items)
     return replace(message, items=items)
 

@@ -33,8 +33,8 @@ from tealagents.state.task_document import context_problem
 #: when a reducer runs: after messages are added, or when they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
 
-#: who keeps each part of what a conversation remembers, as the kind of their steps in the trace
-_PARTS: dict[str, Literal["reduction", "context"]] = {"view": "reduction", "providers": "context"}
+#: section of what a conversation remembers → who keeps it, as the kind of their steps in the trace
+_SECTIONS: dict[str, Literal["reduction", "context"]] = {"view": "reduction", "providers": "context"}
 
 
 class Part(Struct, kw_only=True, eq=False):
@@ -283,24 +283,24 @@ def restored_context(context: Json, before: Json) -> list[Report]:
     of it can be read and written with every turn."""
     reports: list[Report] = []
     while (why := context_problem(context)) and (worst := _worst(context, before, slow=why == TOO_SLOW)):
-        part, name = worst
-        _restore(name, context[part], before.get(part) or {})
-        reports.append(state_unchanged(_PARTS[part], name, f"what the thread remembers {why}"))
+        section, name = worst
+        _restore(name, context[section], before.get(section) or {})
+        reports.append(state_unchanged(_SECTIONS[section], name, f"what the thread remembers {why}"))
     return reports
 
 
 def _worst(context: Json, before: Json, *, slow: bool) -> tuple[str, str] | None:
-    """The part and the name of what has grown most, or most of those with numbers that are `slow` to read."""
+    """Section and name of what has grown most, or most of those with numbers that are `slow` to read."""
     found = []
-    for part in _PARTS:
-        earlier = before.get(part) or {}
-        for name, value in context[part].items():
+    for section in _SECTIONS:
+        earlier = before.get(section) or {}
+        for name, value in context[section].items():
             if name in earlier and value == earlier[name]:
                 continue
             encoded = encode_json(value)
             growth = len(encoded) - len(encode_json(earlier.get(name, "")))
             if too_slow(encoded, most=0) if slow else growth > 0:
-                found.append((growth, part, name))
+                found.append((growth, section, name))
     return max(found)[1:] if found else None
 
 
