@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tealagents.domain.models import Json
 from tealagents.registry import Registry
-from tealagents.threads.views import Prepared, Reducer, View
+from tealagents.threads.views import Preparable, Reducer, View
 
 if TYPE_CHECKING:
     from tealagents.threads.context import ContextProvider, Providers
@@ -61,7 +61,7 @@ def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
             raise ThreadConfigError(
                 f"{reducer!r} is not a reducer: give a function, or an object with __call__."
             )
-        if isinstance(reducer, Prepared):
+        if isinstance(reducer, Preparable):
             reducer.prepare(model)
     return View(reducers) if reducers else None
 

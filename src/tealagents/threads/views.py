@@ -106,7 +106,7 @@ class Reducer(Protocol):
 
 
 @runtime_checkable
-class Prepared(Protocol):
+class Preparable(Protocol):
     """A reducer that depends on the model: it gets the name once, at start, and may reject it."""
 
     def prepare(self, model: str, /) -> None: ...
