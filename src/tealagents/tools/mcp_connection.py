@@ -59,14 +59,14 @@ class Unreachable(Exception):
     """There is no session, so the call was not made. The text says why."""
 
 
-class News:
-    """The two signals that a session's task waits for: the listing has changed, or the session is over."""
+class Signals:
+    """What a session's task waits for: the listing has changed, or the session is over."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         #: set once the session is closed, and the last output of a child process has been read
-        self.left = asyncio.Event()
+        self.closed = asyncio.Event()
 
     def changed(self) -> None:
         self._wake.set()
@@ -108,7 +108,7 @@ class MCPConnection:
         self.idle_since = time.monotonic()
         self._client: Client | None = None
         self._up = asyncio.Event()
-        self._news = News()
+        self._signals = Signals()
         self._failure: Exception | None = None
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._scope = anyio.CancelScope()
@@ -130,11 +130,11 @@ class MCPConnection:
         """Raises `Unreachable`, or what the SDK raises (`MCPError` with its code, most of the time)."""
         self.busy += 1
         try:
-            client, news = await self._session(), self._news
+            client, signals = await self._session(), self._signals
             try:
                 return await self._call(client, tool, arguments)
             except MCPError as error:
-                if error.code == CONNECTION_CLOSED and await self._wrote_too_much(news):
+                if error.code == CONNECTION_CLOSED and await self._wrote_too_much(signals):
                     raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
                 if error.code != SESSION_LOST:
                     raise
@@ -170,13 +170,13 @@ class MCPConnection:
             raise self._refusal() or Unreachable("the connection is closed")
         return self._client
 
-    async def _wrote_too_much(self, news: News) -> bool:
+    async def _wrote_too_much(self, signals: Signals) -> bool:
         """Whether the process guard ended the session's child process because it wrote too long a line."""
         if self._options.transport != "stdio":
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * LAST_WORDS_SECONDS):
-                await news.left.wait()
+                await signals.closed.wait()
         return bool(self._last_words) and self._last_words[-1] == f"ended: {TOO_LONG}"
 
     @property
@@ -216,7 +216,7 @@ class MCPConnection:
                     if self._refusal() and self.bearer.token == token:  # a token renewed since is tried first
                         self._up.set()  # wakes the calls that wait for a session, which are refused as well
                         return
-                self._news.left.set()
+                self._signals.closed.set()
                 if self._scope.deadline < math.inf:  # closed
                     return
                 name, said = self._options.name, self._last_output()
@@ -228,7 +228,7 @@ class MCPConnection:
 
     async def _live(self, started: "asyncio.Future[None]") -> None:
         """One session, from connecting to its loss."""
-        self._news = News()
+        self._signals = Signals()
         client = Client(
             _watched(self._transport(), self._lose),
             mode=_mode(self._options),
@@ -254,7 +254,7 @@ class MCPConnection:
                     if _announces(client):
                         group.start_soon(self._listen, client)
                     group.start_soon(self._watch, client)
-                    await self._news.of_end()
+                    await self._signals.of_end()
                     group.cancel_scope.cancel()
             finally:
                 self._client = None
@@ -276,7 +276,7 @@ class MCPConnection:
 
     async def _watch(self, client: Client) -> None:
         pause, ended = FIRST_PAUSE, time.monotonic()
-        while await self._news.of_change():
+        while await self._signals.of_change():
             if time.monotonic() - ended > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             # a server may announce, or even make, a change each time it is asked for the listing
@@ -308,10 +308,10 @@ class MCPConnection:
     def _lose(self) -> None:
         """Ends the session; new calls wait for the next one."""
         self._up.clear()
-        self._news.over()
+        self._signals.over()
 
     def _list_again(self) -> None:
-        self._news.changed()
+        self._signals.changed()
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
