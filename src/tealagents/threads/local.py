@@ -148,12 +148,12 @@ class LocalThread(AgentThread):
         Rounds that other writers added (not in `own`) raise the round number, too: summaries refer to it.
         """
         self._messages = {message.message_id: message for message in kept}
-        marked = {name for each in self._checkpoints.values() for name in each.messages}
-        known = marked.union(self._beginning, self._pending)
-        self._pending = [name for name in self._pending if name in self._messages]
-        new = [name for name in self._messages if name not in known]
+        in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
+        known = in_checkpoints.union(self._beginning, self._pending)
+        self._pending = [message_id for message_id in self._pending if message_id in self._messages]
+        new = [message_id for message_id in self._messages if message_id not in known]
         self._pending += new
-        if others := _rounds([self._messages[name] for name in new if name not in own]):
+        if others := _rounds([self._messages[message_id] for message_id in new if message_id not in own]):
             self.context["turn"] = int(self.context.get("turn", 0)) + others
 
     async def _erase(self) -> None:
@@ -172,10 +172,12 @@ class LocalThread(AgentThread):
         self._check_there()
         self._check_read()
         lineage = self._lineage()
-        marked = (name for checkpoint in lineage for name in checkpoint.messages)
-        order = [*self._beginning, *marked, *self._pending]
+        in_checkpoints = (message_id for checkpoint in lineage for message_id in checkpoint.messages)
+        order = [*self._beginning, *in_checkpoints, *self._pending]
         edits = _edits_of(lineage) | self._edits
-        return [_edited(self._messages[name], edits) for name in order if name in self._messages]
+        return [
+            _edited(self._messages[message_id], edits) for message_id in order if message_id in self._messages
+        ]
 
     def _check_read(self) -> None:
         if self._stored is not None and not self._stored.is_read:
@@ -220,47 +222,49 @@ class LocalThread(AgentThread):
         kept = self.messages if message_id is None else up_to(self.messages, message_id)
         if kept is None:
             raise self._unknown(message_id or "")
-        names = {each.message_id: ids.random_id() for each in kept}
+        new_ids = {each.message_id: ids.random_id() for each in kept}
         copies = [
             replace(self._messages[old], message_id=new, origin=Origin(self.thread_id, old))
-            for old, new in names.items()
+            for old, new in new_ids.items()
         ]
         fork = type(self)(copies, stores=self._stores)
         fork.fingerprint = self.fingerprint
-        fork._adopt_lineage(self, names)
+        fork._adopt_lineage(self, new_ids)
         return fork
 
-    def _adopt_lineage(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
+    def _adopt_lineage(self, origin: "LocalThread", new_ids: Mapping[str, str]) -> None:
         """Copies the initial messages and every checkpoint that lies within the fork, with its saved state.
 
-        `names`: the id of each of the fork's messages in `origin` → its id in the fork.
+        `new_ids`: the id of each of the fork's messages in `origin` → its id in the fork.
         """
 
-        def within(messages: Iterable[str]) -> bool:
-            return all(name in names or name not in origin._messages for name in messages)
+        def within(message_ids: Iterable[str]) -> bool:
+            return all(each in new_ids or each not in origin._messages for each in message_ids)
 
         lineage = origin._lineage()
         whole = within(origin._beginning)
         adopted = list(takewhile(lambda each: whole and within(each.messages), lineage))
         for each in adopted:
-            messages = tuple(names[name] for name in each.messages if name in names)
+            messages = tuple(new_ids[message_id] for message_id in each.messages if message_id in new_ids)
             self._checkpoints[each.checkpoint_id] = replace(
-                each, messages=messages, edits=_renamed(each.edits, names)
+                each, messages=messages, edits=_with_new_ids(each.edits, new_ids)
             )
             self._current = each.checkpoint_id
         later = lineage[len(adopted) :]
-        self._edits = _renamed(_edits_of(later) | origin._edits, names)
-        marked = {name for each in self._checkpoints.values() for name in each.messages}
-        self._beginning = tuple(names[name] for name in origin._beginning if name in names)
-        known = marked.union(self._beginning)
-        self._pending = [name for name in self._messages if name not in known]
+        self._edits = _with_new_ids(_edits_of(later) | origin._edits, new_ids)
+        in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
+        self._beginning = tuple(
+            new_ids[message_id] for message_id in origin._beginning if message_id in new_ids
+        )
+        known = in_checkpoints.union(self._beginning)
+        self._pending = [message_id for message_id in self._messages if message_id not in known]
         self.beginning_state = origin.beginning_state
         context: Json = dict(adopted[-1].context) if adopted else self._beginning_context()
         self.context = deepcopy(context if later else origin.context)
         if self._edits:
             self.context.pop("view", None)
         self.context["turn"] = int(context.get("turn", 0)) + _rounds(
-            [self._messages[name] for name in self._pending]
+            [self._messages[message_id] for message_id in self._pending]
         )
 
     def copy(self) -> Self:
@@ -283,8 +287,8 @@ class LocalThread(AgentThread):
         """Discards messages and edits since the current checkpoint."""
         if self._stored is not None:
             self._stored.drop(self._pending)
-        for name in self._pending:
-            self._messages.pop(name, None)
+        for message_id in self._pending:
+            self._messages.pop(message_id, None)
         self._pending, self._edits = [], {}
 
     # --- JSON ------------------------------------------------------------------------------------
@@ -305,9 +309,9 @@ class LocalThread(AgentThread):
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
         fields = msgspec.convert(document, LocalFields)
-        names = [message.message_id for message in fields.messages]
+        message_ids = [message.message_id for message in fields.messages]
         new = (*fields.beginning, *fields.pending)
-        if len({*names}) < len(names) or len({*new}) < len(new):
+        if len({*message_ids}) < len(message_ids) or len({*new}) < len(new):
             raise InvalidRequest("messages", "two have the same message_id")
         if fields.store is not None and stores is None:
             raise InvalidRequest("store", "is needed: give `stores`, which makes the thread's message store")
@@ -340,7 +344,7 @@ def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Messa
 
 def _edits_of(checkpoints: Iterable[ThreadCheckpoint]) -> dict[str, str]:
     """The text of the latest edit of each edited message, by its id."""
-    return {name: text for each in checkpoints for name, text in each.edits.items()}
+    return {message_id: text for each in checkpoints for message_id, text in each.edits.items()}
 
 
 def _edited(message: Message, edits: Mapping[str, str]) -> Message:
@@ -348,8 +352,8 @@ def _edited(message: Message, edits: Mapping[str, str]) -> Message:
     return message if text is None else replace(message, items=(Item("text", text),))
 
 
-def _renamed(edits: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    return {names[name]: text for name, text in edits.items() if name in names}
+def _with_new_ids(edits: Mapping[str, str], new_ids: Mapping[str, str]) -> dict[str, str]:
+    return {new_ids[message_id]: text for message_id, text in edits.items() if message_id in new_ids}
 
 
 def _rounds(messages: Sequence[Message]) -> int:
