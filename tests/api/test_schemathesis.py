@@ -197,7 +197,7 @@ class Explorer:
             assume(not _rounded(case.body))
             self._world.fill(case, mode)
             token = {"authorization": "Bearer ada"}
-            answer = case.call(self._root, session=self._session, headers=token, timeout=20)
+            answer = case.call(self._root, session=self._session, headers=token, timeout=60)
             self.found[operation.definition.raw["operationId"], answer.status_code] += 1
             case.validate_response(answer, excluded_checks=self._excluded)
 

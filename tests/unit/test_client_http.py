@@ -611,13 +611,13 @@ def test_a_timeout_of_infinity_is_none(service: ContractServer, connect: Connect
 
 
 def test_waiting_for_a_service_that_is_mute_ends_at_its_timeout(connect: Connect) -> None:
-    """A process that is stopped takes connections and says nothing; a call may wait half a minute for it."""
+    """A process that is stopped takes connections and says nothing; a call may wait minutes for it."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        client = connect(f"http://127.0.0.1:{mute.getsockname()[1]}/A/1", timeouts=Timeouts(call=20))
+        client = connect(f"http://127.0.0.1:{mute.getsockname()[1]}/A/1", timeouts=Timeouts(call=600))
         began = time.monotonic()
         with pytest.raises(ConnectionLost):
             client.wait(str(uuid.uuid4()), timeout=1)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 
 
 class _LosingTheConnection(httpx.BaseTransport):
