@@ -1,4 +1,4 @@
-"""What chat completions send: one answer, whole or in chunks. No I/O."""
+"""Reads the answer of a chat completion, whole or in chunks. No I/O."""
 
 import hashlib
 import re
@@ -15,18 +15,18 @@ from tealagents.llm.failures import complaint, cut, failed_midway, quoted, too_m
 from tealagents.llm.native import ChatReasoning, kept
 from tealagents.llm.service import MAX_CALLS
 
-#: what services call the reasons of an answer's end, in any case; what follows a colon is a remark
+#: our finish reasons → the names that services use, in any case; a colon and a remark may follow a name
 _NAMES: dict[FinishReason | Literal["error"], str] = {
     "stop": "stop eos eos_token end_turn stop_sequence complete tool_calls tool_call tool_use function_call",
     "length": "length model_length max_tokens model_context_window_exceeded",
     "content_filter": "content_filter safety prohibited_content blocklist spii recitation sensitive",
     "refusal": "refusal",
-    # the service says that it failed, not that it finished
+    # the service failed, although it sends a finish reason
     "error": "error abort network_error insufficient_system_resource malformed_function_call "
     "function_call_filter unexpected_tool_call",
 }
 _REASONS = {name: reason for reason, names in _NAMES.items() for name in names.split()}
-#: what says where an object ends: quotes, braces, and what is escaped, of which the end may be still to come
+#: the characters that decide where a JSON object ends: quotes, braces, and escapes, which may be incomplete
 _MARKS = re.compile(r'\\.?|["{}]', re.DOTALL)
 
 
@@ -40,7 +40,7 @@ class _CallFragment(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
-    #: what Gemini wants back with the call
+    #: Gemini's data that must be sent back with the call
     extra_content: Any = None
 
 
@@ -50,16 +50,16 @@ class _ContentPart(Struct, gc=False):
 
 
 class _Said(Struct, gc=False):
-    """A message, or what is new of it."""
+    """A message, or the delta of one."""
 
-    #: a string; parts from services whose model shows its thoughts apart
+    #: a string; a list of parts from services that separate reasoning from text
     content: str | list[_ContentPart] | None = None
     refusal: str | None = None
     tool_calls: list[_CallFragment] | None = None
-    #: thoughts, by the two names that services give them
+    #: reasoning, by the two names that services use
     reasoning_content: Any = None
     reasoning: Any = None
-    #: what OpenRouter wants back with calls
+    #: OpenRouter's data that must be sent back with calls
     reasoning_details: Any = None
 
 
@@ -72,14 +72,14 @@ class _Choice(Struct, gc=False):
 
 
 class _Completion(Struct, gc=False):
-    """A completion, or a chunk of one: of all its fields those that we need."""
+    """A completion, or a chunk of one, with the fields that are used."""
 
     id: str | None = None
     model: str | None = None
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
-    #: `error` where a service sends the error without a shell
+    #: `error` if a service sends the error object without an envelope
     object: Any = None
 
 
@@ -87,7 +87,7 @@ _read = reader(_Completion, {"content", "text", "refusal", "arguments", "reasoni
 
 
 class _Assembled:
-    """A tool call whose fragments are still coming."""
+    """A tool call that is being assembled from fragments."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -95,16 +95,15 @@ class _Assembled:
         self.name = ""
         self.arguments: list[str] = []
         self.extra: Any = None
-        #: of the arguments, how many `is_whole` has seen, and how they end
+        #: the state of `is_whole`: the number of fragments it has scanned, and where they end
         self._seen = self._depth = 0
         self._in_string = self._closed = False
         self._escape = ""
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a JSON object.
+        """Whether the arguments so far are a complete JSON object.
 
-        Each fragment is looked through once, and all of them are parsed once at most: this may be asked of
-        every fragment.
+        This may be called for every fragment: each fragment is scanned once, and all are parsed at most once.
         """
         marks = _MARKS.findall(self._escape + "".join(self.arguments[self._seen :]))
         self._seen, self._escape = len(self.arguments), ""
@@ -117,7 +116,7 @@ class _Assembled:
                 self._depth += 1 if mark == "{" else -1
         if self._closed or self._depth or "}" not in marks:
             return False
-        self._closed = True  # nothing that follows makes an object of what is none now
+        self._closed = True  # if it is not an object now, no further fragment makes it one
         return is_object(self.written)
 
     @property
@@ -127,15 +126,15 @@ class _Assembled:
 
 
 class _Calls:
-    """The tool calls of an answer, put together from their fragments."""
+    """Assembles the tool calls of an answer from their fragments."""
 
     def __init__(self) -> None:
         self.all: list[_Assembled] = []
-        #: characters of their ids, names and arguments
+        #: the number of characters in their ids, names and arguments
         self.size = 0
-        #: the last one of each index
+        #: the latest call with each index
         self._last: dict[int, _Assembled] = {}
-        #: the index of the first one with an id and a name, and of the first one with an id
+        #: (id, name) → the index of the first call with them; with an empty name, of the first with the id
         self._places: dict[tuple[str, str], int] = {}
 
     def take(self, fragment: _CallFragment) -> None:
@@ -154,9 +153,9 @@ class _Calls:
             self._places.setdefault((call.id, name), call.index)
 
     def _call_of(self, fragment: _CallFragment) -> _Assembled:
-        """The call a fragment belongs to: the last one with its index, or a new one.
+        """The call that a fragment belongs to: the latest one with its index, or a new one.
 
-        Some services number no calls, or all of them 0.
+        Some services do not number calls, or number all of them 0.
         """
         index = fragment.index if fragment.index is not None else self._index_of(fragment)
         call = self._last.get(index)
@@ -169,7 +168,7 @@ class _Calls:
         return call
 
     def _index_of(self, fragment: _CallFragment) -> int:
-        """For a fragment without an index: that of the call with its id, of the last one, or the next."""
+        """The index for a fragment without one: that of the call with its id, the latest, or a new one."""
         name = (fragment.function and fragment.function.name) or ""
         if fragment.id and (place := self._places.get((fragment.id, name))) is not None:
             return place
@@ -182,7 +181,7 @@ class ChatReading:
     """Reads one answer, whole or in chunks."""
 
     def __init__(self, secrets: Sequence[str] = (), source: str = "") -> None:
-        """`source` is what the model's native reasoning is marked with."""
+        """`source` is stored with the model's native data (`native.source_of`)."""
         self.begun = False
         self._secrets = secrets
         self._source = source
@@ -207,7 +206,7 @@ class ChatReading:
         return self._calls.size
 
     def whole(self, body: bytes) -> Sequence[TextDelta]:
-        """A completion, which is a single chunk that calls what is new in it `message`."""
+        """Reads a completion, which is like a chunk with `message` in place of `delta`."""
         return self.take(body)
 
     def take(self, data: bytes) -> Sequence[TextDelta]:
@@ -245,7 +244,7 @@ class ChatReading:
             self.begun = True
             for place, fragment in enumerate(said.tool_calls):
                 if choice.delta is None:
-                    fragment.index = place  # a whole message has whole calls, whatever their numbers and ids
+                    fragment.index = place  # the calls of a whole message are whole; ignore their numbers
                 self._calls.take(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
@@ -254,7 +253,7 @@ class ChatReading:
             self._reasoning.take(said.reasoning_content, said.reasoning_details, streamed=streamed)
 
     def _complains(self, data: bytes) -> bool:
-        """Whether it is an error that nothing else in its JSON calls one; its `event` does."""
+        """Whether this is an error that only its SSE event name marks as one, which is not read."""
         match self._understood(parsed, data):
             case {"message": str(), "code": str(code)} if code:
                 return True
@@ -288,8 +287,8 @@ class ChatReading:
         return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
 
     def _finish_reason(self, finish: str) -> FinishReason:
-        """One of ours. A call that was cut short must not run, however well its arguments parse: an answer
-        that did not end by itself has none."""
+        """The finish reason in our terms. An answer that did not end normally has no calls: one that was cut
+        must not run, even if its arguments can be parsed."""
         reason = _REASONS.get(finish.partition(":")[0].strip().lower())
         if reason == "error":
             raise cut(f"the service gave it up ({quoted(finish, self._secrets)})")
@@ -305,7 +304,7 @@ class ChatReading:
             yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
 
     def _made_id(self, place: int, name: str, written: str) -> str:
-        """An id for a call that came without one: the same for the same answer, another in the next one."""
+        """An id for a call that has none: always the same for one answer, different in other answers."""
         seed = "\0".join((self._id or "", str(place), name, written))
         return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
 
@@ -316,9 +315,10 @@ def _text(content: list[_ContentPart] | None) -> str:
 
 
 def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
-    """Whether a fragment with the number of `call` is of another one.
+    """Whether a fragment with the index of `call` begins another call.
 
-    A name under another id is; without ids another name is, or more arguments after a whole object.
+    It does if it has a name and another id; without ids, if it has another name, or if its arguments begin an
+    object after the complete object of `call`.
     """
     function = fragment.function
     if function is None or not function.name:

@@ -1,12 +1,12 @@
-"""Azure OpenAI without a key: bearer tokens from the identity this service runs as.
+"""Azure OpenAI without a key: bearer tokens for the identity that this service runs as.
 
-Four ways, named in `TA_AZURE_CREDENTIAL`: a client secret, a certificate, a managed identity, a workload
-identity (a federated token that Kubernetes mounts). The first, second and fourth are one request of the
-client credentials grant (RFC 6749, 4.4; the assertions are RFC 7523) to the authority's token endpoint; a
-managed identity is left to `msal`, which knows the many places where one can be asked for.
+`TA_AZURE_CREDENTIAL` names one of four kinds: a client secret, a certificate, a managed identity, or a
+workload identity (a federated token that Kubernetes mounts). All but the managed identity send one request of
+the client credentials grant (RFC 6749, 4.4; the assertions are RFC 7523) to the authority's token endpoint.
+The managed identity uses `msal`, which knows the endpoints of the different Azure services.
 
-A token is kept, renewed in the background from five minutes before its end, by one request however many
-calls wait, and used as long as it is valid when the authority is down.
+A token is cached, and renewed in the background from five minutes before its end, by one request for all
+calls. While the authority is down, it is used as long as it is valid.
 """
 
 import asyncio
@@ -45,20 +45,20 @@ _log = logging.getLogger(__name__)
 SCOPE = "https://cognitiveservices.azure.com/.default"
 AUTHORITY = "https://login.microsoftonline.com"
 
-#: seconds before a token's end from which it is renewed
+#: seconds before a token's end at which its renewal begins
 RENEW_BEFORE = 300.0
-#: seconds between two attempts while a renewal fails and the last token still holds
+#: seconds between two attempts to renew a token that is still valid
 RETRY_AFTER = 30.0
-#: seconds that one request to the authority may take
+#: the most seconds that a request to the authority may take
 TIMEOUT = 20.0
-#: bytes of its answer
+#: the most bytes of its answer
 MAX_ANSWER = 256_000
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 Kind = Literal["client_secret", "certificate", "managed_identity", "workload_identity"]
 
-#: option → the environment variables it is read from, the first that is set
+#: option → the environment variables that it is read from; the first one that is set counts
 ENVIRONMENT = {
     "tenant_id": ("TA_AZURE_TENANT_ID", "AZURE_TENANT_ID"),
     "client_id": ("TA_AZURE_CLIENT_ID", "AZURE_CLIENT_ID"),
@@ -78,7 +78,7 @@ _NEEDED: Mapping[Kind, tuple[str, ...]] = {
 
 
 class AzureCredentialOptions(BaseModel):
-    """Which identity asks for tokens, and where."""
+    """The identity that requests tokens, and the authority."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -110,9 +110,10 @@ class AzureCredentialOptions(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
-        """What the environment chooses with `TA_AZURE_CREDENTIAL`, or None where it chooses nothing.
+        """The options in the environment; None if `TA_AZURE_CREDENTIAL` is not set.
 
-        `ModelConfigError` where it is not complete.
+        Raises:
+            ModelConfigError: an option is missing or invalid. Without the values, which may be secret.
         """
         kind = environment.get("TA_AZURE_CREDENTIAL")
         if not kind:
@@ -127,7 +128,7 @@ class AzureCredentialOptions(BaseModel):
         except ValidationError as wrong:
             from tealagents.llm import ModelConfigError
 
-            # without the values, and not chained: a secret is among them
+            # not chained, and without the values: a secret may be among them
             raise ModelConfigError("; ".join(map(_explained, wrong.errors()))) from None
 
 
@@ -139,21 +140,21 @@ def _explained(problem: ErrorDetails) -> str:
 
 
 class Token(NamedTuple):
-    """A bearer token and until when it is valid, in seconds since the epoch."""
+    """A bearer token, and the time of its end in seconds since the epoch."""
 
     value: str
     expires_at: float
 
 
 class TokenRefused(Exception):
-    """The authority gave no token; the text is masked."""
+    """The authority returned no token. The text says why, with secrets masked."""
 
 
 Acquire = Callable[[], Awaitable[Token]]
 
 
 async def provided_token(provider: TokenProvider) -> str:
-    """A token of the provider's, which is code of others. `ModelFailed` where it gives none, however."""
+    """A token from a provider, which may be third-party code. Raises `ModelFailed` if it fails in any way."""
     try:
         token: object = await provider()
     except RunFailure:
@@ -163,15 +164,15 @@ async def provided_token(provider: TokenProvider) -> str:
         raise ModelFailed(f"No token for the model service: the token provider failed ({why}).") from error
     if not isinstance(token, str) or not re.fullmatch(r"[\x20-\x7e]+", token):
         raise ModelFailed(
-            "No token for the model service: what the token provider gave cannot be sent as a token."
+            "No token for the model service: the token provider returned what cannot be sent as a token."
         )
     return token
 
 
 class AzureCredential:
-    """Call it for a token that is valid now: what the option `token_provider` wants.
+    """A `TokenProvider`: call it for a token that is valid now. Leave its async context to close it.
 
-    To be closed by leaving its async context. `acquire` asks for a new token; by default as the options say.
+    `acquire` requests a new token; by default, it does so as the options say. `now`: seconds since the epoch.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class AzureCredential:
             await asyncio.gather(self._renewal, return_exceptions=True)
 
     async def __call__(self) -> str:
-        """A token that is valid now. `ModelFailed` where there is none and the authority gives none."""
+        """A token that is valid now. Raises `ModelFailed` if the authority returns no token."""
         now = self._now()
         left = self._token.expires_at - now
         if left > 0:
@@ -223,7 +224,7 @@ class AzureCredential:
 
 
 def _report(renewal: "asyncio.Task[None]") -> None:
-    """A renewal that fails is logged, whether or not a caller waits for it."""
+    """Logs a failed renewal, whether or not a caller is waiting for it."""
     if not renewal.cancelled() and (failure := renewal.exception()) is not None:
         _log.warning("The Azure token could not be renewed: %s", quoted(str(failure)))
 
@@ -250,7 +251,7 @@ async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
     }
     try:
         form.update(await asyncio.to_thread(_proof, options, endpoint))
-    except (OSError, ValueError, TypeError) as failure:  # a TypeError: the key wants a password
+    except (OSError, ValueError, TypeError) as failure:  # a TypeError: the key needs a password
         raise TokenRefused(f"the credential cannot be read ({failure}).") from None
     try:
         async with BoundedClient(endpoint, seconds=TIMEOUT, limit=MAX_ANSWER) as client:
@@ -266,14 +267,14 @@ async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
 
 
 def _proof(options: AzureCredentialOptions, endpoint: str) -> dict[str, str]:
-    """What proves the client's identity, as form fields (reads files: not for the event loop)."""
+    """The form fields that prove the client's identity. It reads files, so call it in a thread."""
     if options.kind == "client_secret":
-        assert options.client_secret is not None  # the options are checked to be complete
+        assert options.client_secret is not None  # checked by the options
         return {"client_secret": options.client_secret.get_secret_value()}
     if options.kind == "certificate":
         return _assertion(_certificate_assertion(options, endpoint))
     assert options.federated_token_path is not None
-    # read anew each time: Kubernetes replaces the file before the token in it ends
+    # read each time, because Kubernetes replaces the file before its token expires
     return _assertion(options.federated_token_path.read_text("ascii").strip())
 
 
@@ -282,7 +283,7 @@ def _assertion(jwt: str) -> dict[str, str]:
 
 
 def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> str:
-    """A signed statement that this client is asking
+    """A client assertion that is signed with the certificate's key
     (https://learn.microsoft.com/entra/identity-platform/certificate-credentials)."""
     import jwt
     from cryptography import x509
@@ -314,12 +315,12 @@ def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> st
 
 
 async def _managed_identity_token(options: AzureCredentialOptions) -> Token:
-    """Asks the machine we run on: a virtual machine, App Service, Functions, Arc, …"""
+    """Requests a token from the machine that this service runs on: a virtual machine, App Service, Arc, …"""
     import httpx2
 
     from tealagents.outbound.reading import BoundedClient, FromThread
 
-    # the endpoint is on this machine, whatever proxies the environment names
+    # a loopback URL, so that no proxy is used
     async with BoundedClient("http://localhost", seconds=TIMEOUT, limit=MAX_ANSWER) as client:
         http = FromThread(client)
         try:
@@ -341,10 +342,10 @@ def _ask_machine(options: AzureCredentialOptions, http: "FromThread") -> Any:
     return client.acquire_token_for_client(resource=options.scope.removesuffix("/.default"))
 
 
-# --- what the authority says --------------------------------------------------------------------------
+# --- the answer -------------------------------------------------------------------------------------
 
 
-#: some authorities write the number as text
+#: a number of seconds; some authorities send it as text
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 
 

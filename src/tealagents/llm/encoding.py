@@ -1,4 +1,4 @@
-"""JSON for a model service, written once to be kept, and JSON from it. No I/O."""
+"""Writes JSON for a model service, and reads its JSON. No I/O."""
 
 import base64
 import hashlib
@@ -16,26 +16,27 @@ from tealagents.domain.models import Json, Message, ResponseFormat, TokenUsage, 
 
 Shape = TypeVar("Shape")
 
-#: characters of a name, and those that services do not take in one
+#: the most characters of a name, and the characters that services refuse in one
 MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
-#: half a character that does not wait for its other half at an end of its text
+#: half a character (a lone surrogate) whose other half cannot be in the text before or after
 _HALF_WITHIN = re.compile("(?!\\A[\udc00-\udfff]|[\ud800-\udbff]\\Z)[\ud800-\udfff]")
-#: sent in place of an answer without words
+#: sent in place of a blank answer
 _NO_ANSWER = "(no answer)"
 _Count = Annotated[int, Meta(ge=0, lt=2**53)]
-#: parts of an answer that is read a second time, more slowly and into more memory
+#: the most values of an answer that is parsed again by the slower standard library
 MAX_PARTS = 100_000
-#: numbers that take long to read in one event or answer, which may show the schemas of tools: 20 ms of them
+#: the most numbers in one event or answer that are slow to parse (20 ms in all); schemas of tools contain
+#: some
 MAX_EXTREMES = 1000
 
 
 def reader(shape: type[Shape], continued: Collection[str] = ()) -> Callable[[bytes], Shape]:
-    """A function that reads JSON into `shape`; `ValueError` for what is no JSON, has another shape or would
-    take long to read.
+    """A function that reads JSON into `shape`. It raises `ValueError` for invalid JSON, for another shape,
+    and for JSON that would take long to parse.
 
-    A text under a name in `continued` may begin and end with half a character, of which the other half is in
-    the events around it.
+    A text under a name in `continued` may begin or end with half a character, whose other half is in the
+    event before or after.
     """
     decode = msgspec.json.Decoder(shape, strict=False).decode
 
@@ -49,7 +50,7 @@ def reader(shape: type[Shape], continued: Collection[str] = ()) -> Callable[[byt
         except msgspec.DecodeError:
             if data.count(b",") > MAX_PARTS:
                 raise
-        # services that cut text by UTF-16 units send half characters, which only the standard library reads
+        # services that cut text at UTF-16 units send half characters, which only the standard library parses
         try:
             whole = _throughout(json.loads(data), _whole_characters, continued)
             return msgspec.convert(whole, shape, strict=False)
@@ -59,25 +60,25 @@ def reader(shape: type[Shape], continued: Collection[str] = ()) -> Callable[[byt
     return read
 
 
-#: what a service says, of whatever shape
+#: reads JSON of any shape
 parsed: Callable[[bytes], Any] = reader(Any)
 
 
 def compact(encoded: bytes) -> bytes:
-    """The same bytes in as much memory as they need: `orjson` over-allocates, 8 KB for half of one."""
+    """The same bytes in a buffer of their size: `orjson` allocates more, such as 8 KB for half a kilobyte."""
     return bytes(memoryview(encoded))
 
 
 def to_json(value: Any) -> bytes:
-    """The value as JSON. Half characters (lone surrogates), which JSON in UTF-8 cannot hold, become `?`."""
+    """The value as JSON. Half characters (lone surrogates), which UTF-8 cannot encode, become `?`."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # for those, and for integers beyond 64 bits
+    except TypeError:  # half characters, or integers beyond 64 bits
         return orjson.dumps(_throughout(value, _writable))
 
 
 def _throughout(value: Any, change: Callable[[Any], Any], continued: Collection[str] = ()) -> Any:
-    """The value with all keys and leaves changed; of texts that are `continued` all but their ends."""
+    """The value with all keys and leaves changed; of texts that are `continued`, all but their ends."""
     match value:
         case dict():
             return {
@@ -95,7 +96,7 @@ def _throughout(value: Any, change: Callable[[Any], Any], continued: Collection[
 def _whole_characters(leaf: Any) -> Any:
     if not isinstance(leaf, str):
         return leaf
-    whole = leaf.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # halves that meet
+    whole = leaf.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins halves that meet
     return whole.encode("utf-8", "replace").decode()
 
 
@@ -106,14 +107,14 @@ def _writable(leaf: Any) -> Any:
 
 
 def user_text(message: Message) -> str | None:
-    """A message of texts alone as one text, a line for each item; None where an image is among them."""
+    """The text items of a message, joined by newlines; None if it contains an image."""
     if any(item.content_type != "text" for item in message.items):
         return None
     return "\n".join(item.content for item in message.items)
 
 
 def format_fields(wanted: ResponseFormat) -> Json | None:
-    """The schema of structured output, as services are sent it; None if any JSON object will do."""
+    """The fields that describe structured output to a service; None if any JSON object is accepted."""
     if not wanted.schema:
         return None
     described = {"description": wanted.description} if wanted.description else {}
@@ -121,40 +122,40 @@ def format_fields(wanted: ResponseFormat) -> Json | None:
 
 
 def answer_text(message: Message) -> str:
-    """The text of an assistant's message without calls.
+    """The text of an assistant message without tool calls; never blank.
 
-    Many a service refuses one without words, and would refuse the conversation for ever.
+    Some services refuse blank messages, and would then refuse every later call of the conversation.
     """
     return message.text if message.text.strip() else _NO_ANSWER
 
 
 def valid_name(name: str) -> str:
-    """The name of a tool or a type as services take it.
+    """The name of a tool or a type with only the characters that services accept.
 
-    What a model makes up (`multi_tool_use.parallel`) need be no name to the service, which would refuse the
-    conversation for ever.
+    A name that a model made up (`multi_tool_use.parallel`) may be invalid to its service, which would then
+    refuse every later call of the conversation.
     """
     return _FORBIDDEN_IN_NAME.sub("_", name)[:MAX_NAME] or "_"
 
 
 def call_id(result: Message) -> str | None:
-    """The id of the call that a `tool` message answers, as the service gave it."""
+    """The id of the call that a `tool` message answers, as the service assigned it."""
     return result.native_call_id or result.tool_call_id
 
 
 def other_id(given: str) -> str:
-    """An id of a call in place of another, for services that refuse that one: always the same.
+    """Replaces the id of a call for services that refuse it. The result is always the same for the same id.
 
-    Nine letters and digits, as Mistral's must have; all services take them.
+    It has nine letters and digits, as Mistral requires and all services accept.
     """
     return base64.b32encode(hashlib.sha256(given.encode()).digest()).decode()[:9]
 
 
 def arguments(call: ToolCall) -> str:
-    """A call's arguments as services take them back: a JSON object.
+    """A call's arguments in a form that services accept: always a JSON object.
 
-    Many a service parses them and would refuse the conversation for ever after one call that the model wrote
-    wrongly; what it wrote is kept under `invalid_json`, so that it can see its mistake.
+    Some services parse them, and would refuse every later call of the conversation after one with invalid
+    JSON. Such arguments are sent under `invalid_json`, so that the model sees its mistake.
     """
     if not call.arguments.strip():
         return "{}"
@@ -165,19 +166,19 @@ def arguments(call: ToolCall) -> str:
 
 
 def argument_text(written: Any) -> str:
-    """A call's arguments as text, from services that send them as an object, too."""
+    """A call's arguments as text; some services send an object."""
     return written if isinstance(written, str) else to_json(written).decode()
 
 
 def token_usage(counted: Any, prompt_name: str, completion_name: str) -> TokenUsage:
-    """What a service counted; 0 for what is no number of tokens, for which no answer is given up."""
+    """The usage that a service reports. Invalid numbers count as 0, so that they fail no answer."""
     said = counted if isinstance(counted, dict) else {}
     prompt, completion = _count(said.get(prompt_name)), _count(said.get(completion_name))
     return TokenUsage(prompt, completion, _count(said.get("total_tokens")) or prompt + completion)
 
 
 def _count(value: Any) -> int:
-    if type(value) is int and 0 <= value < 2**53:  # nearly always: others cost a look
+    if type(value) is int and 0 <= value < 2**53:  # the usual case, without a conversion
         return value
     try:
         return msgspec.convert(value, _Count, strict=False)

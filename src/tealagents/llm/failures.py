@@ -1,8 +1,8 @@
-"""What went wrong at the model service, as one of our errors. No I/O.
+"""Turns what went wrong at the model service into an error. No I/O.
 
-A detail quotes the service: its status, its own code, its message and its request id, on one line, bounded,
-with every secret masked; a page of HTML is only named. The reader should know whether to
-wait, to fix a setting or to change the message.
+The detail of an error quotes the service: its HTTP status, code, message and request id, on one line, cut,
+and with all secrets masked. An HTML page is only named by its title. A reader should know whether to wait, to
+correct a setting, or to change the message.
 """
 
 import re
@@ -19,9 +19,9 @@ from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.llm.encoding import MAX_EXTREMES, parsed
 from tealagents.llm.retries import BUSY_CODES, PASSING, PASSING_CODES, can_help
 
-#: of what is quoted; a longer message is cut
+#: the most characters of a quotation; a longer message is cut
 MAX_QUOTE = 500
-#: of a text that is searched for what looks like a secret, and of a page for its title
+#: the most characters of a text that are searched for secrets, and of an HTML page for its title
 MAX_SEARCHED, MAX_PAGE = 4 * MAX_QUOTE, 16 * 1024
 
 _MASK = "***"
@@ -33,13 +33,13 @@ _SECRETS = (
         r"(?i)\b(api[-_]?key|client_secret|client_assertion|password)(\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"
     ),
 )
-#: what may be logged of what the service said: its codes and the ids of its requests are words
+#: a code or a request id of the service, which may be logged
 _ID = re.compile(r"[\w.:/-]{1,100}", re.ASCII)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
 
 
 class AttemptFailed(Exception):
-    """One attempt of a call failed with `error`; between the wire and the retries, never seen by a user."""
+    """One attempt of a call failed with `error`. Raised between `wire` and `service` only."""
 
     def __init__(
         self,
@@ -53,19 +53,19 @@ class AttemptFailed(Exception):
     ) -> None:
         super().__init__(error.detail)
         self.error = error
-        #: trying again can help
+        #: True if a retry can help
         self.passing = passing
         #: seconds that the service asks to wait
         self.retry_after = retry_after
-        #: what the service said, where it said something
+        #: what the service said, if it said anything
         self.complaint = complaint
-        #: why, where it said nothing; quotes nothing
+        #: why, for the log, if there is no complaint; quotes nothing
         self.reason = reason
-        #: the service has refused what was sent, or never had it
+        #: True if the service refused the request, or never received it
         self.not_taken = not_taken
 
     def cause(self, secrets: Collection[str]) -> str:
-        """Why, for the log: without what the service said, which may quote the conversation."""
+        """The reason, for the log: without the service's message, which may quote the conversation."""
         said = self.complaint
         if said is None:
             return self.reason
@@ -75,7 +75,7 @@ class AttemptFailed(Exception):
 
 
 class Complaint(Struct, frozen=True, kw_only=True):
-    """What the service says is wrong, in its own words (unmasked: not to be shown as it is)."""
+    """An error as the service words it. Its texts are not masked: use `quoted` before you show them."""
 
     status: int | None = None
     code: str = ""
@@ -85,7 +85,7 @@ class Complaint(Struct, frozen=True, kw_only=True):
 
 
 def complaint(said: Any, *, status: int | None = None, request_id: str = "", fallback: str = "") -> Complaint:
-    """The complaint in an error object: `{"error": {...}}`, `{"error": "text"}`, or one without the shell."""
+    """The complaint in an error object: `{"error": {…}}`, `{"error": "text"}`, or the inner object alone."""
     error = said.get("error", said) if isinstance(said, dict) else said
     if not isinstance(error, dict):
         return Complaint(
@@ -102,7 +102,7 @@ def complaint(said: Any, *, status: int | None = None, request_id: str = "", fal
 
 
 def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id: str) -> Complaint:
-    """The complaint in the body of a refusal, whatever it is made of."""
+    """The complaint in the body of an error response, which may be JSON, text or HTML."""
     try:
         said = parsed(body)
     except ValueError:
@@ -122,14 +122,14 @@ def is_html(body: bytes, content_type: str) -> bool:
 
 
 def page(text: str) -> str:
-    """A page of HTML by its title."""
+    """Describes an HTML page by its title."""
     _, _, rest = text[:MAX_PAGE].partition("<title")
     title = rest.partition(">")[2].partition("</title")[0]
     return f"an HTML page titled {unescape(title).strip()!r}" if title else "an HTML page"
 
 
 def quoted(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text on one line, cut, and without secrets."""
+    """The text on one line, cut to `MAX_QUOTE` characters, with secrets masked."""
     for secret in secrets:
         text = text.replace(secret, _MASK)
     text = text[:MAX_SEARCHED]
@@ -140,15 +140,15 @@ def quoted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def explained(said: Complaint, secrets: Collection[str], *, url: str, wait: float | None = None) -> str:
-    """The sentence for a refusal: what was said, and what to do where that is known.
+    """The detail of an error: what the service said, and what to do if that is known.
 
-    `wait` is the seconds that the service asks to wait.
+    `wait`: the seconds that the service asks to wait.
     """
     status = f" with HTTP {said.status}" if said.status is not None else ""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
     message = quoted(said.message, secrets)
     asked = f" [its request id: {quoted(said.request_id, secrets)}]" if said.request_id else ""
-    # by `g`, a number of any size is short
+    # the format `g` is short for numbers of any size
     pause = f" (it asks to wait {ceil(wait):.10g} s)" if wait else ""
     return f"The model service answered{status}{code}: {message}{asked}{pause}{_advice(said, url)}"
 
@@ -161,7 +161,7 @@ def refused(
     advice: str | None = None,
     retry_after: float | None = None,
 ) -> AttemptFailed:
-    """A refusal with an HTTP status; `advice` is `x-should-retry`."""
+    """A refusal with an HTTP status. `advice` is the header `x-should-retry`; `retry_after`: seconds."""
     detail = explained(said, secrets, url=url, wait=retry_after)
     if retry_after is None:
         retry_after = BUSY_CODES.get(said.code)
@@ -170,7 +170,7 @@ def refused(
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,
-        # a gateway that did not wait for the answer may have passed the message on
+        # with these, a gateway may have forwarded the message and not waited for the answer
         not_taken=said.status not in (408, 502, 504),
     )
 
@@ -193,7 +193,7 @@ def _advice(said: Complaint, url: str) -> str:
 
 
 def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
-    """An error that came in place of an answer, or of its rest, though the service had said 200."""
+    """An error in place of an answer, or of the rest of one, although the status was 200."""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
     return AttemptFailed(
         ModelFailed(f"The model service failed while answering{code}: {quoted(said.message, secrets)}"),
@@ -203,7 +203,7 @@ def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
 
 
 def cut(what: str) -> AttemptFailed:
-    """The answer ended before the service said that it was finished."""
+    """The answer ended before the service said that it was complete."""
     return AttemptFailed(
         ModelFailed(f"The model service's answer was cut: {what}. What arrived is not an answer; try again."),
         passing=True,
@@ -212,25 +212,25 @@ def cut(what: str) -> AttemptFailed:
 
 
 def too_much(what: str) -> AttemptFailed:
-    """The answer is longer than any model's, and is given up."""
+    """The answer is longer than any model's answer, and is abandoned."""
     detail = f"The model service's answer was abandoned: {what}."
     return AttemptFailed(ModelFailed(detail), reason="its answer was too long")
 
 
 def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
-    """The service asks for an approval of a call of its own, which no one can be asked for here."""
+    """The service asks for the approval of a tool call of its own, which cannot be given here."""
     return AttemptFailed(
         ModelFailed(
             f"The model service waits for an approval to call {quoted(tool, secrets) or 'a tool'}, a tool of "
-            "its own. It cannot be given from here: decide it at that service, or let it call the tool "
-            "without approval."
+            "its own. It cannot be given here: decide it at that service, or configure the tool there to "
+            "need none."
         ),
         reason="it waits for an approval",
     )
 
 
 def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:
-    """The service said something that we cannot read."""
+    """The service sent something that cannot be parsed. `what` describes it."""
     said = quoted(body[:2000].decode("utf-8", "replace"), secrets)
     why = f" (it {TOO_SLOW})" if too_slow(body, MAX_EXTREMES) else ""
     return AttemptFailed(ModelFailed(f"The model service sent {what}{why}: {said}"))

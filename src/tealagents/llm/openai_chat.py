@@ -32,22 +32,22 @@ from tealagents.llm.encoding import (
 from tealagents.llm.failures import Complaint
 from tealagents.llm.native import returned, source_of
 from tealagents.llm.options import OpenAIOptions
-from tealagents.llm.service import ModelService, Question
+from tealagents.llm.service import ModelRequest, ModelService
 
-#: models that reason refuse `max_tokens` and want `max_completion_tokens`
+#: names of reasoning models, which refuse `max_tokens` and require `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
 
-#: how messages begin that `joined` may have to find
+#: the bytes of system and user messages before their content, by which `joined` recognizes them
 _SYSTEM, _USER = (b'{"role":"%s","content":' % role for role in (b"system", b"user"))
 
 
 class OpenAIChatOptions(OpenAIOptions):
-    #: which field `max_tokens` is sent in; by default as the model's family wants it
+    #: the field in which `max_tokens` is sent; by default, the one that the model's family requires
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
 
 
 class OpenAIChat:
-    """A model behind chat completions. A `tealagents.domain.ports.Model`."""
+    """A model with the chat completions API. Implements `tealagents.domain.ports.Model`."""
 
     Options: ClassVar = OpenAIChatOptions
 
@@ -73,7 +73,7 @@ class OpenAIChat:
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
-            Question("/chat/completions", partial(self._body, call), call.headers, call.stream),
+            ModelRequest("/chat/completions", partial(self._body, call), call.headers, call.stream),
             reading=self._reading,
             meaning=self._meaning,
         )
@@ -102,17 +102,17 @@ class OpenAIChat:
         return ChatReading(self._secrets, self._source)
 
     def _meaning(self, said: Complaint) -> ModelDone | None:
-        """Azure refuses a message that its filter catches with 400; to us that is a way to end."""
+        """The end of the answer for a message that Azure's content filter refuses with status 400."""
         if said.code == "content_filter":
             return ModelDone(finish_reason="content_filter", model=self.name)
         return None
 
 
-# --- what is sent -----------------------------------------------------------------------------------
+# --- the request -----------------------------------------------------------------------------------
 
 
 def _settings(options: OpenAIChatOptions) -> bytes:
-    """What every body ends with: the settings that are set."""
+    """The end of every body: the settings that are configured."""
     settings = {
         "temperature": options.temperature,
         _max_tokens_field(options): options.max_tokens,

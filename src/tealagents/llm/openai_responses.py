@@ -1,12 +1,11 @@
 """The Responses API: `POST /responses`, and the conversations that the service keeps.
 
-With `store` (the default) a conversation lives at the service: only what is new is sent, together with
-what it continues: a response (`resp_…`, the chain that ends in it) or a conversation (`conv_…`). Without,
-the whole history is sent each time, as for chat completions.
+With `store` (the default), the service keeps the conversation: each call sends only what is new, and the id
+of what it continues, a response (`resp_…`, with the chain of responses before it) or a conversation
+(`conv_…`). Without `store`, each call sends the whole history, as with chat completions.
 
-The system prompt is not part of a conversation there. It is the first element of `ModelCall.prompt`, where
-`encode_system` has put it, and is sent as `instructions` with every call, which the service does not carry
-over. System messages further back are sent where they stand.
+The system prompt is not part of a stored conversation. It is the first element of `ModelCall.prompt`
+(`encode_system`), and is sent as `instructions` with every call. Later system messages are sent as messages.
 """
 
 import re
@@ -48,31 +47,30 @@ from tealagents.llm.responses_reading import (
     read_page,
     read_stored,
 )
-from tealagents.llm.service import ModelService, Question
+from tealagents.llm.service import ModelRequest, ModelService
 
-#: what `encode_system` writes before the text, by which the text is found again without parsing; and a user's
-#: message before its content
+#: the bytes of system and user messages before their content, by which they are recognized without parsing
 _SYSTEM, _USER = (b'{"type":"message","role":"%s","content":' % role for role in (b"system", b"user"))
 
-#: the service's codes for a conversation that it no longer has
+#: the service's error codes for a conversation that it no longer has
 _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found", "response_not_found"})
 
-#: models that reason
+#: names of reasoning models
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5(?!.*-chat))", re.IGNORECASE)
 
-#: how a page is asked for when a conversation is listed; OpenAI leaves out the URLs of images otherwise
+#: the query for a page of a conversation; OpenAI omits the URLs of images unless they are asked for
 _PAGE = "order=asc&limit=100&include%5B%5D=message.input_image.image_url"
-#: items that a conversation may have to be listed: a service can say for ever that there is more
+#: the most items of a conversation that are listed, in case a service always says that there are more
 _MOST_ITEMS = 100_000
 
 
 class OpenAIResponsesOptions(OpenAIOptions):
-    #: the service keeps the conversation (`kind: remote`); False to send the whole history each time
+    #: True if the service keeps conversations (`kind: remote`); False: each call sends the whole history
     store: bool = True
 
 
 class OpenAIResponses:
-    """A model behind the Responses API. A `tealagents.domain.ports.Model`, and `RemoteConversations`."""
+    """A model with the Responses API. Implements the ports `Model` and `RemoteConversations`."""
 
     Options: ClassVar = OpenAIResponsesOptions
 
@@ -90,7 +88,7 @@ class OpenAIResponses:
         return _SYSTEM + to_json(text) + b"}"
 
     def encode(self, message: Message) -> bytes:
-        """The message's items: one, or for an assistant that calls tools an array of them."""
+        """The message as one item; as an array of items for an assistant message with tool calls."""
         items = list(_sent_items(message, self._source))
         return compact(to_json(items[0] if len(items) == 1 else items))
 
@@ -100,7 +98,7 @@ class OpenAIResponses:
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         kept = call.remote_id is not None and call.remote_id.startswith(CONVERSATION)
         return self._service.events(
-            Question("/responses", partial(self._body, call), call.headers, call.stream, kept),
+            ModelRequest("/responses", partial(self._body, call), call.headers, call.stream, kept),
             reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source, call.response_ids),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )
@@ -119,7 +117,7 @@ class OpenAIResponses:
             prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text", continued=continued)
         if adjusted.unsealed:
             prompt = list(map(_without_reasoning, prompt))
-        if adjusted.other_ids and call.remote_id is None:  # a conversation there knows its calls by their ids
+        if adjusted.other_ids and call.remote_id is None:  # a conversation at the service knows these ids
             prompt = list(map(_with_other_ids, prompt))
         prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
@@ -147,8 +145,12 @@ class OpenAIResponses:
     async def list_remote(self, remote_id: str) -> list[Message]:
         """The messages of a conversation, oldest first, with the service's own ids.
 
-        System messages and the model's thoughts are left out. The service keeps no time for each item: a
-        message has that of the response, or the conversation, which it was listed with.
+        System messages and reasoning are omitted. Items have no times: a message has the time of its
+        response, or of the conversation.
+
+        Raises:
+            RemoteThreadLost: the service no longer has the conversation.
+            ModelFailed: it cannot be listed.
         """
         if remote_id.startswith(CONVERSATION):
             path = f"/conversations/{_safe(remote_id)}"
@@ -157,9 +159,9 @@ class OpenAIResponses:
         return await self._chain(remote_id)
 
     async def delete_remote(self, remote_id: str) -> None:
-        """Deletes a conversation, or a response and all that it continues; what is gone already is fine.
+        """Deletes a conversation, or a response and all responses before it. Missing ones are ignored.
 
-        Not to be called while something else continues one of these responses: a fork shares them.
+        Do not call it while another task continues one of these responses: forks share them.
         """
         if remote_id.startswith(CONVERSATION):
             await self._delete(f"/conversations/{_safe(remote_id)}", remote_id)
@@ -173,16 +175,16 @@ class OpenAIResponses:
                 break
             chain[following] = None
             following = kept.previous_response_id
-        # the oldest first: where this breaks off, what is left can still be found from its end
+        # the oldest first: if this is interrupted, the rest can still be found from the last response
         for response_id in reversed(chain):
             await self._delete(f"/responses/{_safe(response_id)}", response_id)
 
     async def _chain(self, remote_id: str) -> list[Message]:
-        """The messages of the responses that lead to this one.
+        """The messages of a response and of all responses before it, oldest first.
 
-        The input items of a response hold those before it as well, at some services; where they do, the way
-        back ends after one step. Without ids it goes on, past what the later response's input begins with:
-        the same may have been said twice.
+        At some services the input items of a response also contain those of the responses before it. If items
+        have ids, the known ones are skipped, and a response with only known output ends the chain. If they
+        have none, a response is skipped if the input of the later one begins with all of its items.
         """
         turns: dict[str, tuple[list[StoredItem], datetime]] = {}
         seen: set[str] = set()
@@ -213,7 +215,7 @@ class OpenAIResponses:
     async def _items(self, path: str, remote_id: str) -> "list[StoredItem]":
         items: list[StoredItem] = []
         after = ""
-        seen: set[str] = set()  # where pages ended
+        seen: set[str] = set()  # the last ids of the pages
         while True:
             page = await self._get(f"{path}?{_PAGE}{after}", remote_id, read_page)
             items += page.data
@@ -257,7 +259,7 @@ class OpenAIResponses:
 
 
 def _is_lost(said: Complaint | None, remote_id: str) -> bool:
-    """A 404 alone would not do: a wrong URL gives one, too."""
+    """Whether the conversation no longer exists. A 404 alone is no proof: a wrong URL returns it, too."""
     if said is None or said.status not in (400, 404):
         return False
     words = said.message.lower()
@@ -267,7 +269,7 @@ def _is_lost(said: Complaint | None, remote_id: str) -> bool:
 
 def _lost(remote_id: str) -> RemoteThreadLost:
     advice = "Start a new thread."
-    if not remote_id.startswith(CONVERSATION):  # which no task of the service has
+    if not remote_id.startswith(CONVERSATION):  # tasks of the service only continue responses
         again = "fork the task at its last message (`message_id`), which sends its messages again"
         advice = f"Start a new task or thread. Over the service's API you can also {again}."
     return RemoteThreadLost(
@@ -280,16 +282,16 @@ def _safe(remote_id: str) -> str:
     return quote(remote_id, safe="")
 
 
-# --- what is sent -----------------------------------------------------------------------------------
+# --- the request -----------------------------------------------------------------------------------
 
 
 def _settings(options: OpenAIResponsesOptions) -> bytes:
-    """What every body ends with: the settings that are set."""
+    """The end of every body: the settings that are configured."""
     effort = options.reasoning_effort
     reasons = effort is not None or _REASONING_FAMILY.match(options.model)
     settings = {
         "store": options.store,
-        # what the service does not keep it gets back; refused for models that do not reason
+        # reasoning that the service does not store is sent back; models without reasoning refuse this
         "include": ["reasoning.encrypted_content"] if reasons and not options.store else None,
         "temperature": options.temperature,
         "max_output_tokens": options.max_tokens,
@@ -334,7 +336,7 @@ def _sent_items(message: Message, source: str) -> Iterator[Json]:
 
 
 def _assistant_items(message: Message, native: Json) -> Iterator[Json]:
-    """Text and calls, and items of reasoning in their places among them, as `ResponsesReading` noted them."""
+    """The text, the calls and the reasoning items, in the order that `ResponsesReading` recorded."""
     order = native.get("order", [])
     phase = {"phase": native["phase"]} if native.get("phase") else {}
     said = [_said_by("assistant", message.text) | phase] if message.text else []
@@ -367,7 +369,7 @@ def _with_other_ids(piece: bytes) -> bytes:
 
 
 def _unanswered(call_id: str) -> Json:
-    """For a call of a request that ended before it was answered: the service would wait for it for ever."""
+    """The output for a call whose request ended before it was answered: the conversation needs one."""
     said = "No result: the request ended before this call was answered. It may or may not have run."
     return {"type": "function_call_output", "call_id": call_id, "output": said}
 

@@ -1,4 +1,4 @@
-"""The options of the model clients. Third parties' clients subclass `ModelOptions`."""
+"""The options of the model clients. Third-party clients subclass `ModelOptions`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal, Self
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from tealagents.options import HeaderKey, Headers
 from tealagents.outbound.addresses import is_loopback
 
-#: gives a bearer token that is valid now; whatever it raises fails the call as `ModelFailed`
+#: returns a bearer token that is valid now; if it raises anything, the call fails with `ModelFailed`
 TokenProvider = Callable[[], Awaitable[str]]
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -27,30 +27,30 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ModelOptions(BaseModel):
-    """What every model client gets from the config file and the environment.
+    """The options that every model client gets from the config file and the environment.
 
-    A client of your own declares `class Options(ModelOptions)` with what it needs besides; an option
-    that is not declared is an error that names it.
+    A client of your own declares `class Options(ModelOptions)` with further options. An option that is not
+    declared is an error that names it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: the model's name, or the deployment's at Azure
+    #: the model's name; for Azure, the deployment's name
     model: str = Field(min_length=1)
-    #: sent as a bearer token, or as `api-key` to Azure; None where the service asks for none
+    #: sent as a bearer token, or as `api-key` to Azure; None if the service needs none
     api_key: HeaderKey | None = None
-    #: the root of the API, with its `/v1`; at Azure the resource's endpoint alone is enough
+    #: the root of the API, including `/v1`; for Azure, the endpoint of the resource is enough
     base_url: str = OPENAI_URL
-    #: 0 is sent; None is not
+    #: None: not sent, so that the service's default applies (0 is sent)
     temperature: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, gt=0)
     reasoning_effort: str | None = None
-    #: the whole call, its retries included
+    #: for the whole call, including its retries
     model_timeout_seconds: Seconds = 300
-    #: from the call to the first piece: connecting, headers and retries included; of an answer that is
-    #: asked for whole, all of it
+    #: until the first piece of the answer, including connecting, headers and retries; for an answer that is
+    #: not streamed, until all of it has arrived
     first_piece_timeout_seconds: Seconds = 60
-    #: between two pieces
+    #: between two pieces of the answer
     piece_timeout_seconds: Seconds = 60
 
     @field_validator("base_url", mode="before")
@@ -65,32 +65,32 @@ class ModelOptions(BaseModel):
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL, such as " + OPENAI_URL)
         if parts.username is not None or parts.password is not None:
-            raise ValueError("must not hold credentials; give the key in TA_API_KEY")
+            raise ValueError("must not contain credentials; set the key in TA_API_KEY")
         if parts.query or parts.fragment:
             raise ValueError("must have no query and no fragment; an Azure api-version has its own option")
         return url.rstrip("/")
 
 
 class OpenAIOptions(ModelOptions):
-    """What both clients of the `openai` SDK share."""
+    """The options of both clients that use the `openai` SDK."""
 
     organization: str | None = None
     project: str | None = None
-    #: sent with every call, besides those of the SDK
+    #: sent with every call, in addition to the SDK's headers
     headers: Headers = {}
-    #: Azure's dated API (`/openai/deployments/…?api-version=…`); without it Azure's `/openai/v1/` is used
+    #: selects Azure's dated API (`/openai/deployments/…?api-version=…`); None: Azure's `/openai/v1/`
     azure_api_version: str | None = None
-    #: the deployment where it is not called like the model
+    #: the deployment, if its name differs from the model's
     azure_deployment: str | None = None
-    #: called for a bearer token before each request, instead of a key; see `credentials`
+    #: called for a bearer token before each request, in place of a key; see `credentials`
     token_provider: TokenProvider | None = Field(default=None, repr=False)
     #: retries of one call, only before its first piece
     max_retries: int = Field(default=2, ge=0, le=10)
-    #: the wait before the first retry, where the service names none; doubled for each further one
+    #: the wait before the first retry if the service names none; doubled for each further retry
     retry_delay_seconds: float = Field(default=0.25, ge=0)
-    #: how many retries all calls of the process may make together, for each call…
+    #: the budget of retries that all calls of the process share grows by this number with each call…
     retry_ratio: float = Field(default=0.1, ge=0, le=1)
-    #: …and how many at once, after a quiet time
+    #: …up to this number
     retry_burst: int = Field(default=10, ge=0)
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class OpenAIOptions(ModelOptions):
                 raise ValueError("Azure needs a key (TA_API_KEY) or an identity (TA_AZURE_CREDENTIAL)")
             if self.base_url == OPENAI_URL:
                 raise ValueError("OpenAI needs a key: set TA_API_KEY, or TA_BASE_URL to another service")
-        if self.token_provider is not None and not has_private_way(self.base_url):
+        if self.token_provider is not None and not is_private_connection(self.base_url):
             raise ValueError("tokens are only sent over https://, or to loopback")
         return self
 
@@ -111,15 +111,15 @@ class OpenAIOptions(ModelOptions):
 
     @property
     def provider(self) -> Literal["openai", "azure.ai.openai"]:
-        """As the semantic conventions for `gen_ai.provider.name` call it."""
+        """The value of `gen_ai.provider.name` in OpenTelemetry's semantic conventions."""
         return "azure.ai.openai" if self.is_azure else "openai"
 
     def secrets(self) -> tuple[str, ...]:
-        """What must never be seen in an error, however the service quotes it."""
+        """The secrets, which errors must not contain even if the service quotes them."""
         key = self.api_key.get_secret_value() if self.api_key is not None else ""
         return tuple(secret for secret in (key, *self.headers.values()) if len(secret) >= 8)
 
 
-def has_private_way(url: str) -> bool:
-    """Whether what is sent there cannot be read on the way: over TLS, or within this machine."""
+def is_private_connection(url: str) -> bool:
+    """Whether a connection to this URL cannot be read on the network: it uses TLS, or is on loopback."""
     return urlsplit(url).scheme == "https" or is_loopback(url)

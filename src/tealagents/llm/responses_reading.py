@@ -1,4 +1,4 @@
-"""What the Responses API sends: one answer, whole or in events, and the items of a conversation. No I/O."""
+"""Reads the Responses API: an answer, whole or in events, and the items of a conversation. No I/O."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,22 +14,22 @@ from tealagents.llm.encoding import Shape, argument_text, parsed, reader, token_
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable, waiting
 from tealagents.llm.native import kept
 
-#: how the ids of conversations begin
+#: the prefix of the ids of conversations
 CONVERSATION = "conv"
 
-#: a message and a call, where the order of an answer's items is kept
+#: stand for a message and a call in the recorded order of an answer's items
 TEXT, CALL = "text", "call"
 
 
 class StoredItem(Struct, gc=False):
-    """An item of a conversation: of all its fields those that we need."""
+    """An item of a conversation, with the fields that are used."""
 
     id: str | None = None
     type: str = ""
     role: str | None = None
     #: a message's: a string, or parts
     content: Any = None
-    #: a message's: whether it is the answer, or is said along the way
+    #: a message's: says whether it is the answer or a commentary before it
     phase: str | None = None
     #: a function call's
     call_id: str | None = None
@@ -38,8 +38,9 @@ class StoredItem(Struct, gc=False):
     arguments: Any = None
     #: a function call's output: a string, or parts
     output: Any = None
-    #: reasoning's: what is shown of it, and all of it for the service itself
+    #: reasoning's: the part that is shown
     summary: Any = None
+    #: reasoning's: all of it, which only the service can read
     encrypted_content: Any = None
 
 
@@ -69,13 +70,13 @@ class _StoredResponse(Struct, gc=False):
     def created(self) -> datetime:
         try:
             return datetime.fromtimestamp(self.created_at or 0, UTC)
-        except (ValueError, OverflowError, OSError):  # in other units than seconds
+        except (ValueError, OverflowError, OSError):  # the unit is not seconds
             return datetime.fromtimestamp(0, UTC)
 
 
 class _Event(Struct, gc=False):
     type: str = ""
-    #: what is new of a text, of a refusal, of arguments, …
+    #: the new part of a text, a refusal, arguments, …
     delta: Any = None
     item: StoredItem | None = None
     response: _StoredResponse | None = None
@@ -98,8 +99,8 @@ class ResponsesReading:
         source: str = "",
         response_ids: list[str] | None = None,
     ) -> None:
-        """`source` is what the model's native reasoning is marked with; the id of the response is added to
-        `response_ids` when it is known."""
+        """`source` is stored with the model's native data (`native.source_of`). The id of the response is
+        added to `response_ids` once it is known."""
         self.begun = False
         self.called = 0
         self._source = source
@@ -110,7 +111,7 @@ class ResponsesReading:
         self._response: _StoredResponse | None = None
         self._said = False
         self._refused = False
-        #: the items that are complete
+        #: the complete items
         self._items: list[StoredItem] = []
         self._calls: list[ToolCall] = []
 
@@ -134,7 +135,7 @@ class ResponsesReading:
                 self.begun = self._said = self._refused = True
                 yield TextDelta(event.delta, refusal=True)
             case "response.output_item.added" | "response.output_item.done" if event.item is not None:
-                # of a thought that is not shown nothing has come yet
+                # reasoning that is not shown does not count as a part of the answer
                 self.begun = self.begun or event.item.type != "reasoning"
                 if event.type == "response.output_item.done":
                     self._items.append(event.item)
@@ -179,7 +180,7 @@ class ResponsesReading:
         self.begun = True
         self._response = replace(response, status=status)
         output = response.output or []
-        if _calls_of(output):  # the end of an answer repeats its items, at most services
+        if _calls_of(output):  # at most services, the end of an answer repeats all items
             self._items = output
         self._calls = _calls_of(self._items)
         self.called = _size(self._calls)
@@ -199,7 +200,7 @@ class ResponsesReading:
                 yield TextDelta(str(text))
 
     def _finish_reason(self, response: _StoredResponse) -> FinishReason:
-        """One of ours. A call that was cut short must not run: an incomplete answer has none."""
+        """The finish reason in our terms. Calls that were cut must not run: an incomplete answer has none."""
         if response.status == "incomplete":
             why = response.incomplete_details.reason if response.incomplete_details is not None else None
             return "content_filter" if why == "content_filter" else "length"
@@ -208,8 +209,8 @@ class ResponsesReading:
         return "refusal" if self._refused else "stop"
 
     def _note(self, response: _StoredResponse) -> None:
-        """Makes the id known, or the last one where a service has named several. In a conversation none: it
-        is deleted as a whole."""
+        """Adds the response's id to `response_ids`; only the last one if a service names several. Not in a
+        conversation, which is deleted as a whole."""
         if response.id in (None, self._response_id) or self._in_conversation:
             return
         if self._response_id is not None:
@@ -218,7 +219,7 @@ class ResponsesReading:
         self._response_ids.append(response.id)
 
     def _continued_by(self, response: _StoredResponse) -> str | None:
-        """What the next call continues: the same conversation, or this response."""
+        """The id that the next call continues: the conversation's, or this response's."""
         return self._remote_id if self._in_conversation else response.id
 
     @property
@@ -235,12 +236,12 @@ class ResponsesReading:
 def messages_of(
     items: Iterable[StoredItem], request_id: str, at: datetime, tools: dict[str | None, str] | None = None
 ) -> list[Message]:
-    """The messages in a conversation's items. Calls join the assistant's message before them.
+    """The messages in a conversation's items. Tool calls become part of the assistant message before them.
 
-    `tools` are those of earlier calls by the calls' ids, to which these are added.
+    `tools` maps the ids of earlier calls to their tools; the calls found here are added to it.
     """
     messages: list[Message] = []
-    #: by the places of their messages
+    #: position of a message → its calls
     calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
     tools = {} if tools is None else tools
 
@@ -271,7 +272,7 @@ def messages_of(
 
 
 def _order_of(items: Iterable[StoredItem]) -> list[Json | str]:
-    """Items of reasoning that can be sent back, in their places among texts and calls; empty without any."""
+    """The reasoning items that can be sent back, in order with `TEXT` and `CALL`; empty if there are none."""
     order: list[Json | str] = []
     for item in items:
         match item.type:
@@ -299,7 +300,7 @@ def _messages_in(items: Iterable[StoredItem]) -> list[StoredItem]:
 
 
 def _call_of(item: StoredItem) -> ToolCall:
-    # the service always sends a call_id; the item's own id stands in where one does not
+    # OpenAI always sends a call_id; the item's id is used for services that do not
     return ToolCall(item.call_id or item.id or "", item.name or "", argument_text(item.arguments or ""))
 
 
@@ -310,7 +311,7 @@ def _contents(content: Any) -> tuple[Item, ...]:
 def _contents_of(part: Json) -> Item:
     if image := part.get("image_url"):
         return Item("image", str(image))
-    if part.get("type") == "input_image":  # a file at the service
+    if part.get("type") == "input_image":  # an image file that is stored at the service
         return Item("text", "[image]")
     return Item("text", str(part.get("text") or part.get("refusal") or ""))
 

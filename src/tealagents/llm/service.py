@@ -1,7 +1,7 @@
-"""One call of the model service, from the encoded request to our events.
+"""One call of a model service, from the encoded request to events.
 
 The clients differ in what they send (a path and a body) and in how an answer is read (a `Reading`, which does
-no I/O); deadlines, retries and failures are the same, and live here.
+no I/O). Deadlines, retries and failures are the same for all, and are handled here.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
-from tealagents.llm.options import OpenAIOptions, has_private_way
+from tealagents.llm.options import OpenAIOptions, is_private_connection
 from tealagents.llm.retries import Retries
 from tealagents.outbound.addresses import proxy_for
 
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: what ends a stream of chat completions
+#: the last event of a stream of chat completions
 _END = b"[DONE]"
-#: characters of an answer, those of its tool calls included, and tool calls in one
+#: the most characters of an answer, including its tool calls, and the most tool calls of an answer
 MAX_TEXT, MAX_CALLS = 4_000_000, 1_000
 
 
-class Question(Struct):
-    """What is posted."""
+class ModelRequest(Struct):
+    """The request of one call."""
 
     path: str
     #: makes the body
     write: Callable[[Adjustments], bytes]
     headers: Mapping[str, str]
-    #: a stream is asked for
+    #: True to ask for a stream
     stream: bool
-    #: the service keeps what it was sent also where it gives no answer: not to be sent again then
+    #: True if the service stores the messages even if it then fails, so that they must not be sent again
     kept: bool = False
     body: bytes = b""
-    #: what the body was made with
+    #: the adjustments that the body was made with
     adjusted: Adjustments = NO_ADJUSTMENTS
 
-    def reworded(self, said: Complaint) -> bool:
-        """Puts otherwise what the service has refused; False where that is nothing, or changes nothing."""
+    def adjust(self, said: Complaint) -> bool:
+        """Makes the body anew with the adjustment for a complaint. False if there is none, or if it changes
+        nothing."""
         adjusted = self.adjusted.learned(said)
         if adjusted == self.adjusted:
             return False
@@ -62,24 +63,24 @@ class Question(Struct):
 
 
 class Reading(Protocol):
-    """Turns what the service sends for one attempt into events. No I/O; raises `AttemptFailed`."""
+    """Reads the answer to one attempt. No I/O. Methods raise `AttemptFailed`."""
 
-    #: something of the answer has come, if only a thought that is not shown
+    #: True once a part of the answer has arrived, even if it is only reasoning that is not shown
     begun: bool
 
     @property
     def called(self) -> int:
-        """Characters of the tool calls that have come: their ids, names and arguments."""
+        """The number of characters in the tool calls so far: ids, names and arguments."""
         ...
 
     @property
     def finished(self) -> bool:
-        """The service has said how the answer ended; what may still come is its accounts."""
+        """True once the service has said how the answer ended; the usage may follow."""
         ...
 
     @property
     def ended(self) -> bool:
-        """The accounts have come as well: there is nothing left to wait for."""
+        """True once the usage has arrived as well, so that nothing more is expected."""
         ...
 
     def take(self, data: bytes) -> Iterable[TextDelta]:
@@ -87,20 +88,20 @@ class Reading(Protocol):
         ...
 
     def whole(self, body: bytes) -> Iterable[TextDelta]:
-        """The deltas in an answer that came in one."""
+        """The deltas in a whole answer."""
         ...
 
     def done(self) -> ModelDone:
-        """To be called when nothing more comes."""
+        """The end of the answer. Call it when the response has ended."""
         ...
 
 
-#: what a refusal means where it is no plain failure: an error to raise, or the end of an answer
+#: interprets a complaint: an error to raise, the end of the answer, or None for an ordinary failure
 Meaning = Callable[[Complaint], RunFailure | ModelDone | None]
 
 
 class ModelService:
-    """A model service, opened by entering its async context, one a process."""
+    """A connection to a model service, one per client. Enter its async context to open it."""
 
     def __init__(self, options: OpenAIOptions, *, deployment: str | None = None) -> None:
         self._options = options
@@ -117,7 +118,7 @@ class ModelService:
         self._connecting: asyncio.Task[ServiceConnection] | None = None
 
     async def __aenter__(self) -> "ModelService":
-        if self._options.api_key is not None and not has_private_way(self._options.base_url):
+        if self._options.api_key is not None and not is_private_connection(self._options.base_url):
             _log.warning("The model service's key is sent over plain http to %s.", self._options.base_url)
         self._connecting = asyncio.create_task(self._connect())
         return self
@@ -131,37 +132,41 @@ class ModelService:
         assert self._connecting is not None, "the model client has not been entered"
         if self._connecting.done():
             return self._connecting.result()
-        # several calls may wait here, and one that is canceled must not take the connection from the others
+        # several calls may wait here: canceling one of them must not cancel the connection of the others
         return await asyncio.shield(self._connecting)
 
     def deadlines(self, *, stream: bool = True) -> Deadlines:
         return Deadlines(self._options, asyncio.get_running_loop().time(), stream=stream)
 
     async def events(
-        self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
+        self, request: ModelRequest, *, reading: Callable[[], Reading], meaning: Meaning
     ) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        """The events of one call, as `Model.stream` promises; tried again only before the first delta."""
+        """The events of one call, as `Model.stream` promises. Retries only before the first delta.
+
+        Raises:
+            RunFailure: the call failed (`ModelFailed`, `ModelTimeout`, or what `meaning` returns).
+        """
         connection = await self.connection()
-        deadlines = self.deadlines(stream=question.stream)
+        deadlines = self.deadlines(stream=request.stream)
         self._retries.begin()
-        question.adjusted = self._adjusted
-        question.body = question.write(self._adjusted)
+        request.adjusted = self._adjusted
+        request.body = request.write(self._adjusted)
         retries = count(1)
         while True:
-            attempt = self._attempt(connection, question, reading(), deadlines)
+            attempt = self._attempt(connection, request, reading(), deadlines)
             try:
                 async with aclosing(attempt) as events:
                     async for batch in events:
-                        if question.adjusted is not self._adjusted:
-                            self._remember(question)
+                        if request.adjusted is not self._adjusted:
+                            self._remember(request)
                         yield batch
                 return
             except AttemptFailed as failed:
                 said = failed.complaint
                 ending = said and meaning(said)
-                if said and not ending and question.reworded(said):
-                    continue  # at once, and not as a retry: the service is well
-                following = ending or self._pause(question, failed, next(retries), deadlines)
+                if said and not ending and request.adjust(said):
+                    continue  # at once; it does not count as a retry, because the service works
+                following = ending or self._pause(request, failed, next(retries), deadlines)
             except ModelTimeout as overdue:
                 _log.warning("A model call failed: %s", overdue.detail)
                 raise
@@ -172,42 +177,42 @@ class ModelService:
                 raise following
             await asyncio.sleep(following)
 
-    def _remember(self, question: Question) -> None:
-        """The service has answered what was put otherwise: later calls are put so from the first."""
-        known = self._adjusted | question.adjusted
+    def _remember(self, request: ModelRequest) -> None:
+        """The service has answered the adjusted request: later calls are adjusted from the start."""
+        known = self._adjusted | request.adjusted
         if known != self._adjusted:
             _log.info("The model service refuses %s; later calls leave it out.", known.named)
             self._adjusted = known
-        question.adjusted = self._adjusted
+        request.adjusted = self._adjusted
 
     async def _attempt(
-        self, connection: "ServiceConnection", question: Question, reading: Reading, deadlines: Deadlines
+        self, connection: "ServiceConnection", request: ModelRequest, reading: Reading, deadlines: Deadlines
     ) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        answer = await connection.ask(question.path, question.body, question.headers, deadlines)
+        answer = await connection.ask(request.path, request.body, request.headers, deadlines)
         text = 0
         try:
-            if answer.is_stream(asked=question.stream):
+            if answer.is_stream(asked=request.stream):
                 while True:
                     try:
                         frames = await answer.frames()
                     except (AttemptFailed, ModelTimeout):
                         if not reading.finished:
                             raise
-                        break  # a service that says no more after the end of its answer is forgiven
+                        break  # the answer itself is complete
                     if not frames:
                         break
                     ended = frames[-1] == _END
                     deltas: list[TextDelta] = []
                     try:
                         _take(frames, reading, deltas)
-                    finally:  # what came before an event that cannot be read was said, too
+                    finally:  # deltas before an unreadable event are part of the answer, too
                         if deltas:
                             yield deltas
                     text += sum(len(delta.text) for delta in deltas)
                     _check_length(text + reading.called)
                     deadlines.begun = reading.begun
                     if deadlines.begun:
-                        question.body = b""  # not sent again; a long conversation is a long body
+                        request.body = b""  # it is not sent again, and may be large
                     if ended or reading.ended:
                         break
                 await answer.linger()
@@ -224,12 +229,12 @@ class ModelService:
             answer.close()
 
     def _pause(
-        self, question: Question, failed: AttemptFailed, retry: int, deadlines: Deadlines
+        self, request: ModelRequest, failed: AttemptFailed, retry: int, deadlines: Deadlines
     ) -> float | RunFailure:
-        """Seconds until the next attempt, or the error that the call ends with."""
+        """The seconds until the next attempt, or the error with which the call ends."""
         now = asyncio.get_running_loop().time()
         pause = None
-        repeatable = failed.not_taken or not question.kept
+        repeatable = failed.not_taken or not request.kept
         if failed.passing and repeatable and not deadlines.begun:
             pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
         cause = failed.cause(self._secrets)
@@ -240,7 +245,7 @@ class ModelService:
         return pause
 
     def _checked(self, body: bytes, content_type: str = "") -> bytes:
-        """The body, unless it is a page of HTML, which is reported as one, not as broken JSON."""
+        """Returns the body. Raises `AttemptFailed` for an HTML page, which is not reported as broken JSON."""
         if is_html(body, content_type):
             what = quoted(page(body[:MAX_PAGE].decode("utf-8", "replace")), self._secrets)
             raise AttemptFailed(
@@ -252,15 +257,15 @@ class ModelService:
         return body
 
     async def get(self, path: str) -> bytes:
-        """The body of what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
+        """The body at the path. Raises `AttemptFailed` or `ModelTimeout`. Not retried."""
         return self._checked(await (await self.connection()).get(path, self.deadlines()))
 
     async def delete(self, path: str) -> bytes:
-        """Deletes what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
+        """Deletes the resource at the path. Raises `AttemptFailed` or `ModelTimeout`. Not retried."""
         return await (await self.connection()).delete(path, self.deadlines())
 
     async def _connect(self) -> "ServiceConnection":
-        """Connects off the event loop's way: importing the SDK takes most of a second."""
+        """Makes the connection. Imports the SDK in a thread, because that takes most of a second."""
         wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
         try:
             connection: ServiceConnection = wire.ServiceConnection(
@@ -280,7 +285,7 @@ def _check_length(characters: int) -> None:
 
 
 def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta]) -> None:
-    """Adds the deltas of text in events to `deltas`; the events are let go of."""
+    """Adds the deltas in the events to `deltas`, and clears the list of events."""
     for data in frames:
         if data != _END:
             deltas += reading.take(data)

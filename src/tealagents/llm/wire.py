@@ -1,16 +1,16 @@
-"""The way to the service and back: the `openai` SDK's client on a plain HTTP client of our own.
+"""Sends calls and receives responses: the `openai` SDK's client on an HTTP client of our own.
 
-The SDK addresses and signs a request that is already encoded, and hands back the response as it came. Under
-a fixed key it does so once for each path: what it made then serves every later call, which differs only in
-the body and in the caller's own headers. Where tokens are provided, it is asked each time. Importing the SDK
-takes most of a second, so this module is imported while the service starts (see `service`).
+The SDK adds the URL and the authorization to a request that is already encoded, and returns the response
+unread. With a fixed key it does so only for the first call of each path: later calls reuse its URL and
+headers, and differ only in the body and in the caller's headers. With a token provider, it is used for each
+call. Importing the SDK takes most of a second, so this module is imported while the service starts (see
+`service`).
 
-Under it lies `aiohttp` without what `httpx2` does for each request besides: redirects are not followed (a
-model service that moves is reported, and not sent the conversation and the key), cookies are not
-kept (calls of different users share this client), and the deadlines are the call's own. Measured in CPU
-milliseconds on one core, a whole answer and 64 pieces in a burst: the SDK's `create()` 2.5 and 16, the same
-bytes through the SDK over `httpx2` 1.4 and 2.1, through the SDK over `aiohttp` 0.7 and 1.1, and 0.3 less
-where the address is known.
+The HTTP client is `aiohttp`, without the overhead of `httpx2`. It does not follow redirects (a model service
+that has moved is reported, and gets neither the conversation nor the key), keeps no cookies (calls of
+different users share this client), and uses the call's own deadlines. CPU milliseconds on one core for a
+whole answer, and for 64 deltas in a burst: the SDK's `create()` 2.5 and 16; the same bytes through the SDK
+over `httpx2` 1.4 and 2.1; through the SDK over `aiohttp` 0.7 and 1.1; 0.3 less once the address is known.
 """
 
 import asyncio
@@ -43,25 +43,25 @@ from tealagents.outbound.reading import refusal
 
 _log = logging.getLogger(__name__)
 
-#: of an answer that is asked for whole; far above any model's
+#: the most bytes of an answer that is not streamed; far above any model's answer
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-#: of a stream, in which each piece of text comes in some 300 bytes of JSON
+#: the most bytes of a stream, in which each delta takes about 300 bytes of JSON
 MAX_STREAM_BYTES = 64 * 1024 * 1024
-#: of a page of a conversation, which holds the images of its messages
+#: the most bytes of a page of a conversation, which contains the images of its messages
 MAX_PAGE_BYTES = 64 * 1024 * 1024
-#: of the body of a refusal
+#: the most bytes of the body of a refusal
 MAX_REFUSAL_BYTES = 64 * 1024
-#: seconds to wait for the end of a response whose last event has come, so that its connection can be reused
+#: seconds to wait for the end of a response after its last event, so that its connection can be reused
 LINGER = 0.25
 
-#: of the SDK's or of aiohttp's kind
+#: a response of the SDK or of aiohttp
 Response = TypeVar("Response")
 
 _NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
 class _Queue(list[Any]):
-    """In the place of a `deque`, which takes 0.7 KB however little it holds; aiohttp has three a stream."""
+    """Replaces a `deque`, which takes at least 0.7 KB; aiohttp has three of them per stream."""
 
     def popleft(self) -> Any:
         return self.pop(0)
@@ -71,8 +71,8 @@ class _Queue(list[Any]):
 
 
 class _Protocol(ResponseHandler):
-    """Resumes only what was paused. Aiohttp's own resumes whenever something is read, and has its parser look
-    at nothing each time: 6 % of what a slow stream costs."""
+    """Resumes reading only if it was paused. Aiohttp's own protocol does so after every read, and calls its
+    parser without data: 6 % of the CPU time of a slow stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -91,23 +91,23 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Wire(httpx2.AsyncClient):
-    """The HTTP client that the SDK is given: one connection pool for one service.
+    """The HTTP client for the SDK: a connection pool for one service.
 
-    Raises `AttemptFailed` for whatever is not a 2xx with a body still to be read.
+    Raises `AttemptFailed` for everything except a 2xx response, whose body is not read yet.
     """
 
     def __init__(self, base_url: str, proxy: str | None, secrets: tuple[str, ...]) -> None:
-        # a transport that is never used: the default one would make a TLS context and a pool of its own
+        # a transport that is never used: the default one would create a TLS context and a connection pool
         super().__init__(transport=httpx2.AsyncBaseTransport(), trust_env=False)
         self._root = base_url
         self._secrets = (*secrets, *_credentials_of(proxy))
         tls = httpx2.create_ssl_context() if base_url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
-            # how many calls run at once is the engine's to limit
+            # the engine limits the number of concurrent calls
             connector=_Connector(limit=0, ssl=tls),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # a compressor on the way would hold pieces back until it has enough of them, and what it packs
-            # is not unpacked: a few bytes may stand for gigabytes
+            # compression on the way would delay deltas, and compressed answers are not unpacked: a few bytes
+            # may unpack to gigabytes
             headers={"accept-encoding": "identity"},
             auto_decompress=False,
             timeout=_NO_TIMEOUTS,
@@ -115,9 +115,9 @@ class Wire(httpx2.AsyncClient):
         )
 
     def build_request(self, method: str, url: httpx2.URL | str, **parts: Any) -> httpx2.Request:
-        """As the SDK asks for it, but for the headers in which it describes this machine.
+        """The SDK's request, without the headers that describe this machine.
 
-        There is nothing of the client's own to merge in.
+        This client has no headers or parameters of its own to add.
         """
         headers = httpx2.Headers(parts.get("headers"))
         for name in [name for name in headers if name.startswith("x-stainless-")]:
@@ -131,7 +131,7 @@ class Wire(httpx2.AsyncClient):
         )
 
     async def send(self, request: httpx2.Request, **_how: Any) -> httpx2.Response:
-        """Sends what the SDK has made of a request."""
+        """Sends a request that the SDK has completed."""
         headers = CIMultiDict(request.headers.multi_items())
         response = await self.deliver(request.method, _sendable(request.url), headers, request.content)
         return httpx2.Response(response.status, stream=ResponseBody(response), request=request)
@@ -139,7 +139,7 @@ class Wire(httpx2.AsyncClient):
     async def deliver(
         self, method: str, url: URL, headers: CIMultiDict[str], content: bytes
     ) -> aiohttp.ClientResponse:
-        """Sends it as it is, and returns when the headers of a success have come."""
+        """Sends a request as it is. Returns once the headers of a 2xx response have arrived."""
         try:
             response = await self._session.request(
                 method, url, headers=headers, data=_payload(content), allow_redirects=False
@@ -169,7 +169,7 @@ class Wire(httpx2.AsyncClient):
             ModelFailed(
                 f"The model service at {self._root} cannot be reached ({why}); check TA_BASE_URL{authority}."
             ),
-            # a certificate does not become valid by asking again, nor a URL
+            # a retry does not make a certificate or a URL valid
             passing=not trust and isinstance(failure, aiohttp.ClientConnectionError | OSError),
             reason=f"it cannot be reached ({type(failure).__name__})",
             not_taken=isinstance(failure, aiohttp.ClientConnectorError),
@@ -204,7 +204,7 @@ class Wire(httpx2.AsyncClient):
 
 
 class ResponseBody(httpx2.AsyncByteStream):
-    """The body of a response, still on the wire."""
+    """The body of a response that has not been read yet."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -214,33 +214,33 @@ class ResponseBody(httpx2.AsyncByteStream):
 
 
 class ModelResponse:
-    """A response that is being read, under its call's deadlines. To be closed."""
+    """A response that is being read within its call's deadlines. It must be closed."""
 
     def __init__(self, response: aiohttp.ClientResponse, deadlines: Deadlines) -> None:
         self.content_type = response.headers.get("content-type", "").lower()
         self._response = response
-        if type(content := response.content) is aiohttp.StreamReader:  # and not what all empty bodies share
+        if type(content := response.content) is aiohttp.StreamReader:  # not the one of all empty bodies
             content._buffer = _Queue(content._buffer)  # type: ignore[assignment]
             content._http_chunk_splits = _Queue(content._http_chunk_splits or ())  # type: ignore[assignment]
         self._deadlines = deadlines
         self._frames = EventFrames()
         self._received = 0
         self._alarms = alarms()
-        #: when the reader began to wait for what is next; None while no one waits
+        #: the time since which the reader has been waiting for data; None while it is not waiting
         self._waiting_since: float | None = None
         self._look_at(deadlines.due(self._now()))
 
     def is_stream(self, *, asked: bool) -> bool:
-        """Whether events are sent. Some services stream though they were not asked to, some do not though
-        they were, and some name a stream's type wrongly."""
+        """Whether the response is a stream of events. Some services stream without being asked to, some do
+        not although they were `asked`, and some declare the wrong content type for a stream."""
         if "event-stream" in self.content_type:
             return True
         return asked and not any(word in self.content_type for word in ("json", "html"))
 
     async def frames(self) -> list[bytes]:
-        """The data of the events that have come: one or more, or none when the response is at its end.
+        """Waits for events, and returns the data of one or more; an empty list at the end of the response.
 
-        The wait ends with a whole event: a service that dribbles, or sends comments, is as good as silent.
+        Only a complete event ends the wait: a service that sends single bytes, or comments, counts as silent.
         """
         self._wait()
         try:
@@ -259,7 +259,7 @@ class ModelResponse:
             self._waiting_since = None
 
     async def whole(self, most_bytes: int = MAX_ANSWER_BYTES) -> bytes:
-        """All of the body."""
+        """Reads the whole body."""
         self._wait()
         parts = []
         size = 0
@@ -271,7 +271,7 @@ class ModelResponse:
         return b"".join(parts)
 
     async def linger(self) -> None:
-        """Waits for the very end, a moment at most: a connection is used again only from there."""
+        """Waits up to `LINGER` seconds for the end of the response, so that its connection can be reused."""
         if not self._response.content.is_eof():
             with suppress(TimeoutError, AttemptFailed, ModelTimeout):
                 async with asyncio.timeout(LINGER):
@@ -279,7 +279,7 @@ class ModelResponse:
                         pass
 
     def close(self) -> None:
-        """Gives the connection back where the response is at its end, and closes it otherwise."""
+        """Returns the connection to the pool if the response is at its end; otherwise, closes it."""
         self._alarms.unset(self)
         self._response.release() if self._response.content.is_eof() else self._response.close()
 
@@ -293,8 +293,8 @@ class ModelResponse:
         return self._alarms.loop.time()
 
     def _wait(self) -> None:
-        """A wait begins. The next look is brought forward where it would come too late for it, as after the
-        first piece, from when on the deadlines are others."""
+        """Begins a wait. Moves the next check forward if this wait is due before it, as after the first
+        delta, when other deadlines apply."""
         self._waiting_since = now = self._now()
         due = self._deadlines.due(now)
         if due < self._looks_at:
@@ -305,8 +305,8 @@ class ModelResponse:
         self._alarms.set(self, when)
 
     def look(self) -> None:
-        """Ends the wait when it has lasted too long. One alarm serves all waits of a response: a timer for
-        each piece was measured at a sixth of what a slow stream costs."""
+        """Ends the wait with an error if it is overdue. One alarm serves all waits of a response: a timer for
+        each delta took a sixth of the CPU time of a slow stream."""
         now = self._now()
         if self._waiting_since is None:
             again = self._deadlines.recheck(now)
@@ -319,15 +319,15 @@ class ModelResponse:
 
 
 class Address(NamedTuple):
-    """Where a path of the service is, and the headers that the SDK sends there."""
+    """The URL of a path, and the headers that the SDK sends to it."""
 
     url: URL
     headers: CIMultiDict[str]
 
     @classmethod
     def of(cls, request: httpx2.Request, *, without: Mapping[str, str]) -> "Address":
-        """What of a request goes for every other one to the same path: all but the caller's own headers and
-        what describes the body."""
+        """The parts of a request that all requests to the same path share: everything except the caller's
+        headers (`without`) and the length of the body."""
         headers = CIMultiDict(request.headers.multi_items())
         for name in (*without, "content-length"):
             headers.popall(name, None)
@@ -340,9 +340,9 @@ class Address(NamedTuple):
 
 
 class ServiceConnection:
-    """One service, through one client of the SDK.
+    """A connection to one service, through one client of the SDK.
 
-    `deployment` is the part of the path that Azure's dated API wants for chat completions.
+    `deployment` is the deployment in the path of Azure's dated chat completions API.
     """
 
     def __init__(self, options: OpenAIOptions, proxy: str | None, deployment: str | None) -> None:
@@ -350,7 +350,7 @@ class ServiceConnection:
             options = options.model_copy(update={"token_provider": partial(provided_token, provider)})
         self._wire = Wire(options.base_url, proxy, options.secrets())
         self._client = sdk_client(options, self._wire, deployment)
-        #: the SDK takes a path apart and puts it together anew for each request, but not a whole URL
+        #: for absolute URLs: the SDK parses and joins relative paths again for each request
         self._root = str(self._client.base_url).rstrip("/")
         self._headers = own_authorization(options)
         self._signs_each = options.token_provider is not None
@@ -360,7 +360,7 @@ class ServiceConnection:
     async def ask(
         self, path: str, body: bytes, headers: Mapping[str, str], deadlines: Deadlines
     ) -> ModelResponse:
-        """Posts the body, and returns when an answer has begun. `AttemptFailed`, `ModelTimeout`."""
+        """Posts the body. Returns once an answer begins. Raises `AttemptFailed` or `ModelTimeout`."""
         address = self._addresses.get(path)
         if address is None:
             return ModelResponse(await _in_time(self._post(path, body, headers), deadlines), deadlines)
@@ -368,24 +368,24 @@ class ServiceConnection:
         return ModelResponse(await _in_time(sending, deadlines), deadlines)
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Posts the body through the SDK, and keeps the address where it goes for the next call, too."""
+        """Posts the body through the SDK, and caches the address if later calls can use it."""
         response = await self._client.post(
             self._root + path,
             cast_to=httpx2.Response,
             content=body,
             options={"headers": {**self._headers, **headers}},
         )
-        # where the caller's own have taken the place of configured ones the address lacks those
+        # not if the caller's headers replaced configured ones, which the address would then lack
         if not self._signs_each and self._defaults.isdisjoint(name.lower() for name in headers):
             self._addresses[path] = Address.of(response.request, without=headers)
         return _response(response)
 
     async def get(self, path: str, deadlines: Deadlines) -> bytes:
-        """The body of what is at the path. `AttemptFailed`, `ModelTimeout`."""
+        """The body at the path. Raises `AttemptFailed` or `ModelTimeout`."""
         return await self._whole(self._client.get, path, deadlines, MAX_PAGE_BYTES)
 
     async def delete(self, path: str, deadlines: Deadlines) -> bytes:
-        """Deletes what is at the path. `AttemptFailed`, `ModelTimeout`."""
+        """Deletes the resource at the path. Raises `AttemptFailed` or `ModelTimeout`."""
         return await self._whole(self._client.delete, path, deadlines, MAX_ANSWER_BYTES)
 
     async def _whole(
@@ -395,7 +395,7 @@ class ServiceConnection:
         deadlines: Deadlines,
         most_bytes: int,
     ) -> bytes:
-        """What a call without a body is answered."""
+        """The body of the answer to a call without a body."""
         options = {"headers": self._headers}
         sending = send(self._root + path, cast_to=httpx2.Response, options=options)
         answer = ModelResponse(_response(await _in_time(sending, deadlines)), deadlines)
@@ -422,7 +422,7 @@ def _broken_off(failure: Exception) -> AttemptFailed:
 
 
 def _response(response: httpx2.Response) -> aiohttp.ClientResponse:
-    assert isinstance(response.stream, ResponseBody)  # it is our wire that made it
+    assert isinstance(response.stream, ResponseBody)  # made by `Wire.send`
     return response.stream.response
 
 
@@ -431,17 +431,17 @@ def _sendable(url: httpx2.URL) -> URL:
 
 
 def _credentials_of(proxy: str | None) -> tuple[str, ...]:
-    """What of a proxy's URL is secret."""
+    """The secret parts of a proxy's URL."""
     password = urlsplit(proxy).password if proxy is not None else None
     return (password,) if password else ()
 
 
 def _payload(content: bytes) -> bytes | io.BytesIO | None:
-    """A large body goes out in pieces, so that other requests are served between them."""
+    """A large body is sent in chunks, so that other requests are served in between."""
     return io.BytesIO(content) if len(content) > TOO_LARGE_BYTES_BODY else content or None
 
 
 @lru_cache(maxsize=64)
 def _parsed(url: httpx2.URL | str) -> httpx2.URL:
-    """Parsing a URL takes as long as building the rest of the request; a service has few of them."""
+    """Cached, because parsing a URL takes as long as the rest of a request, and a service has few URLs."""
     return httpx2.URL(url)
