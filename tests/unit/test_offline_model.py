@@ -480,12 +480,12 @@ async def test_it_leaves_nothing_behind() -> None:
 
 
 async def test_it_starts_again() -> None:
-    """One object serves again after its end, and says so when it runs already."""
+    """One object serves again after its end, and says so if it is already running."""
     model = OfflineModel()
     for _ in range(2):
         async with model, AsyncOpenAI(base_url=model.base_url, api_key="k") as client:
             assert (await ask(client, user("hi"))).choices
-    with model, pytest.raises(RuntimeError, match="runs already"):
+    with model, pytest.raises(RuntimeError, match="is already running"):
         model.__enter__()
 
 

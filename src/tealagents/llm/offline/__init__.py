@@ -1,29 +1,29 @@
-"""An OpenAI-compatible model service on loopback: deterministic, scripted, without a key.
+"""An OpenAI-compatible model service on loopback: deterministic, scriptable, without a key.
 
-It speaks the real wire format, chat completions and responses, JSON and SSE, so that the real client path
-runs against it: in tests, in demos, in benchmarks, and for trying an agent of one's own.
-docs/offline-model.md is its manual.
+It has the real wire format: chat completions and responses, JSON and SSE. So the real client code runs
+against it in tests, demos and benchmarks, and while you develop an agent. docs/offline-model.md is its
+manual.
 
-What lives here, each using only what stands above it:
+Each module uses only those above it:
 
 ================================  ==========================================================================
-`ids`, `errors`, `reading`        ids, refusals and types, in the real service's shape
-`answer`                          an answer before it is written in the words of one API; its pace, its faults
-`facts`, `prompt`                 what the model is asked, and the facts it was given
+`ids`, `errors`, `reading`        ids, error responses, and type checks like the real service's
+`answer`                          an answer independent of the API, with its delays and faults
+`facts`, `prompt`                 the facts that users have stated; the messages that the model is sent
 `shapes`                          structured output
 `persona`                         the built-in answers
-`script`, `playback`              scripts in YAML, and which rule answers
-`delivery`                        bytes, pauses and the end of an answer on the wire
+`script`, `playback`              scripts in YAML; the choice of the rule that answers
+`delivery`                        the bytes of an answer, with its pauses and its end
 `chat`                            the chat completions API
-`items`, `stored`                 what the responses API keeps
+`items`, `stored`                 the items, responses and conversations of the responses API
 `responses`                       the responses API
 `service`                         the routes
-`journal`, `transmission`, `app`  HTTP, as an ASGI application
-`server`                          the socket
+`journal`, `transmission`, `app`  the ASGI application: received requests, sending answers
+`server`                          the HTTP server
 ================================  ==========================================================================
 
-Used by tests, demos, benchmarks, the command line and by users' own tests; it imports nothing of the rest
-of the project.
+Used by tests, demos, benchmarks, the command line and users' own tests. Imports only `mistakes` of the
+project.
 """
 
 from tealagents.llm.offline.app import create_app

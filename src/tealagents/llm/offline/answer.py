@@ -1,7 +1,7 @@
-"""The answer the model gives, before it is written in the words of one API, and how it is paced or broken.
+"""An answer of the model, independent of the API, with its delays and faults.
 
-Text comes in pieces. One token is one word with the whitespace before it, so that counts can be done in the
-head, `max_tokens: 3` gives three words, and a piece of the built-in answers is one token.
+Text is sent in pieces. A token is a word with the whitespace before it, so that you can count tokens in your
+head and `max_tokens: 3` gives three words. A piece of a built-in answer is one token.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 FaultKind = Literal["cut", "end", "silence", "error"]
 
-#: What one image counts in the prompt, whatever its size: the real service's figure for low detail.
+#: The tokens of an image in the prompt, whatever its size: OpenAI's number for low detail.
 IMAGE_TOKENS = 85
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
@@ -20,7 +20,7 @@ _ARGUMENT_PIECE = 12
 
 
 def in_pieces(text: str) -> tuple[str, ...]:
-    """Words, each with the whitespace before it; joined they are the text again.
+    """The words of a text, each with the whitespace before it. Joined, they are the text.
 
     >>> in_pieces("Your name is Ada.")
     ('Your', ' name', ' is', ' Ada.')
@@ -29,7 +29,7 @@ def in_pieces(text: str) -> tuple[str, ...]:
 
 
 def count_tokens(text: str) -> int:
-    """One token a word.
+    """The number of tokens: one for each word.
 
     >>> count_tokens("Your name is Ada.")
     4
@@ -39,10 +39,10 @@ def count_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    #: None: the service makes one.
+    #: None: the service assigns one.
     id: str | None
     name: str
-    #: As sent: JSON text, or what a script passes off as it.
+    #: Sent as it is: JSON text, or invalid text from a script.
     arguments: str
 
     def argument_pieces(self) -> list[str]:
@@ -58,7 +58,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """When things are sent, in seconds."""
+    """The delays of an answer, in seconds."""
 
     #: Before the status line.
     headers: float = 0.0
@@ -66,26 +66,27 @@ class Pacing:
     first: float = 0.0
     #: Before every other piece.
     piece: float = 0.0
-    #: Before single pieces, by position; wins over `first` and `piece`.
+    #: Position of a piece → the delay before it, in place of `first` or `piece`.
     own: Mapping[int, float] = field(default_factory=dict)
-    #: The body leaves in writes of so many bytes; 0: as it comes.
+    #: The body is sent in writes of this many bytes; 0: in whole pieces.
     dribble_bytes: int = 0
+    #: Between these writes.
     dribble_delay: float = 0.0
 
     def before(self, position: int) -> float:
         return self.own.get(position, self.piece if position else self.first)
 
 
-#: Everything at once.
+#: No delays.
 AT_ONCE = Pacing()
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong on the way.
+    """A fault of an answer.
 
-    `cut`: the connection ends in the middle. `end`: the body ends properly, but says no finish. `silence`:
-    nothing more comes. `error`: the service says, in its answer, that it failed.
+    `cut`: the connection is closed in the middle. `end`: the body ends properly, but without a finish reason.
+    `silence`: nothing more is sent. `error`: the answer contains an error of the service.
     """
 
     kind: FaultKind
@@ -100,9 +101,9 @@ class ModelAnswer:
     pieces: tuple[str, ...] = ()
     tool_calls: tuple[FunctionCall, ...] = ()
     refusal: str | None = None
-    #: None: what follows from the rest.
+    #: None: `tool_calls` if there are any, otherwise `stop`.
     finish_reason: FinishReason | None = None
-    #: None: counted.
+    #: None: the tokens are counted.
     usage: TokenCounts | None = None
     reports_usage: bool = True
     pacing: Pacing = AT_ONCE
@@ -117,7 +118,7 @@ class ModelAnswer:
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
     def usage_after(self, prompt_tokens: int) -> TokenCounts | None:
-        """What is reported, for a prompt of that size."""
+        """The usage that is reported for a prompt with this many tokens; None if none is."""
         if not self.reports_usage:
             return None
         return self.usage or TokenCounts(prompt_tokens, self._completion_tokens())
@@ -127,7 +128,7 @@ class ModelAnswer:
         return said + sum(1 + count_tokens(call.arguments) for call in self.tool_calls)
 
     def duration(self) -> float:
-        """Seconds from the headers to the last piece."""
+        """The seconds from the headers to the last piece."""
         if self.pacing == AT_ONCE:
             return 0.0
         calls = sum(1 + len(call.argument_pieces()) for call in self.tool_calls)
@@ -135,7 +136,7 @@ class ModelAnswer:
         return sum(map(self.pacing.before, range(pieces)))
 
     def within(self, max_tokens: int | None) -> "ModelAnswer":
-        """The same answer, broken off at that many tokens of text."""
+        """The answer, cut after `max_tokens` tokens of text."""
         if max_tokens is None or count_tokens(self.text) <= max_tokens:
             return self
         kept = tuple(_first_tokens(self.pieces, max_tokens))
@@ -143,6 +144,7 @@ class ModelAnswer:
 
 
 def saying(text: str) -> ModelAnswer:
+    """An answer with this text."""
     return ModelAnswer(pieces=in_pieces(text))
 
 

@@ -1,6 +1,6 @@
-"""The ASGI application: HTTP around the service, the journal, and the paths that control it.
+"""The ASGI application: HTTP for the service, the journal, and the paths that control it.
 
-No framework: it runs beside the service in benchmarks and must cost next to nothing.
+It uses no framework: in benchmarks it runs next to the measured service, and must use little CPU.
 """
 
 import logging
@@ -34,17 +34,17 @@ class OfflineApp:
         self._log_requests = log_requests
 
     def play(self, script: ScriptLike) -> Script:
-        """Puts another script in place, from its beginning. Raises `ScriptError`."""
-        put = Script.of(script)
-        self._service.play(put)
+        """Replaces the script, and starts the new one from its beginning. Raises as `Script.of`."""
+        played = Script.of(script)
+        self._service.play(played)
         self.pauses.resume()
-        return put
+        return played
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _serve_lifespan(receive, send)
         else:
             await send({"type": "websocket.close"})
 
@@ -53,7 +53,7 @@ class OfflineApp:
         if body is None:
             return
         if scope["path"].startswith(_CONTROL):
-            controlled = self._controlled(scope["method"], scope["path"], body)
+            controlled = self._control_delivery(scope["method"], scope["path"], body)
             await transmit(controlled, scope, receive, send, self.pauses)
             return
         received = Received(scope, body, time.monotonic())
@@ -70,7 +70,7 @@ class OfflineApp:
         except ServiceError as error:
             return whole(error.encoded(), status=error.status)
 
-    def _controlled(self, method: str, path: str, body: bytes) -> Delivery:
+    def _control_delivery(self, method: str, path: str, body: bytes) -> Delivery:
         try:
             return self._control(method, path.removeprefix(_CONTROL), body)
         except ServiceError as error:
@@ -96,12 +96,12 @@ class OfflineApp:
 
 
 def create_app(script: ScriptLike = None) -> OfflineApp:
-    """The ASGI application alone, for a server of one's own. Raises `ScriptError`."""
+    """The ASGI application, for another server. Raises `ScriptError` or `OSError`."""
     return OfflineApp(script)
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None where the client left before it was through."""
+    """The whole body; None if the client disconnected before it was complete."""
     message = await receive()
     parts: list[bytes] = []
     while message["type"] == "http.request":
@@ -112,7 +112,7 @@ async def _body(receive: Receive) -> bytes | None:
     return None
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _serve_lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -1,4 +1,4 @@
-"""The chat completions API: what is asked, and the answer as JSON or as a stream of chunks."""
+"""The chat completions API: reads requests, and writes answers as JSON or as a stream of chunks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _SPEAKERS = ("user", "assistant", "system", "developer")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _DONE = Frame(b"data: [DONE]\n\n")
 
-#: What Azure sends first: a chunk without choices, about the prompt.
+#: Azure's first chunk, which has no choices and describes the prompt.
 _AZURE_PROMPT_CHUNK = Frame(
     b'data: {"choices":[],"created":0,"id":"","model":"","object":"",'
     b'"prompt_filter_results":[{"prompt_index":0,"content_filter_results":{}}]}\n\n'
@@ -37,9 +37,9 @@ class ChatRequest:
 
 
 def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatRequest:
-    """Raises `ServiceError` for what the real service refuses, too.
+    """Reads a request body. Raises `ServiceError` for what the real service refuses.
 
-    Azure names the model in the path, as a deployment.
+    `deployment` is the model's name in the path, with Azure's dated API.
     """
     messages = required(body.get("messages"), list, "messages")
     check_messages(messages)
@@ -72,7 +72,7 @@ def requested_model(body: dict[str, Any], deployment: str | None = None) -> str:
 
 
 def requested_limit(body: dict[str, Any], *names: str) -> int | None:
-    """The first of these limits that is given."""
+    """The first of these limits that is set."""
     for name in names:
         limit = optional(body.get(name), int, name)
         if limit is not None and limit < 1:
@@ -90,7 +90,7 @@ def requested_limit(body: dict[str, Any], *names: str) -> int | None:
 def forced_tool(
     choice: Any, tools: Sequence[OfferedTool], nested_in: str | None = None
 ) -> OfferedTool | None:
-    """The tool that has to be called: of any, the first."""
+    """The tool that must be called; the first one if any tool may be."""
     if choice == "required" and tools:
         return tools[0]
     if not isinstance(choice, dict) or choice.get("type") != "function":
@@ -103,14 +103,14 @@ def forced_tool(
 
 
 def offered_tools(tools: Any, nested_in: str | None = None) -> tuple[OfferedTool, ...]:
-    """The function tools; chat completions nest them, responses do not."""
+    """The function tools. In chat completions their fields are `nested_in` an object."""
     given = enumerate(optional(tools, list, "tools") or ())
     named = (_tool(tool, f"tools[{position}]", nested_in) for position, tool in given)
     return tuple(tool for tool in named if tool is not None)
 
 
 def _tool(given: Any, param: str, nested_in: str | None) -> OfferedTool | None:
-    """None for tools that are no functions: they are not called."""
+    """None for a tool that is not a function: it is never called."""
     tool = required(given, dict, param)
     if tool.get("type") != "function":
         return None
@@ -134,7 +134,7 @@ def _checked_name(tool: dict[str, Any], param: str) -> str:
 
 
 def check_messages(messages: list[Any]) -> None:
-    """Roles, contents, and that every tool call is followed by its results and nothing else."""
+    """Checks roles and contents, and that tool calls are followed by exactly their results."""
     if not messages:
         raise invalid(
             "Invalid 'messages': empty array. Expected an array with minimum length 1, "
@@ -150,7 +150,7 @@ def check_messages(messages: list[Any]) -> None:
 
 
 def _is_plain(message: Any) -> bool:
-    """Text of one speaker, as most messages are: right without a closer look."""
+    """Whether this is a text message without tool calls, as most are, which needs no further checks."""
     return (
         isinstance(message, dict)
         and message.get("role") in _SPEAKERS
@@ -160,7 +160,7 @@ def _is_plain(message: Any) -> bool:
 
 
 def _check_message(given: Any, position: int, waiting: list[str]) -> list[str]:
-    """The ids of the tool calls that wait for their results after this message."""
+    """Checks a message. Returns the ids of the tool calls whose results are missing after it."""
     param = f"messages[{position}]"
     message = required(given, dict, param)
     role = one_of(message.get("role"), _ROLES, f"{param}.role")
@@ -283,7 +283,7 @@ def usage_body(usage: TokenCounts | None) -> dict[str, Any] | None:
 
 
 class _Chunks:
-    """The chunks of one answer: what they have in common is encoded once."""
+    """Makes the chunks of one answer. What they have in common is encoded only once."""
 
     def __init__(self, completion_id: str, created: int, model: str, *, with_usage: bool) -> None:
         common = {
@@ -296,7 +296,7 @@ class _Chunks:
         }
         self._head = b"data: " + orjson.dumps(common)[:-1] + b',"choices":'
         self._before = self._head + b'[{"index":0,"delta":'
-        #: Where usage is asked for, every chunk but the last says that it has none.
+        #: If usage is asked for, all chunks except the last have `"usage": null`.
         self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
         self._after = b',"logprobs":null,"finish_reason":null}]' + self._end
 
@@ -338,7 +338,7 @@ def _paced_pieces(chunks: _Chunks, answer: ModelAnswer, ids: IdSource) -> Iterat
 def _call_frames(
     chunks: _Chunks, calls: Sequence[FunctionCall], ids: IdSource, before: Any, position: Iterator[int]
 ) -> Iterator[Frame]:
-    """The name first, then the arguments in pieces, call after call."""
+    """The chunks of each call: first its name, then its arguments in pieces."""
     for index, call in enumerate(calls):
         function: dict[str, Any] = {"name": call.name, "arguments": ""}
         named = {"index": index, "id": call.id or ids.new("call_"), "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""How an answer goes over the wire: which bytes, after which pauses, and how it ends."""
+"""How an answer is sent: its bytes, the pauses before them, and its end."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Frame(NamedTuple):
     data: bytes
     #: Seconds to wait before it.
     delay: float = 0.0
-    #: Whether it is a piece of the answer, and not of its frame.
+    #: Whether it contains a piece of the answer.
     is_piece: bool = False
 
 
@@ -31,11 +31,11 @@ class BodyEnding(Enum):
     COMPLETE = auto()
     #: The connection is closed in the middle of the body.
     CUT = auto()
-    #: The connection stays open, and nothing more comes.
+    #: The connection stays open, and nothing more is sent.
     SILENT = auto()
 
 
-#: Seconds to wait, and what is sent then.
+#: The seconds to wait, and the bytes that are sent then.
 Step = tuple[float, bytes]
 
 
@@ -46,21 +46,21 @@ class Delivery:
     steps: Sequence[Step]
     ending: BodyEnding = BodyEnding.COMPLETE
     headers_delay: float = 0.0
-    #: Not even headers are sent.
+    #: Nothing is sent, not even headers.
     is_mute: bool = False
-    #: Called once, before the last step of a complete answer leaves.
+    #: Called once, before the last step of a complete answer is sent.
     commit: Callable[[], None] | None = None
 
 
 def whole(
     body: bytes, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = (JSON_TYPE,)
 ) -> Delivery:
-    """A body in one go."""
+    """A delivery of the whole body at once."""
     return Delivery(status, [*headers, (b"content-length", b"%d" % len(body))], [(0.0, body)])
 
 
 def answered_whole(body: bytes, answer: ModelAnswer) -> Delivery:
-    """A JSON answer, paced and broken as the answer says: it comes when its last piece would have come."""
+    """A JSON answer with the answer's fault. It is sent when the last piece of a stream would be sent."""
     pacing, fault = answer.pacing, answer.fault
     sent, ending = _broken_body(body, fault)
     steps = _dribbled([(answer.duration(), sent)], pacing)
@@ -73,7 +73,7 @@ def answered_whole(body: bytes, answer: ModelAnswer) -> Delivery:
 
 
 def _broken_body(body: bytes, fault: Fault | None) -> tuple[bytes, BodyEnding]:
-    """Without `after_bytes`, half of the body; nothing where it breaks after no piece at all."""
+    """The part of a body before its fault: `after_bytes`; by default half, or none after 0 pieces."""
     if fault is None or fault.kind not in _ENDINGS:
         return body, BodyEnding.COMPLETE
     length = fault.after_bytes
@@ -92,8 +92,7 @@ def _is_mute(fault: Fault | None) -> bool:
 
 
 def answered_in_stream(frames: list[Frame], answer: ModelAnswer, failure: Callable[[int], bytes]) -> Delivery:
-    """An answer as a stream of events. `failure(n)` is the event that says that the service failed after
-    n events."""
+    """An answer as a stream of events. `failure(n)` returns the error event that follows n other events."""
     pacing, fault = answer.pacing, answer.fault
     if fault is not None:
         frames = _broken_stream(frames, fault, failure)
@@ -115,7 +114,7 @@ def _broken_stream(frames: list[Frame], fault: Fault, failure: Callable[[int], b
 
 
 def _frames_holding(frames: list[Frame], pieces: int | None) -> int:
-    """How many frames hold that many pieces, or all pieces where there are fewer: never the finish."""
+    """The number of frames up to the last of so many pieces (None: of all), which excludes the finish."""
     ends = (position + 1 for position, frame in enumerate(frames) if frame.is_piece)
     return max(ends if pieces is None else islice(ends, pieces), default=0)
 
@@ -129,7 +128,7 @@ def _first_bytes(frames: list[Frame], room: int) -> Iterable[Frame]:
 
 
 def _merged(frames: list[Frame]) -> list[Step]:
-    """Frames that leave together, in one write."""
+    """Joins frames without a delay between them, to be sent in one write."""
     steps: list[Step] = []
     wait, together = 0.0, list[bytes]()
     for data, delay, _ in frames:

@@ -1,10 +1,10 @@
-"""What the model service refuses, in the shape in which the real one refuses it."""
+"""The error responses, in the format of the real service."""
 
 from typing import Any
 
 import orjson
 
-#: `type` and `code` of the error object, by HTTP status, where nothing else is said.
+#: HTTP status → the default `type` and `code` of the error object.
 _KINDS: dict[int, tuple[str, str | None]] = {
     401: ("invalid_request_error", "invalid_api_key"),
     403: ("invalid_request_error", "unsupported_country_region_territory"),
@@ -21,7 +21,7 @@ _MESSAGES: dict[int, str] = {
 
 
 class ServiceError(Exception):
-    """An answer that is an error: an HTTP status, and `{"error": {message, type, param, code}}`."""
+    """An error response: an HTTP status, and `{"error": {message, type, param, code}}`."""
 
     def __init__(
         self,
@@ -55,5 +55,5 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> ServiceError:
-    """404: a stored response, a conversation or an item that is not there."""
+    """404: a stored response, a conversation or an item does not exist."""
     return ServiceError(404, message, type="invalid_request_error", param=param, code=code)

@@ -1,11 +1,11 @@
-"""Ids in the real service's shape."""
+"""Ids in the format of the real service."""
 
 import secrets
 from itertools import count
 
 
 class IdSource:
-    """Unique over restarts, too: an id that a client has kept must not come to mean something else."""
+    """Makes ids that are also unique across restarts: an id that a client has stored must not be reused."""
 
     def __init__(self) -> None:
         self._run = secrets.token_hex(6)

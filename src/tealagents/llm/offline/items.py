@@ -1,5 +1,5 @@
-"""The items of the responses API: messages, function calls and their outputs, as they are sent, kept and
-listed; and the chat messages they amount to."""
+"""The items of the responses API (messages, function calls and their outputs): reads, lists and converts them
+to chat messages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _MOST_LISTED = 100
 
 
 def input_items(given: Any, ids: IdSource, *, param: str = "input") -> list[Item]:
-    """What a client sends, in the form in which it is listed later: with ids, and contents in parts."""
+    """The items that a client sends, in the form in which they are listed: with ids, and content as parts."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = required(given, list, param)
@@ -35,15 +35,15 @@ def _item(value: Any, ids: IdSource, param: str) -> Item:
         item["status"] = given.get("status") or "completed"
     if kind == "message":
         item["content"] = _content(given, param)
-    for text in _TEXTS.get(kind, ()):
+    for text in _REQUIRED_TEXTS.get(kind, ()):
         required(given.get(text), str, f"{param}.{text}")
     if kind == "function_call_output":
         text_or_parts(given.get("output"), f"{param}.output")
     return item
 
 
-#: What must be there, and be text.
-_TEXTS: dict[str, Sequence[str]] = {
+#: Kind of item → its required texts.
+_REQUIRED_TEXTS: dict[str, Sequence[str]] = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id",),
 }
@@ -54,22 +54,22 @@ def _content(message: Item, param: str) -> list[Item]:
     content = text_or_parts(message.get("content"), f"{param}.content")
     if isinstance(content, str):
         content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
-    return [_complete(part) for part in content]
+    return [_with_defaults(part) for part in content]
 
 
-def _complete(part: Item) -> Item:
-    """What a listing always has, and a client may leave out."""
-    return {**_LEFT_OUT.get(str(part.get("type")), {}), **part}
+def _with_defaults(part: Item) -> Item:
+    """The part with the fields that a list always has and that clients may omit."""
+    return {**_DEFAULT_FIELDS.get(str(part.get("type")), {}), **part}
 
 
-_LEFT_OUT: dict[str, Item] = {
+_DEFAULT_FIELDS: dict[str, Item] = {
     "output_text": {"annotations": [], "logprobs": []},
     "input_image": {"detail": "auto"},
 }
 
 
 def check_calls(items: Iterable[Item]) -> None:
-    """Every function call has its output, and every output its call."""
+    """Checks that every function call has an output, and every output a call. Raises `ServiceError`."""
     open_calls: dict[str, None] = {}
     for item in items:
         if item["type"] == "function_call":
@@ -85,7 +85,7 @@ def check_calls(items: Iterable[Item]) -> None:
 
 
 def as_messages(items: Iterable[Item]) -> list[Message]:
-    """Chat messages; function calls that follow one another are one message, as chat has them."""
+    """The items as chat messages. Consecutive function calls become one message, as in chat completions."""
     messages: list[Message] = []
     for item in items:
         kind = item["type"]

@@ -1,4 +1,4 @@
-"""The requests that the model has received, so that a test can count and read them."""
+"""Records the received requests, so that tests can count and read them."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-#: The oldest go first beyond this many requests, or this many bytes of their bodies.
+#: The most requests, and bytes of their bodies, that are kept; the oldest are dropped first.
 _MOST_REQUESTS = 10_000
 _MOST_BYTES = 32 * 1024 * 1024
 
@@ -16,7 +16,7 @@ _SECRET = frozenset({b"authorization", b"api-key", b"x-api-key", b"cookie", b"pr
 
 
 class Received:
-    """One request; decoded when it is read, for most never are."""
+    """One request. It is decoded when it is read, which most never are."""
 
     __slots__ = ("_decoded", "_headers", "at", "body", "method", "outcome", "path", "query")
 
@@ -27,7 +27,7 @@ class Received:
         self.body = body
         #: By the monotonic clock, in seconds.
         self.at = at
-        #: How it ended: `answered`, `broken` (on purpose), `left` (by the client); None while it runs.
+        #: `answered`, `broken` (by a scripted fault) or `left` (the client disconnected); None while it runs.
         self.outcome: str | None = None
         self._headers = [
             (name, _masked(name, value) if name in _SECRET else value) for name, value in scope["headers"]
@@ -53,7 +53,7 @@ def _masked(name: bytes, value: bytes) -> bytes:
 
 
 def _decoded(body: bytes) -> Any:
-    """What was sent: JSON, else text, or None for nothing."""
+    """The body as JSON data; as text if it is not JSON; None if it is empty."""
     if not body:
         return None
     try:
@@ -63,7 +63,7 @@ def _decoded(body: bytes) -> Any:
 
 
 class Journal:
-    """Written by the server, read from any thread."""
+    """The received requests. It is written by the server, and can be read from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -86,7 +86,7 @@ class Journal:
 
     @property
     def total(self) -> int:
-        """How many there were, including those that had to go."""
+        """The number of requests since the start or `clear`, including dropped ones."""
         return self._total
 
     def requests(self) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""The built-in answers: short, deterministic, made from the messages that were sent and nothing else.
+"""The built-in answers: short, deterministic, and based only on the messages that were sent.
 
-`ANSWERS` is asked in order; the first that has something to say says it. docs/offline-model.md shows each.
+The functions in `ANSWERS` are tried in order; the first that returns an answer wins. docs/offline-model.md
+shows each.
 """
 
 import json
@@ -13,7 +14,7 @@ from tealagents.llm.offline.facts import Statement, facts_in, known
 from tealagents.llm.offline.prompt import ModelPrompt, PromptImage
 from tealagents.llm.offline.shapes import fitting
 
-#: The longest part of another speaker's text that is quoted.
+#: The most characters that are quoted of a user's message, and of a tool's result.
 _QUOTED = 200
 _RESULT_QUOTED = 1_000
 _MOST_PIECES = 100_000
@@ -48,6 +49,7 @@ _FAREWELL = re.compile(r"^\s*(?:good)?bye\b|^\s*see you\b", re.IGNORECASE)
 
 
 def built_in_answer(prompt: ModelPrompt) -> ModelAnswer:
+    """The built-in answer to a prompt, as a call of the forced tool or as structured output if asked for."""
     answer = next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
     if answer.tool_calls:
         return answer
@@ -60,7 +62,7 @@ def built_in_answer(prompt: ModelPrompt) -> ModelAnswer:
 
 
 def counted_pieces(prompt: ModelPrompt) -> ModelAnswer | None:
-    """`pieces-64` or `pieces-64@5ms`, as the model's name or in the text: the numbers from 1 on."""
+    """For `pieces-64` or `pieces-64@5ms` in the model's name or the text: the numbers from 1 to 64."""
     asked = _PIECES.search(prompt.model) or _PIECES.search(prompt.text)
     if asked is None:
         return None
@@ -81,7 +83,7 @@ def results_of_tools(prompt: ModelPrompt) -> ModelAnswer | None:
 
 
 def requested_calls(prompt: ModelPrompt) -> ModelAnswer | None:
-    """`call Shell-delete {"path": "/data/x"}`, once or several times, for tools that are offered."""
+    """For `call Shell-delete {"path": "/data/x"}`, once or several times: calls to tools that are offered."""
     asked = list(_calls_in(prompt.text))
     calls = tuple(call for call in asked if call.name in prompt.tools)
     if calls:
@@ -103,7 +105,7 @@ def _calls_in(text: str) -> Iterator[FunctionCall]:
 
 
 def _arguments_at(text: str, start: int) -> tuple[str, int]:
-    """The JSON object that starts there, or, where it is broken, the rest of its line as it stands."""
+    """The JSON object at `start` and its end; if it is invalid, the rest of the line."""
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except ValueError:
@@ -127,7 +129,7 @@ def _described(image: PromptImage) -> str:
 
 
 def looking_back(prompt: ModelPrompt) -> ModelAnswer | None:
-    """The first message, the one before, how many there were."""
+    """Answers questions about the first message, the previous one, and their number."""
     if _FIRST.search(prompt.text):
         return saying(f"You first said: “{_shortened(prompt.user_texts[0], _QUOTED)}”")
     if _PREVIOUS.search(prompt.text):
@@ -142,7 +144,7 @@ def looking_back(prompt: ModelPrompt) -> ModelAnswer | None:
 
 
 def recollection(prompt: ModelPrompt) -> ModelAnswer | None:
-    """The facts of earlier messages, when they are asked for."""
+    """Answers questions about facts in earlier messages."""
     if _EVERYTHING.search(prompt.text):
         facts = facts_in(prompt.statements)
         said = "; ".join(fact.to_user for fact in facts)
@@ -168,7 +170,7 @@ def _unknown(thing: str) -> str:
 
 
 def summary(prompt: ModelPrompt) -> ModelAnswer | None:
-    """In words in which the facts are found again."""
+    """Summarizes the facts, in sentences in which `facts_in` finds them again."""
     if not _SUMMARY.search(prompt.text):
         return None
     known_facts = "; ".join(fact.of_user for fact in facts_in(prompt.statements))
@@ -176,7 +178,7 @@ def summary(prompt: ModelPrompt) -> ModelAnswer | None:
 
 
 def acknowledgement(prompt: ModelPrompt) -> ModelAnswer | None:
-    """This message states a fact."""
+    """Acknowledges a message that states facts."""
     facts = facts_in([Statement(prompt.text, by_user=True)])
     if not facts:
         return None

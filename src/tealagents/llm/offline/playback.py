@@ -1,4 +1,4 @@
-"""A script being played: which rule answers, and how often each was used."""
+"""Plays a script: chooses the rule that answers, and counts how often each was used."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ class Playback:
         self._used = [0] * len(script.rules)
 
     def reply_to(self, prompt: ModelPrompt) -> "ModelAnswer | RefusedCall":
-        """The answer to a prompt; uses the rule up by one."""
+        """The answer to a prompt. Counts as one use of the rule that gives it."""
         self._calls += 1
         reply = self._rule_reply(prompt) or self.script.otherwise
         return built_in_answer(prompt) if reply is None else scripted(reply, prompt)
@@ -39,7 +39,7 @@ class Playback:
 
 
 class RefusedCall:
-    """The HTTP error that a script gives in place of an answer."""
+    """A scripted HTTP error in place of an answer."""
 
     __slots__ = ("delay", "error")
 
@@ -49,7 +49,7 @@ class RefusedCall:
 
 
 def holds(when: When, prompt: ModelPrompt, call: int) -> bool:
-    """Whether a rule applies to the prompt of the nth call."""
+    """Whether the conditions of a rule hold for the prompt of call number `call`."""
     if when.about_results is not None and when.about_results != bool(prompt.tool_results):
         return False
     return (
@@ -95,7 +95,7 @@ def _content(reply: ScriptedReply) -> ModelAnswer:
 
 
 def _pacing(reply: ScriptedReply, of_answer: Pacing) -> Pacing:
-    """The reply's own delays; where it gives none, those of the answer it stands for."""
+    """The delays of a reply; those that it does not set are the built-in answer's."""
     own = {
         position: piece.delay_ms / 1000
         for position, piece in enumerate(reply.pieces or ())

@@ -1,7 +1,7 @@
-"""What the model is asked, whichever API it came by: chat messages, as the chat completions API has them.
+"""The prompt of a call, independent of the API: messages in the format of chat completions.
 
-Nothing is computed before it is asked for: most answers need the last message only, and a request
-with four hundred messages must not cost four hundred times as much.
+Everything is computed only when it is needed: most answers need only the last message, and a request with
+four hundred messages must not cost four hundred times as much.
 """
 
 import re
@@ -21,7 +21,7 @@ _INSTRUCTING = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """An image as it was seen; `mime_type` is None where only a URL was given, which is not opened."""
+    """An image. `mime_type` is None if it was sent as a URL, which is not opened. `size`: bytes."""
 
     mime_type: str | None
     size: int
@@ -29,7 +29,7 @@ class PromptImage:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that is offered; `parameters` is a JSON Schema."""
+    """A tool that the client offers. `parameters` is a JSON Schema."""
 
     name: str
     parameters: dict[str, Any]
@@ -57,9 +57,9 @@ class ModelPrompt:
         #: The names of the tools that may be called.
         self.tools = [tool.name for tool in tools]
         self.max_tokens = max_tokens
-        #: the JSON Schema that the answer is to fit
+        #: The JSON Schema of structured output.
         self.shape = shape
-        #: the tool that has to be called
+        #: The tool that must be called.
         self.forced = forced
 
     @cached_property
@@ -86,15 +86,14 @@ class ModelPrompt:
 
     @cached_property
     def statements(self) -> list[Statement]:
-        """What users and instructions have said, in order: where facts are looked for."""
+        """The messages of users and the instructions, in order, in which facts are searched."""
         roles = ("user", *_INSTRUCTING)
         said = (m for m in self.messages if m.get("role") in roles)
         return [Statement(text_of(m), by_user=m["role"] == "user") for m in said]
 
     @cached_property
     def tool_results(self) -> list[FunctionOutput]:
-        """The results that the model is now asked to continue from; empty when it is a user's turn to be
-        answered."""
+        """The results of the latest tool calls, if the model has to continue from them; otherwise empty."""
         return list(self._trailing_results())[::-1]
 
     def _trailing_results(self) -> Iterator[FunctionOutput]:
@@ -141,7 +140,7 @@ def images_of(message: Message | None) -> list[PromptImage]:
     return [_image(part) for part in content if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS]
 
 
-#: The kinds of content parts that are images: of chat completions, of responses.
+#: The types of content parts that are images, in chat completions and in responses.
 _IMAGE_PARTS = ("image_url", "input_image")
 
 

@@ -1,4 +1,4 @@
-"""Reading what a client sent: a value of the wrong type is refused, and the refusal names it."""
+"""Reads values of request bodies. A value of the wrong type is refused, with an error that names it."""
 
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ _NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object",
 
 
 def optional(value: Any, kind: type[T], param: str) -> T | None:
-    """The value, or None where there is none."""
+    """The value, or None. Raises `ServiceError` if it has another type."""
     if value is None:
         return None
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -23,6 +23,7 @@ def optional(value: Any, kind: type[T], param: str) -> T | None:
 
 
 def required(value: Any, kind: type[T], param: str) -> T:
+    """The value. Raises `ServiceError` if it is missing or has another type."""
     found = optional(value, kind, param)
     if found is None:
         raise missing(param)
@@ -34,7 +35,7 @@ def missing(param: str) -> Exception:
 
 
 def text_or_parts(value: Any, param: str) -> str | list[dict[str, Any]]:
-    """A content: text, or a list of parts, which are objects."""
+    """The content of a message: a text, or a list of parts, which are objects."""
     if isinstance(value, str):
         return value
     parts = required(value, list, param)

@@ -1,4 +1,4 @@
-"""The responses API: what is asked, and the answer as JSON or as a stream of events."""
+"""The responses API: reads requests, and writes answers as JSON or as a stream of events."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tealagents.llm.offline.stored import ResponsesStore, StoredConversation, St
 class ResponseRequest:
     body: dict[str, Any]
     prompt: ModelPrompt
-    #: What is new in this request.
+    #: The new items of this request.
     items: list[Item]
     previous: StoredResponse | None
     conversation: StoredConversation | None
@@ -38,7 +38,7 @@ class ResponseRequest:
 
 
 def read_request(body: dict[str, Any], stored: ResponsesStore, ids: IdSource) -> ResponseRequest:
-    """Raises `ServiceError` for what the real service refuses, too."""
+    """Reads a request body. Raises `ServiceError` for what the real service refuses, and for `background`."""
     if body.get("background"):
         raise invalid("The offline model does not answer in the background.", "background")
     previous, conversation = _continued(body, stored)
@@ -92,7 +92,7 @@ def _conversation_id(body: dict[str, Any]) -> Any:
 
 
 def _instructions(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """They are those of this request alone: not kept, not continued."""
+    """The `instructions` as a message. They apply to this request only, and are not stored."""
     given = optional(body.get("instructions"), str, "instructions")
     return [{"role": "system", "content": given}] if given else []
 
@@ -119,7 +119,7 @@ def _keep(request: ResponseRequest, final: dict[str, Any], stored: ResponsesStor
 
 
 class _Response:
-    """One response in the making: its ids, and its body in each state."""
+    """A response that is being made: its ids, and its body in each state."""
 
     def __init__(self, request: ResponseRequest, answer: ModelAnswer, ids: IdSource, created: int) -> None:
         self.request = request
@@ -131,7 +131,7 @@ class _Response:
 
     @property
     def has_message(self) -> bool:
-        """Only tool calls go without one."""
+        """False for an answer of tool calls alone."""
         answer = self.answer
         return bool(answer.pieces) or answer.refusal is not None or not answer.tool_calls
 
@@ -213,7 +213,7 @@ class _Response:
         }
 
     def content(self, text: str | None = None) -> Item:
-        """The one part of the message; by default with all of its text."""
+        """The only content part of the message; by default, with all of its text."""
         refusal = self.answer.refusal
         if refusal is not None:
             return {"type": "refusal", "refusal": refusal if text is None else text}
@@ -253,7 +253,7 @@ def _event(kind: str, number: int, fields: dict[str, Any]) -> bytes:
 
 
 class _Events:
-    """The numbered events of one answer; pieces are paced."""
+    """Numbers the events of one answer, and adds the delays of its pieces."""
 
     def __init__(self, before: Callable[[int], float]) -> None:
         self._before = before
@@ -266,7 +266,7 @@ class _Events:
         return Frame(_event(kind, number, fields), self._delay() if is_piece else 0.0, is_piece)
 
     def pieces(self, kind: str, pieces: tuple[str, ...] | list[str], **fields: Any) -> Iterator[Frame]:
-        """Deltas: what they have in common is encoded once."""
+        """The deltas of these pieces. What they have in common is encoded only once."""
         head = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind.encode(), kind.encode())
         tail = b"," + orjson.dumps(fields)[1:] + b"\n\n"
         for piece in pieces:

@@ -1,7 +1,7 @@
-"""Scripts: what the model does, in YAML. The keys are explained, with examples, in docs/offline-model.md.
+"""Scripts in YAML, which define the model's answers. docs/offline-model.md explains the keys, with examples.
 
-A script is an ordered list of rules. The first rule whose `when` holds and which is not used up gives the
-reply; where none does, `otherwise` does, or the built-in answer.
+A script is an ordered list of rules. The first rule whose `when` applies and which is not used up gives the
+reply. If there is none, `otherwise` is used, or the built-in answer.
 """
 
 import json
@@ -18,7 +18,7 @@ from tealagents.mistakes import did_you_mean, explain, place
 
 
 class ScriptError(ValueError):
-    """A script that cannot be used: says where, and what is wrong there."""
+    """An invalid script. The text has the place and the reason of each mistake."""
 
 
 class _Part(BaseModel):
@@ -35,7 +35,7 @@ def _pattern(value: Any) -> Any:
 
 
 def _short_for(key: str) -> BeforeValidator:
-    """A bare string stands for a mapping with that one key."""
+    """Accepts a string in place of a mapping with only this key."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
@@ -55,30 +55,30 @@ Ordinal = Annotated[int, Field(ge=1)]
 
 
 class When(_Part):
-    """What must hold for a rule; all that is given must. Texts are found anywhere, in any case."""
+    """The conditions of a rule, all of which must hold. Texts are searched anywhere, in any case."""
 
-    #: In the last user message; not while the model is asked to continue from tool results.
+    #: In the last user message; never while the model has to continue from tool results.
     text: str | None = None
     regex: Pattern | None = None
-    #: In the system prompt, which is all system and developer messages and the `instructions`.
+    #: In the system prompt: all system and developer messages, and the `instructions`.
     system: str | None = None
     system_regex: Pattern | None = None
-    #: Whether the model is asked to continue from tool results.
+    #: Whether the model has to continue from tool results.
     tool_result: bool | None = None
-    #: One of these results is that tool's.
+    #: The name of a tool with such a result.
     result_of: str | None = None
-    #: In one of these results.
+    #: In such a result.
     result_text: str | None = None
-    #: The nth model call since the script was put in place, from 1.
+    #: The number of the model call since the script was set, from 1.
     call: Ordinal | None = None
-    #: The nth user message of the conversation, from 1.
+    #: The number of the user message in the conversation, from 1.
     turn: Ordinal | None = None
-    #: Exactly the model's name.
+    #: The model's exact name.
     model: str | None = None
 
     @property
     def about_results(self) -> bool | None:
-        """Whether tool results must, or must not, be waiting; None where it does not matter."""
+        """True: only if the model has to continue from tool results; False: only if not; None: either."""
         if self.tool_result is not None:
             return self.tool_result
         if self.result_of is not None or self.result_text is not None:
@@ -93,7 +93,7 @@ class ScriptedPiece(_Part):
 
 class ScriptedCall(_Part):
     name: str
-    #: A mapping, or text that is sent as it is, broken or not.
+    #: A mapping, or text that is sent as it is, valid or not.
     arguments: Annotated[str, BeforeValidator(_as_sent)] = "{}"
     id: str | None = None
 
@@ -104,14 +104,14 @@ class ScriptedUsage(_Part):
 
 
 class ScriptedError(_Part):
-    """An HTTP status in place of an answer."""
+    """An HTTP error in place of an answer."""
 
     status: Annotated[int, Field(ge=200, le=599)] = 500
     message: str | None = None
     type: str | None = None
     code: str | None = None
     headers: dict[str, HeaderValue] = Field(default_factory=dict)
-    #: In place of the usual error object: a mapping, sent as JSON, or text.
+    #: In place of the default error object: a mapping, which is sent as JSON, or text.
     body: dict[str, Any] | str | None = None
     content_type: str | None = None
 
@@ -140,16 +140,16 @@ class Dribble(_Part):
 
 
 class ScriptedReply(_Part):
-    """What is answered. Where it says nothing of text, tool calls, refusal or error, the built-in answer
-    is given, with the delays and faults of this reply."""
+    """A reply. Without text, pieces, tool calls, refusal and error, it is the built-in answer, with the
+    delays and faults of this reply."""
 
     text: str | None = None
-    #: In place of `text`: exactly these pieces.
+    #: Exactly these pieces, in place of `text`.
     pieces: list[Annotated[ScriptedPiece, _short_for("text")]] | None = None
     tool_calls: list[ScriptedCall] = Field(default_factory=list)
     refusal: str | None = None
     finish_reason: FinishReason | None = None
-    #: In place of the counted one.
+    #: In place of the counted usage.
     usage: ScriptedUsage | None = None
     report_usage: bool = True
     headers_delay_ms: Milliseconds = 0.0
@@ -181,22 +181,23 @@ ReplyField = Annotated[ScriptedReply, _short_for("text")]
 class Rule(_Part):
     when: Annotated[When, _short_for("text")] = Field(default_factory=When)
     reply: ReplyField
-    #: How often the rule can be used; without it, for ever.
+    #: How often the rule can be used; None: without limit.
     times: Ordinal | None = None
 
 
 class Script(_Part):
     description: str = ""
     rules: list[Rule] = Field(default_factory=list)
-    #: Where no rule holds; without it, the built-in answer.
+    #: The reply if no rule applies; None: the built-in answer.
     otherwise: Annotated[ScriptedReply | None, _short_for("text")] = None
 
     @classmethod
     def from_yaml(cls, text_or_path: str | Path) -> "Script":
-        """A script from YAML text or from a file.
+        """A script from YAML text or from a file. A single line that ends in `.yaml` or `.yml` is a path.
 
-        A string of one line that ends in `.yaml` or `.yml` is a path. Raises `ScriptError`, and `OSError`
-        where the file cannot be read.
+        Raises:
+            ScriptError: the script is invalid.
+            OSError: the file cannot be read.
         """
         if isinstance(text_or_path, str) and not _names_a_file(text_or_path):
             return cls.from_text(text_or_path)
@@ -209,12 +210,12 @@ class Script(_Part):
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
-        """A script from YAML, or JSON, which is YAML. Raises `ScriptError`."""
+        """A script from YAML or JSON text. Raises `ScriptError`."""
         return _parse(text, "script")
 
     @classmethod
     def of(cls, given: "Script | dict[str, Any] | Path | str | None") -> "Script":
-        """A script, from whatever stands for one; None is the empty script."""
+        """A script from any accepted form; None is an empty script. Raises as `from_yaml`."""
         match given:
             case None:
                 return cls()
@@ -238,7 +239,7 @@ def _parse(text: str, source: str) -> Script:
         mark = getattr(error, "problem_mark", None)
         place = f"{source}, line {mark.line + 1}" if mark is not None else source
         raise ScriptError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
-    except (ValueError, OverflowError, RecursionError) as error:  # a date that does not exist, `!!int x`
+    except (ValueError, OverflowError, RecursionError) as error:  # such as an impossible date, or `!!int x`
         raise ScriptError(f"{source}: not YAML: {type(error).__name__}: {error}") from error
     return _validated({} if data is None else data, source, tree)
 
@@ -267,7 +268,7 @@ def _all_keys() -> set[str]:
 
 
 def _line(node: yaml.Node | None, where: tuple[int | str, ...]) -> int | None:
-    """The line of the deepest node on that path."""
+    """The line of the deepest existing node on a path."""
     if node is None:
         return None
     for part in where:

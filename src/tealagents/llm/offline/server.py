@@ -1,4 +1,4 @@
-"""The model service on a socket: in a thread of this process, or as a process of its own."""
+"""Serves the model over HTTP: in a thread of this process, or as the only task of a process."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ from uvicorn.server import ServerState
 from tealagents.llm.offline.app import OfflineApp, ScriptLike, create_app, logger
 from tealagents.llm.offline.transmission import CLOSE_EXTENSION
 
-#: Longer than clients keep idle connections, so that none is closed under a request.
+#: Longer than clients keep idle connections, so that none is closed while a client sends a request on it.
 _KEEP_ALIVE_SECONDS = 300
 
 _NOT_STARTED = "The offline model has not been started: use it in a `with` statement."
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's, silent, and with a way for the application to close it."""
+    """Uvicorn's protocol without an access log, and with an extension to close the connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,8 +40,8 @@ class _Connection(HttpToolsProtocol):
 class _Listener:
     """Serves an app on a bound socket.
 
-    uvicorn's own server looks for its end every tenth of a second, waits for slow answers, and speaks to
-    the log; this one is gone at once.
+    Uvicorn's own server checks every tenth of a second whether to stop, waits for slow answers, and writes to
+    the log. This one stops at once.
     """
 
     def __init__(self, app: OfflineApp, sock: socket.socket) -> None:
@@ -63,7 +63,7 @@ class _Listener:
         return self._config.get_loop_factory()
 
     async def serve(self, on_started: Callable[[], None]) -> None:
-        """Until `stop` is called."""
+        """Serves until `stop` is called."""
         self._config.load()
         self._loop = asyncio.get_running_loop()
         state = ServerState()
@@ -75,11 +75,11 @@ class _Listener:
             await self._stop.wait()
         finally:
             server.close()
-            await _drop(state)
+            await _close_connections(state)
             await server.wait_closed()
 
     def call(self, work: Callable[[], None]) -> None:
-        """Does it in the event loop that serves, and returns when it is done. From another thread."""
+        """Runs `work` in the serving event loop, and waits for it. Call it from another thread."""
         assert self._loop is not None
 
         async def done() -> None:
@@ -88,15 +88,15 @@ class _Listener:
         asyncio.run_coroutine_threadsafe(done(), self._loop).result()
 
     def stop(self) -> None:
-        """From any thread, and from a signal handler."""
+        """Stops serving. Call it from any thread, or from a signal handler."""
         if self._loop is None:
             self._stop.set()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
 
-async def _drop(state: ServerState) -> None:
-    """Closes all connections; what was being answered notices, and ends."""
+async def _close_connections(state: ServerState) -> None:
+    """Closes all connections, and waits until the answers on them have ended."""
     while state.connections or state.tasks:
         for connection in list(state.connections):
             if connection.transport is not None:
@@ -110,8 +110,8 @@ class OfflineModel:
         async with OfflineModel() as model:
             client = AsyncOpenAI(base_url=model.base_url, api_key="any")
 
-    It runs in a thread of its own, so it answers whatever the caller's event loop does; `with` works as
-    well. The port is free to choose; 0 takes a free one.
+    It runs in a thread of its own, so that it does not depend on the caller's event loop; `with` works as
+    well. `port` 0 means any free port.
     """
 
     def __init__(self, script: ScriptLike = None, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -125,36 +125,43 @@ class OfflineModel:
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`: what an Azure client takes as its endpoint."""
+        """`http://127.0.0.1:PORT`: the endpoint for Azure clients. `RuntimeError` if it is not running."""
         if self._port is None:
             raise RuntimeError(_NOT_STARTED)
         return _url(self._host, self._port)
 
     @property
     def base_url(self) -> str:
-        """`http://127.0.0.1:PORT/v1`: what an OpenAI client takes."""
+        """`http://127.0.0.1:PORT/v1`: the base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """What was received, in order: `method`, `path`, `query`, `body`, `headers`, `at` (monotonic
-        seconds), `outcome`. Secrets in headers are masked; the oldest go when there are too many."""
+        """The received requests, oldest first: `method`, `path`, `query`, `body`, `headers`, `at` (monotonic
+        seconds) and `outcome`. Secrets in headers are masked; only the latest 10,000 are kept, up to 32
+        MB."""
         return self._app.journal.requests()
 
     def script(self, script: ScriptLike) -> None:
-        """Puts another script in place, from its beginning. Raises `ScriptError`."""
+        """Replaces the script, and starts the new one from its beginning.
+
+        Raises:
+            ScriptError: the script is invalid.
+            OSError: its file cannot be read.
+        """
         self._app.play(script)
 
     def release(self) -> None:
-        """Ends the pauses in the answers that are being given, and leaves out those in later ones, until a
-        script is put in place. A test that gives an answer a pause of an hour thus decides when it
-        continues."""
+        """Ends the pauses of current answers, and skips those of later ones, until a script is set.
+
+        So a test can script a pause of an hour, and decide when the answer continues.
+        """
         if self._listener is None:
             raise RuntimeError(_NOT_STARTED)
         self._listener.call(self._app.pauses.end)
 
     def clear(self) -> None:
-        """Forgets the requests; the script stays where it is."""
+        """Clears `requests`. The script continues where it is."""
         self._app.journal.clear()
 
     def __enter__(self) -> Self:
@@ -182,9 +189,10 @@ class OfflineModel:
             self._joined()
 
     def _start(self) -> "Future[None]":
-        """Done when connections are accepted. Raises `OSError` where the port is taken."""
+        """Starts serving. The future is done once connections are accepted. Raises `OSError` if the port is
+        taken."""
         if self._thread is not None:
-            raise RuntimeError("The offline model runs already.")
+            raise RuntimeError("The offline model is already running.")
         sock = _bound(self._host, self._wanted_port)
         self._port = sock.getsockname()[1]
         started: Future[None] = Future()
@@ -197,7 +205,7 @@ class OfflineModel:
         return started
 
     def _stop(self) -> "Future[None]":
-        """Done when the socket and all connections are closed."""
+        """Stops serving. The future is done once the socket and all connections are closed."""
         if self._listener is not None:
             self._listener.stop()
         return self._ended
@@ -219,21 +227,25 @@ def _run(listener: _Listener, started: "Future[None]", ended: "Future[None]") ->
 
 
 def serve(host: str, port: int, script: Path | None, *, log: bool = True) -> None:
-    """Runs the model service until SIGINT or SIGTERM. Raises `ScriptError`, and `OSError` where the script
-    cannot be read or the port is taken."""
+    """Serves the model until SIGINT or SIGTERM.
+
+    Raises:
+        ScriptError: the script is invalid.
+        OSError: the script cannot be read, or the port is taken.
+    """
     app = OfflineApp(script, log_requests=log)
     sock = _bound(host, port)
     listener = _Listener(app, sock)
     if log:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     url = _url(host, sock.getsockname()[1])
-    with _told_to_end(listener.stop), asyncio.Runner(loop_factory=listener.loop_factory()) as runner:
+    with _stopped_by_signals(listener.stop), asyncio.Runner(loop_factory=listener.loop_factory()) as runner:
         runner.run(listener.serve(lambda: logger.info("The offline model listens on %s/v1", url)))
 
 
 @contextmanager
-def _told_to_end(stop: Callable[[], None]) -> Iterator[None]:
-    """Within it SIGINT and SIGTERM stop the server, and nothing else."""
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Within, SIGINT and SIGTERM only call `stop`."""
     before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,6 +1,7 @@
-"""Which request is answered by what: the routes of the model service, without any HTTP server.
+"""The routes of the model service, independent of an HTTP server.
 
-A request goes in, a `Delivery` comes out; `ServiceError` is raised for what the real service refuses.
+`OfflineService.answer` takes a request and returns a `Delivery`. It raises `ServiceError` for what the real
+service refuses.
 """
 
 import re
@@ -24,7 +25,7 @@ from tealagents.llm.offline.stored import ResponsesStore, StoredConversation, ne
 _AZURE_DEPLOYMENT = re.compile(r"/openai/deployments/([^/]+)/(.*)", re.DOTALL)
 _PREFIX = re.compile(r"(?:/openai)?(?:/v1)?/")
 _MODEL = {"id": "offline", "object": "model", "created": 1735689600, "owned_by": "tealagents"}
-_SPOKEN = ("chat", "responses", "conversations", "models")
+_KNOWN_PATHS = ("chat", "responses", "conversations", "models")
 
 
 class OfflineService:
@@ -34,7 +35,7 @@ class OfflineService:
         self.ids = IdSource()
 
     def play(self, script: Script) -> None:
-        """Puts another script in place, from its beginning."""
+        """Replaces the script, and starts the new one from its beginning."""
         self._playback = Playback(script)
 
     def answer(self, method: str, path: str, query: str, body: bytes) -> Delivery:
@@ -136,7 +137,7 @@ class OfflineService:
 
 
 def _canonical(path: str, query: str) -> tuple[str, str | None]:
-    """The path below its prefix, and the deployment, where Azure's older paths name one."""
+    """The path without its prefix, and the deployment if it is a path of Azure's dated API."""
     azure = _AZURE_DEPLOYMENT.match(path)
     if azure is None:
         prefix = _PREFIX.match(path)
@@ -180,7 +181,7 @@ def _error_body(error: ScriptedError) -> tuple[bytes, str]:
 
 
 def _no_route(method: str, path: str, asked: str) -> ServiceError:
-    if asked.split("/")[0] in _SPOKEN and method not in ("GET", "POST", "DELETE"):
+    if asked.split("/")[0] in _KNOWN_PATHS and method not in ("GET", "POST", "DELETE"):
         return ServiceError(
             405,
             f"Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP method?)",

@@ -1,4 +1,4 @@
-"""Structured output: a value of the JSON Schema that was asked for, with the answer in its texts."""
+"""Structured output: a value that matches a JSON Schema, with the answer as its texts."""
 
 from typing import Any, TypeVar
 
@@ -7,24 +7,24 @@ from tealagents.llm.offline.reading import optional
 
 T = TypeVar("T")
 
-#: how deep types that hold themselves are filled in if they can end, and how deep any schema is
+#: The depth from which recursive types are ended where the schema allows it, and the greatest depth.
 _DEEPEST, _TOO_DEEP = 6, 50
 _PREFIX = "#/$defs/"
 _FORMATS = {"date": "2026-01-01", "date-time": "2026-01-01T00:00:00Z", "time": "00:00:00Z"}
 _FORMATS |= {"uuid": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f", "uri": "https://example.com"}
 
 
-#: where any object will do
+#: The schema for any JSON object.
 ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 def fitting(schema: dict[str, Any], text: str) -> Any:
-    """The value: texts are `text`, numbers 1, lists of one item, choices the first of them.
+    """A value for a schema: texts are `text`, numbers 1, lists have one item, and the first choice is taken.
 
     >>> fitting({"type": "object", "properties": {"sum": {"type": "integer"}}}, "hello")
     {'sum': 1}
 
-    Raises `ServiceError` for what is no schema.
+    Raises `ServiceError` if it is not a valid schema.
     """
     return _Filling(_part(schema, "$defs", dict) or {}, text).value(schema, 0)
 
@@ -42,7 +42,7 @@ class _Filling:
         if not isinstance(schema, dict):
             return None
         if depth > _TOO_DEEP:
-            raise invalid("Invalid schema: it is nested too deeply, or holds itself endlessly.", "schema")
+            raise invalid("Invalid schema: it is nested too deeply, or recursive without end.", "schema")
         if isinstance(reference := schema.get("$ref"), str):
             return self.value(self._named.get(reference.removeprefix(_PREFIX)), depth + 1)
         for key in ("enum", "examples"):
@@ -56,7 +56,7 @@ class _Filling:
         return self._typed(schema, depth)
 
     def _choice(self, choices: list[Any], depth: int) -> Any:
-        """The first; where types hold themselves too deeply, the one that ends it."""
+        """The first choice; null, if it is one, in a recursive type that is too deep."""
         if depth > _DEEPEST and {"type": "null"} in choices:
             return None
         return self.value(choices[0], depth)

@@ -1,4 +1,4 @@
-"""What the responses API keeps between requests: responses, and conversations with their items."""
+"""The stored responses and conversations of the responses API."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,14 +11,15 @@ from tealagents.llm.offline.items import Item, input_items
 
 T = TypeVar("T")
 
-#: The oldest go first beyond this; a response that others continue stays with them.
+#: The most responses and conversations that are kept; the oldest are dropped first. A dropped response stays
+#: a part of the responses that continue it.
 _MOST_KEPT = 10_000
-#: How many items one request may add to a conversation; the real service's limit.
+#: The most items that one request may add to a conversation, as at OpenAI.
 _MOST_ADDED = 20
 
 
 class Shelf(Generic[T]):
-    """The latest things of one kind, by id."""
+    """The latest objects of one kind, by id."""
 
     def __init__(self) -> None:
         self._things: OrderedDict[str, T] = OrderedDict()
@@ -38,18 +39,18 @@ class Shelf(Generic[T]):
 @dataclass(slots=True)
 class StoredResponse:
     body: dict[str, Any]
-    #: What was new in its request.
+    #: The new items of its request.
     items: list[Item]
     previous: "StoredResponse | None"
 
     def context(self) -> list[Item]:
-        """The items that it was made from."""
+        """The items that it answered, including those of earlier responses."""
         chain = list(self._ancestors())
         earlier = (item for link in reversed(chain) for item in (*link.items, *link.body["output"]))
         return [*earlier, *self.items]
 
     def conversation(self) -> list[Item]:
-        """What the next response is made from."""
+        """The items that the next response continues."""
         return [*self.context(), *self.body["output"]]
 
     def _ancestors(self) -> Iterator["StoredResponse"]:
@@ -77,7 +78,7 @@ class StoredConversation:
 
 
 def new_items(given: Any, ids: IdSource) -> list[Item]:
-    """Items sent to be added to a conversation."""
+    """Reads items that are added to a conversation. Raises `ServiceError`."""
     if isinstance(given, list) and len(given) > _MOST_ADDED:
         raise invalid(
             f"Invalid 'items': array too long. Expected an array with maximum length {_MOST_ADDED}, "

@@ -1,4 +1,4 @@
-"""Sending a delivery to the client, for as long as the client is there."""
+"""Sends a delivery to the client, until it is complete or the client disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -12,34 +12,34 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-#: An ASGI extension of the server that this package brings: closes the connection, without a word.
+#: An ASGI extension of this package's server, which closes the connection at once.
 CLOSE_EXTENSION = "tealagents.close_connection"
 
-#: Shorter pauses are slept through; a client that leaves is noticed after them.
+#: Seconds; during shorter pauses, a client that disconnects is not noticed until their end.
 _SHORT = 0.05
 
 
 class Pauses:
-    """The pauses that scripts ask for. They last as long as they say, unless all are ended."""
+    """The pauses of scripted answers, which can all be ended early."""
 
     def __init__(self) -> None:
         self._are_over = False
         self._running: set[asyncio.Future[None]] = set()
 
     def end(self) -> None:
-        """Ends those that run, and makes later ones none at all. In the event loop that runs them."""
+        """Ends all current pauses, and skips later ones. Call it in their event loop."""
         self._are_over = True
         for ended in self._running:
             if not ended.done():
                 ended.set_result(None)
 
     def resume(self) -> None:
-        """Later ones last as long as they say."""
+        """Later pauses take their full time again."""
         self._are_over = False
 
     @contextmanager
     def one(self) -> Iterator["asyncio.Future[None]"]:
-        """What is done once it was ended before its time."""
+        """Registers a pause. The future is done once the pause is ended early."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._are_over:
             ended.set_result(None)
@@ -51,7 +51,7 @@ class Pauses:
 
 
 class Peer:
-    """The other side of a request, which may leave at any time."""
+    """The client of a request, which may disconnect at any time."""
 
     def __init__(self, receive: Receive, pauses: Pauses) -> None:
         self._receive = receive
@@ -59,7 +59,7 @@ class Peer:
         self._watch: asyncio.Task[None] | None = None
 
     async def stays(self, seconds: float) -> bool:
-        """Waits; whether the client is still there then."""
+        """Waits for `seconds`. Returns whether the client is still connected."""
         watch = self._watching()
         if seconds < _SHORT:
             await asyncio.sleep(seconds)
@@ -69,6 +69,7 @@ class Peer:
         return not watch.done()
 
     async def leaves(self) -> None:
+        """Waits until the client disconnects."""
         await self._watching()
 
     def forget(self) -> None:
@@ -86,7 +87,7 @@ class Peer:
 
 
 async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send, pauses: Pauses) -> str:
-    """Returns how it ended, as the journal says it: `answered`, `broken` or `left`."""
+    """Sends a delivery. Returns its outcome for the journal: `answered`, `broken` or `left`."""
     peer = Peer(receive, pauses)
     try:
         return await _transmit(delivery, scope, peer, send)
@@ -112,7 +113,7 @@ async def _transmit(delivery: Delivery, scope: Scope, peer: Peer, send: Send) ->
 
 
 async def _sent(delivery: Delivery, peer: Peer, send: Send) -> bool:
-    """Sends the body; whether the client stayed."""
+    """Sends the body. Returns whether the client stayed connected."""
     steps = delivery.steps or ((0.0, b""),)
     is_complete = delivery.ending is BodyEnding.COMPLETE
     for position, (delay, data) in enumerate(steps, start=1):
@@ -126,8 +127,8 @@ async def _sent(delivery: Delivery, peer: Peer, send: Send) -> bool:
 
 
 def _close(scope: Scope) -> bool:
-    """Whether the server could be asked to. Others close the connection, and complain, when an answer is
-    left without its end."""
+    """Closes the connection. False if the server lacks the extension: other servers close it, with an error
+    in their log, when an answer does not end."""
     close = (scope.get("extensions") or {}).get(CLOSE_EXTENSION)
     if close is not None:
         close()
