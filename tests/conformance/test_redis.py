@@ -178,6 +178,20 @@ async def test_a_user_who_lacks_a_right_is_refused_with_what_to_grant(
     assert "is running" not in said
 
 
+@pytest.mark.parametrize("forbidden", ["del", "zrem", "zrangebyscore"])
+async def test_no_commit_is_made_in_part_for_the_want_of_a_right(server: RedisServer, forbidden: str) -> None:
+    """Nothing rolls back what a script has written before a command is denied."""
+    async with store_of(server.url) as other:
+        await other.commit("p", put("old", b"1"))
+    server.ask("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", f"-{forbidden}")
+    change = Commit(operation=operation_id(), put={"new": Put(b"2")}, delete=["old"])
+    with pytest.raises(LacksRight, match=f"(?i)'{forbidden}'"):
+        async with store_of(server.url.replace("//", "//ann:pw@")) as store:
+            await store.commit("p", change)
+    async with store_of(server.url) as other:
+        assert await other.scan("p", "") == [("old", ANY)]
+
+
 async def test_the_rights_of_the_page_are_enough_for_another_database(server: RedisServer) -> None:
     """With the one that the page adds for it."""
     url = with_the_rights_of_the_page(server).replace("/0", "/1")

@@ -94,6 +94,23 @@ for i, key in ipairs(keys) do
 end
 return {keys, redis.call('MGET', unpack(KEYS, 2))}
 
+-- name: rights
+-- ARGV: how the names of records begin.
+-- Raises the first command that the user may not run: a commit would be carried out as far as that command.
+-- Servers before 7.0 cannot tell.
+local name = ARGV[1] .. 'rights'
+local needed = {
+    {'TIME'}, {'GETRANGE', name, 0, 23}, {'SET', name, ''}, {'DEL', name}, {'MGET', name},
+    {'ZADD', name, 0, ''}, {'ZREM', name, ''}, {'ZRANGEBYSCORE', name, 0, 1},
+    {'ZRANGEBYLEX', name, '-', '+'}, {'ZREVRANGEBYLEX', name, '+', '-'},
+}
+for _, command in ipairs(redis.acl_check_cmd and needed or {}) do
+    if not redis.acl_check_cmd(unpack(command)) then
+        return redis.error_reply("NOPERM it may not run '" .. command[1] .. "' on keys like '" .. name .. "'")
+    end
+end
+return {}
+
 -- name: now
 -- KEYS: any; in a cluster it says whose clock is asked, so that all processes ask the same.
 return redis.call('TIME')

@@ -233,8 +233,9 @@ class RedisStore(BaseStore):
 
     async def open(self) -> None:
         try:
-            for (host, port), info in (await self._nodes.survey()).items():
-                where = f"{host}:{port}" if self._nodes.clustered else self.where
+            for node, info in (await self._nodes.survey()).items():
+                where = "{}:{}".format(*node) if self._nodes.clustered else self.where
+                await self._nodes.ask(node, "EVAL", _scripts()["rights"].text, 0, self.options.prefix)
                 _check_eviction(where, info.get("maxmemory_policy"))
                 _check_durability(where, info)
         except BaseException:

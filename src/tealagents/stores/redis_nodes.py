@@ -127,6 +127,15 @@ class Nodes:
         except (NodeUnreachable, Unknown, ResponseError) as error:
             raise self._unavailable(error) from None
 
+    async def ask(self, address: Address, *command: str | bytes | int) -> Any:
+        """The reply of one node to a command without keys. Raises `PersistenceUnavailable`."""
+        try:
+            return await self._send(address, pack(*command))
+        except ResponseError as error:
+            raise self._refusal(error) from None
+        except (NodeUnreachable, Unknown) as error:
+            raise self._unavailable(error) from None
+
     @property
     def clustered(self) -> bool:
         """Whether it is a cluster; False until its map was read."""
