@@ -19,7 +19,7 @@ from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Deferred, Json, ToolCall, User
-from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.ports import Delegation, Governance, Tool, ToolContext, ToolSpec
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
 from tealagents.testing.clock import advance
 from tealagents.testing.waits import eventually
@@ -42,7 +42,7 @@ class Delegating:
         return f"delegated-{user.oid}"
 
 
-def context_of(actor: User) -> CallContext:
+def context_of(actor: User, delegation: Delegation | None = None) -> CallContext:
     """A call's context in a request that `actor` sent or resumed."""
     return CallContext(
         session_id="session",
@@ -52,7 +52,7 @@ def context_of(actor: User) -> CallContext:
         actor=actor,
         token=f"own-{actor.oid}",
         headers={"authorization": f"Bearer passed-{actor.oid}"},
-        delegation=Delegating(),
+        delegation=delegation or Delegating(),
         extra_data={},
     )
 
@@ -318,6 +318,43 @@ async def test_a_call_whose_token_never_comes_was_not_made(tmp_path: Path) -> No
                 assert "The user's token did not come in time. Nothing was done." in result.output
                 assert not result.unknown
     assert (looked, downstream.seen) == ([], [])
+
+
+class Unanswering:
+    """An authority that never gives a token to act for a user (`ports.Delegation`)."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "arguments"),
+    [
+        ("custom_plugins.py", "Aware-by_name", '{"text": "hello"}'),
+        ("earlier/custom_plugins.py", "DelegatingPlugin-authorization_header", "{}"),
+    ],
+)
+async def test_a_call_of_a_plugin_whose_token_never_comes_was_not_made(
+    file: str, name: str, arguments: str
+) -> None:
+    """Its `on_behalf_of_scopes` are asked for before the method runs."""
+    delegation, loop = Unanswering(), asyncio.get_running_loop()
+    plugins = load_plugins(FIXTURES / file, [name.partition("-")[0]])
+    toolbox = Toolbox(Scripted(), 30)
+    toolbox.load([Tools(by_name(plugins)[name])])
+    context = context_of(OWNER, delegation)
+    calling = asyncio.create_task(toolbox.call(ToolCall("c1", name, arguments), context))
+    await asyncio.wait_for(delegation.asked.wait(), 30)
+    advance(loop, 120)
+    result = await calling
+    assert isinstance(result, ToolOutput)
+    assert result.output == "Error: The user's token did not come in time. Nothing was done."
+    assert not result.unknown
 
 
 async def test_a_refused_call_whose_other_token_never_comes_was_not_made(tmp_path: Path) -> None:

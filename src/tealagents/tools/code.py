@@ -24,6 +24,7 @@ from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
+from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.opening import Held
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
@@ -106,7 +107,7 @@ class CodeTool:
         checked = self._signature.check(arguments)
         if self._scopes:
             # asked before the method runs, so that a missing consent cannot interrupt it halfway
-            await context.user_token(self._scopes)
+            await in_time(context.user_token(self._scopes))
         if self._signature.context_parameter is not None:
             checked[self._signature.context_parameter] = context
         return await run_method(

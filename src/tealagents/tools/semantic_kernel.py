@@ -22,6 +22,7 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
+from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
@@ -97,7 +98,7 @@ class KernelFunctionTool:
         """An `Authorization` header's value: with a token for the declared scopes, or else the caller's own
         header, if the config passes it on to tools."""
         if self._scopes:
-            return f"Bearer {await context.user_token(self._scopes)}"
+            return f"Bearer {await in_time(context.user_token(self._scopes))}"
         return next((value for key, value in context.headers.items() if key.lower() == "authorization"), None)
 
 
