@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.models import Batch, Entry, Head, Note, User
+from tealagents.domain.models import Entry, Head, LogRecord, Note, User
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import audit, codec, keys
 from tealagents.state.audit import Verified, verify
@@ -24,7 +24,7 @@ from tealagents.stores.memory import MemoryStore
 ADA = User("tenant", "ada")
 TASK = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 OTHER = "7f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
-#: entries of each batch of a log; the second batch holds one that is stored out of line
+#: entries of each log record of a log; the second log record holds one that is stored out of line
 BATCHES = (2, 1, 3)
 LARGE = "x" * 300_000
 KEY = "correct horse battery staple, and a few words more"
@@ -57,8 +57,8 @@ class Log:
                 draft("message.added", "service", OTHER, Note(LARGE if size == 1 else f"{n}"))
                 for n in range(size)
             ]
-            head, key, batch = await self.records.extended(self.partition, head, drafts, written.version)
-            await self.put(key, batch)
+            head, key, log_record = await self.records.extended(self.partition, head, drafts, written.version)
+            await self.put(key, log_record)
         await self.put(keys.task(self.task_id), head)
 
     async def verified(self) -> Verified:
@@ -74,8 +74,8 @@ class Log:
             self.partition, Commit(operation=ids.operation_id(), put={key: Put(value)})
         )
 
-    async def batches(self) -> list[tuple[str, Batch]]:
-        return await self.records.scan(self.partition, keys.logs(self.task_id), Batch)
+    async def log_records(self) -> list[tuple[str, LogRecord]]:
+        return await self.records.scan(self.partition, keys.logs(self.task_id), LogRecord)
 
     async def head(self) -> Head:
         found = await self.records.get(self.partition, keys.task(self.task_id), Head)
@@ -83,17 +83,17 @@ class Log:
         return found.value
 
     async def rewrite(self, entries: Sequence[tuple[Entry, msgspec.Raw]]) -> None:
-        """The same entries and bodies as one batch, in place of all batches."""
-        for key, _ in await self.batches():
+        """The same entries and bodies as one log record, in place of all log records."""
+        for key, _ in await self.log_records():
             await self.records.delete(self.partition, [key])
-        batch = Batch(entries=tuple(e for e, _ in entries), bodies=tuple(b for _, b in entries))
-        await self.put(keys.log(self.task_id, 1), batch)
+        log_record = LogRecord(entries=tuple(e for e, _ in entries), bodies=tuple(b for _, b in entries))
+        await self.put(keys.log(self.task_id, 1), log_record)
 
     async def entries(self) -> list[tuple[Entry, msgspec.Raw]]:
         return [
             pair
-            for _, batch in await self.batches()
-            for pair in zip(batch.entries, batch.bodies, strict=True)
+            for _, log_record in await self.log_records()
+            for pair in zip(log_record.entries, log_record.bodies, strict=True)
         ]
 
     async def forge(self, entries: Sequence[tuple[Entry, msgspec.Raw]], chain: AuditChain) -> None:
@@ -153,7 +153,7 @@ async def test_a_task_that_is_deleted_and_imported_again_meanwhile_is_judged_ane
         scans.append(prefix)
         found = await scan(partition, prefix, **page)
         if len(scans) == 1:
-            await written.records.delete(written.partition, [key for key, _ in await written.batches()])
+            await written.records.delete(written.partition, [key for key, _ in await written.log_records()])
             await written.write(log_id="imported")
         return found
 
@@ -226,11 +226,11 @@ async def test_a_dropped_entry_is_named(written: Log, seq: int) -> None:
 @pytest.mark.parametrize("number", range(3))
 async def test_a_dropped_batch_is_named(written: Log, number: int) -> None:
     """A whole record that is missing, the last one too."""
-    batches = await written.batches()
-    await written.records.delete(written.partition, [batches[number][0]])
+    log_records = await written.log_records()
+    await written.records.delete(written.partition, [log_records[number][0]])
     fault = (await written.verified()).fault
     assert fault is not None
-    assert fault.seq == batches[number][1].entries[0].seq
+    assert fault.seq == log_records[number][1].entries[0].seq
     assert "is missing" in fault.reason
 
 
@@ -249,8 +249,10 @@ async def test_entries_in_another_order_are_named(written: Log, first: int) -> N
 async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
     """An intruder has added one to the log, but not to the task."""
     head = await written.head()
-    _, key, batch = await written.records.extended(written.partition, head, [draft("a", "b", None, Note(""))])
-    await written.put(key, batch)
+    _, key, log_record = await written.records.extended(
+        written.partition, head, [draft("a", "b", None, Note(""))]
+    )
+    await written.put(key, log_record)
     fault = (await written.verified()).fault
     assert fault is not None
     assert fault.seq == 7
@@ -258,7 +260,7 @@ async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
 
 async def test_a_record_that_does_not_match_its_checksum_is_named(written: Log) -> None:
     """Damage by accident."""
-    key, _ = (await written.batches())[1]
+    key, _ = (await written.log_records())[1]
     [record] = await written.records.store.read(written.partition, [key])
     assert record is not None
     broken = Put(record.value.replace(b"message.added", b"message.eaten"))
@@ -286,10 +288,10 @@ async def test_a_record_that_does_not_open_is_named_with_the_reason(
     async with MemoryStore() as plain:
         written = Log(RecordStore(EncryptedStore(plain, KEY), "Tester", SystemClock()))
         await written.write()
-        key, batch = (await written.batches())[1]
+        key, log_record = (await written.log_records())[1]
         if otherwise_sealed:
             other = EncryptedStore(plain, KEY[::-1])
-            await Log(RecordStore(other, "Tester", SystemClock())).put(key, batch)
+            await Log(RecordStore(other, "Tester", SystemClock())).put(key, log_record)
         else:
             [record] = await plain.read(written.partition, [key])
             assert record is not None
@@ -344,7 +346,7 @@ async def test_a_log_cut_short_with_its_head_is_found_by_its_key(kept: int) -> N
 async def test_a_log_that_was_emptied_with_its_head_is_found_by_its_key() -> None:
     """No task was ever without entries: its end is sealed from the first one on."""
     async with log(b"an audit key") as written:
-        for key, _ in await written.batches():
+        for key, _ in await written.log_records():
             await written.records.delete(written.partition, [key])
         head = replace(await written.head(), tail_seq=0, tail_hash="", tail_seal="", tail_key=0)
         await written.put(keys.task(TASK), head)
@@ -358,8 +360,8 @@ async def test_the_log_of_another_task_is_found_by_its_key() -> None:
     async with log(b"an audit key") as written:
         other = Log(written.records, OTHER)
         await other.write()
-        for key, batch in await written.batches():
-            await other.put(key.replace(TASK, OTHER), batch)
+        for key, log_record in await written.log_records():
+            await other.put(key.replace(TASK, OTHER), log_record)
         for key, piece in await written.records.scan(written.partition, keys.blobs(TASK), str):
             await other.put(key.replace(TASK, OTHER), piece)
         await other.put(keys.task(OTHER), replace(await written.head(), task_id=OTHER))

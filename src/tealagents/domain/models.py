@@ -301,10 +301,10 @@ class Entry(Struct, frozen=True, kw_only=True):
     hash: str
 
 
-class Batch(Struct, frozen=True, kw_only=True):
-    """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
+class LogRecord(Struct, frozen=True, kw_only=True):
+    """The entries of one commit: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
 
-    A body over 256 KB, or one that does not fit into the batch, is stored out of line in `n` chunks; its
+    A body over 256 KB, or one that does not fit into the record, is stored out of line in `n` chunks; its
     place in `bodies` is taken by `{"blob": sha256, "pieces": n}`.
     """
 
@@ -374,7 +374,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tail_hash: str = ""
     #: if an audit key is set: seals the tail as the end of this task's log, so that truncation is noticed
     tail_seal: str = ""
-    #: the number in the key of the last batch, which the next turn reads again to check that it is intact
+    #: the number in the key of the last log record, which the next turn reads again to see that it is intact
     tail_key: int = 0
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.models import Batch, Head
+from tealagents.domain.models import Head, LogRecord
 from tealagents.state import keys
 from tealagents.state.audit_chain import GENESIS, body_fault
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore
 
-#: batches read at a time
+#: log records read at a time
 PAGE = 50
 
 
@@ -79,29 +79,29 @@ class _Log:
         prefix, store = keys.logs(self._task_id), self._records.store
         while found := await store.scan(self._partition, prefix, after=self._after, limit=PAGE):
             for key, record in found:
-                fault = await self._batch(key, record.value)
+                fault = await self._log_record(key, record.value)
                 if fault is not None:
                     return fault
                 self._after = key
         return None
 
-    async def _batch(self, key: str, stored: bytes) -> BadEntry | None:
+    async def _log_record(self, key: str, stored: bytes) -> BadEntry | None:
         if key != keys.log(self._task_id, self.seq + 1):
             return self._fault(f"is missing: the log continues at {keys.last_segment(key)}")
         try:
             try:
-                batch = unseal(self._partition, key, stored, Batch)
+                log_record = unseal(self._partition, key, stored, LogRecord)
             except CorruptState as listed:
                 raise await self._records.damage(self._partition, key, listed) from None
-            if not batch.entries:
+            if not log_record.entries:
                 raise CorruptState(key, "holds no entry")
-            bodies = iter(await self._records.bodies(self._partition, self._task_id, batch))
+            bodies = iter(await self._records.bodies(self._partition, self._task_id, log_record))
         except CorruptState as error:
             return self._fault(f"cannot be read: {error}")
-        return self._entries(batch, bodies)
+        return self._entries(log_record, bodies)
 
-    def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> BadEntry | None:
-        for entry in batch.entries:
+    def _entries(self, log_record: LogRecord, bodies: Iterator[bytes]) -> BadEntry | None:
+        for entry in log_record.entries:
             reason = self._records.chain.fault(entry, self.seq + 1, self._hash)
             reason = reason or body_fault(entry, next(bodies, None))
             if reason is not None:

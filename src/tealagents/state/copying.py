@@ -17,7 +17,7 @@ from tealagents.state.records import BATCH_BYTES, Stored
 from tealagents.state.removal import bury, forget, give_up
 from tealagents.state.tasks import Tasks
 
-#: entries in one batch of a copy
+#: entries in one log record of a copy
 BATCH_ENTRIES = 100
 #: requests in one commit of a copy
 REQUESTS = 4
@@ -69,15 +69,15 @@ class Copy:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes the entries gathered so far as one batch, and then the requests gathered so far."""
+        """Writes the entries gathered so far as one log record, and then the requests gathered so far."""
         drafts, self._drafts, self._size = self._drafts, [], 0
         requests, self._requests = self._requests, []
         if drafts:
             expect = self._expected
             version = expect[keys.task(self.head.task_id)]
-            head, key, batch = await self._records.extended(self._partition, self.head, drafts, version)
+            head, key, log_record = await self._records.extended(self._partition, self.head, drafts, version)
             await self._records.commit(
-                self._partition, marker=key, expect={key: None, **expect}, put={key: batch}
+                self._partition, marker=key, expect={key: None, **expect}, put={key: log_record}
             )
             self.head = head
         for start in range(0, len(requests), REQUESTS):

@@ -37,8 +37,8 @@ from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.models import (
     Approval,
-    Batch,
     Head,
+    LogRecord,
     RequestRecord,
     Session,
     User,
@@ -247,10 +247,10 @@ class Exporter:
         approvals: set[str] = set()
         async for row in self._rows(partition, keys.logs(task_id)):
             try:
-                batch = codec.unseal(partition, row.key, row.stored, Batch)
+                log_record = codec.unseal(partition, row.key, row.stored, LogRecord)
             except CorruptState:
                 return await self._records.of_task(partition, task_id)
-            named = named_in(batch)
+            named = named_in(log_record)
             requests |= named[0]
             approvals |= named[1]
         return requests, approvals

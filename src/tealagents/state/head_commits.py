@@ -72,8 +72,8 @@ class HeadCommits:
     ) -> Written:
         """Writes a transition if the head is still at this version; `Conflict` otherwise.
 
-        The batch of its entries is the commit marker: no later commit overwrites it, so it shows whether a
-        commit whose reply was lost was applied.
+        The log record is the commit marker: no later commit overwrites it, so it shows whether a commit whose
+        reply was lost was applied.
         """
         transition = with_key(transition, self._key_seconds)
         try:
@@ -136,11 +136,13 @@ class HeadCommits:
             grown = replace(grown, updated_at=grown.created_at)
         for part in transition.parts:
             await self._records.put_part(partition, grown.task_id, part, version)
-        head, log_key, batch = await self._records.extended(partition, grown, transition.entries, version)
+        head, log_key, log_record = await self._records.extended(
+            partition, grown, transition.entries, version
+        )
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:
             put[keys.request(request.request_id)] = request
-        put[log_key] = batch
+        put[log_key] = log_record
         if request is not None:
             # a new request last, an ended one (above) before its entries: a row that grows between full pages
             # makes SQLite write the neighboring pages, too

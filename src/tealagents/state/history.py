@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, TealError
 from tealagents.domain.models import (
-    Batch,
     Body,
     Entry,
     FinishReason,
     Head,
+    LogRecord,
     Message,
     MessageBody,
     Path,
@@ -32,7 +32,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
-#: batches read at a time
+#: log records read at a time
 PAGE = 50
 #: bytes of bodies on a page of messages or steps; the first item always fits
 PAGE_BYTES = 32_000_000
@@ -250,7 +250,7 @@ class History:
 
 
 class _Reader:
-    """Reads the entries of a log by number, in one direction, and keeps the last batches that it has read."""
+    """Reads the entries of a log by number, in one direction, and keeps the last records that it has read."""
 
     def __init__(
         self, records: RecordStore, partition: str, task_id: str, *, up_to: int = 0, reverse: bool = False
@@ -261,8 +261,8 @@ class _Reader:
         self._task_id = task_id
         self._up_to = up_to
         self._reverse = reverse
-        self._batches: list[Batch] = []
-        #: the entries of the batch with the last requested entry
+        self._log_records: list[LogRecord] = []
+        #: the entries of the record with the last requested entry
         self._opened: Sequence[Logged] = ()
 
     async def entry(self, seq: int) -> Logged:
@@ -275,40 +275,40 @@ class _Reader:
         return self._opened[place]
 
     async def _open(self, seq: int) -> Sequence[Logged]:
-        """The entries of the batch that holds this one; empty if there is no such batch."""
-        batch = _holding(self._batches, seq)
-        if batch is None:
-            self._batches = await self._page(seq)
-            batch = _holding(self._batches, seq)
-        if batch is None:
+        """The entries of the log record that holds this one; empty if there is none."""
+        log_record = _holding(self._log_records, seq)
+        if log_record is None:
+            self._log_records = await self._page(seq)
+            log_record = _holding(self._log_records, seq)
+        if log_record is None:
             return ()
         try:
-            opened = await self._records.opened(self._partition, self._task_id, batch)
+            opened = await self._records.opened(self._partition, self._task_id, log_record)
         except CorruptState as damage:
             raise await self._damaged(damage) from None
         return [Logged(entry, body, size) for entry, body, size in opened]
 
-    async def _page(self, seq: int) -> list[Batch]:
-        """The batch that can hold the entry, and some of those that follow in the reading direction."""
+    async def _page(self, seq: int) -> list[LogRecord]:
+        """The log record that can hold the entry, and some of those that follow in the reading direction."""
         if self._reverse:
             return await self._scan(seq + 1, limit=8, reverse=True)
-        found: list[Batch] = []
-        if not self._batches or self._batches[-1].entries[-1].seq + 1 != seq:
+        found: list[LogRecord] = []
+        if not self._log_records or self._log_records[-1].entries[-1].seq + 1 != seq:
             found = await self._scan(seq + 1, limit=1, reverse=True)
             seq = found[0].entries[-1].seq + 1 if found else seq
         if seq > self._up_to:
             return found
         return [*found, *await self._scan(seq - 1, limit=min(PAGE, self._up_to - seq + 1))]
 
-    async def _scan(self, after: int, *, limit: int, reverse: bool = False) -> list[Batch]:
+    async def _scan(self, after: int, *, limit: int, reverse: bool = False) -> list[LogRecord]:
         prefix = keys.logs(self._task_id)
         found = await self._records.scan(
-            self._partition, prefix, Batch, after=self._key(after), limit=limit, reverse=reverse
+            self._partition, prefix, LogRecord, after=self._key(after), limit=limit, reverse=reverse
         )
-        for key, batch in found:
-            if not batch.entries or self._key(batch.entries[0].seq) != key:
+        for key, log_record in found:
+            if not log_record.entries or self._key(log_record.entries[0].seq) != key:
                 raise CorruptState(key, "does not hold the entries its key names", task_id=self._task_id)
-        return [batch for _, batch in found]
+        return [log_record for _, log_record in found]
 
     def _key(self, seq: int) -> str:
         return keys.log(self._task_id, seq)
@@ -317,8 +317,8 @@ class _Reader:
         return await self._records.unless_deleted(self._partition, self._task_id, damage)
 
 
-def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
-    return next((each for each in batches if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
+def _holding(log_records: Sequence[LogRecord], seq: int) -> LogRecord | None:
+    return next((each for each in log_records if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
 
 
 def not_returned(call: ToolCall) -> ToolOutcome:

@@ -20,7 +20,7 @@ from tealagents.domain.errors import (
     TealError,
     Unknown,
 )
-from tealagents.domain.models import Approval, Batch, Body, Entry, Head, Json, RequestRecord, User
+from tealagents.domain.models import Approval, Body, Entry, Head, Json, LogRecord, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
 from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: a body larger than this is stored out of line, in chunks of half as many characters
 BLOB_BYTES = 256 * 1024
-#: bytes of all bodies in one batch
+#: bytes of all bodies in one log record
 BATCH_BYTES = 320 * 1024
 #: the most bytes that a reference in place of a body takes
 REF_BYTES = 128
@@ -58,7 +58,7 @@ class Headless(Exception):
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """Stored in a batch in place of a body that is stored out of line."""
+    """Stored in a log record in place of a body that is stored out of line."""
 
     #: SHA-256 of the body
     blob: str
@@ -329,11 +329,11 @@ class RecordStore:
 
     async def extended(
         self, partition: str, head: Head, drafts: Sequence[Draft], version: str | None = None
-    ) -> tuple[Head, str, Batch]:
-        """The head with `drafts` appended, the batch's key, and the batch; large bodies are stored already.
+    ) -> tuple[Head, str, LogRecord]:
+        """The head with `drafts` appended, the key of the log record, and the log record.
 
-        Nothing else is written: the caller commits head and batch. For a large body, raises `Conflict` if the
-        head is no longer at `version`, and `Headless` if it has none.
+        Only large bodies are written here: the caller commits head and log record. For a large body, raises
+        `Conflict` if the head is no longer at `version`, and `Headless` if it has none.
         """
         bodies = await self._offload(partition, head.task_id, [item.body for item in drafts], version)
         seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
@@ -345,7 +345,7 @@ class RecordStore:
             )
         entries = self.chain.extend(head.tail_seq, head.tail_hash or GENESIS, self.clock.now(), drafts)
         first = head.tail_seq + 1
-        batch = Batch(entries=entries, bodies=tuple(msgspec.Raw(body) for body in bodies))
+        log_record = LogRecord(entries=entries, bodies=tuple(msgspec.Raw(body) for body in bodies))
         last = entries[-1]
         grown = msgspec.structs.replace(
             head,
@@ -354,7 +354,7 @@ class RecordStore:
             tail_seal=self.chain.seal(head.task_id, last.seq, last.hash),
             tail_key=first,
         )
-        return grown, keys.log(head.task_id, first), batch
+        return grown, keys.log(head.task_id, first), log_record
 
     async def _offload(
         self, partition: str, task_id: str, bodies: list[bytes], version: str | None
@@ -415,23 +415,25 @@ class RecordStore:
             raise CorruptState(keys.blobs(task_id) + ref.blob, "does not match its digest", task_id=task_id)
         return data
 
-    async def bodies(self, partition: str, task_id: str, batch: Batch) -> list[bytes]:
-        """The bodies of a batch, including those stored out of line."""
+    async def bodies(self, partition: str, task_id: str, log_record: LogRecord) -> list[bytes]:
+        """The bodies of a log record, including those stored out of line."""
         found = []
-        for raw in batch.bodies:
+        for raw in log_record.bodies:
             data = bytes(raw)
             if data.startswith(b'{"blob":'):
                 data = await self.get_blob(partition, task_id, codec.decoder(BlobRef).decode(data))
             found.append(data)
         return found
 
-    async def opened(self, partition: str, task_id: str, batch: Batch) -> list[tuple[Entry, Body, int]]:
-        """The entries of a batch, each with its parsed body and the body's size in bytes."""
-        bodies = await self.bodies(partition, task_id, batch)
+    async def opened(
+        self, partition: str, task_id: str, log_record: LogRecord
+    ) -> list[tuple[Entry, Body, int]]:
+        """The entries of a log record, each with its parsed body and the body's size in bytes."""
+        bodies = await self.bodies(partition, task_id, log_record)
         try:
-            return [(e, decode_body(b), len(b)) for e, b in zip(batch.entries, bodies, strict=True)]
+            return [(e, decode_body(b), len(b)) for e, b in zip(log_record.entries, bodies, strict=True)]
         except (msgspec.DecodeError, ValueError) as error:
-            key = keys.log(task_id, batch.entries[0].seq if batch.entries else 0)
+            key = keys.log(task_id, log_record.entries[0].seq if log_record.entries else 0)
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
 
 
@@ -459,10 +461,10 @@ def _is_large(record: object, value: bytes) -> TypeGuard[RequestRecord | Approva
     return len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval)
 
 
-def named_in(batch: Batch) -> tuple[set[str], set[str]]:
-    """The ids of the requests and the approvals that a batch names."""
-    requests = {entry.request_id for entry in batch.entries if entry.request_id}
-    approvals = {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+def named_in(log_record: LogRecord) -> tuple[set[str], set[str]]:
+    """The ids of the requests and the approvals that a log record names."""
+    requests = {entry.request_id for entry in log_record.entries if entry.request_id}
+    approvals = {str(e.details["approval_id"]) for e in log_record.entries if "approval_id" in e.details}
     return requests, approvals
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import Conflict, CorruptState
-from tealagents.domain.models import Approval, Batch, Head, RequestRecord, User
+from tealagents.domain.models import Approval, Head, LogRecord, RequestRecord, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
@@ -149,16 +149,16 @@ class Removal:
             log.error("what was learned in task %s may still be remembered: %s", self._head.task_id, error)
 
     async def _requests_of(self, page: Sequence[tuple[str, Record]]) -> set[str]:
-        """The ids of the requests that some batches name; removes the pauses that they name.
+        """The ids of the requests that some log records name; removes the pauses that they name.
 
-        Only a damaged batch may have named a request, like the single batch of a fork. Then all requests of
+        Only a damaged log record may have named a request, like the only one of a fork. Then all requests of
         the user are searched for those of the task.
         """
         found: list[tuple[set[str], set[str]]] = []
         damaged = False
         for key, record in page:
             try:
-                found.append(named_in(unseal(self._partition, key, record.value, Batch)))
+                found.append(named_in(unseal(self._partition, key, record.value, LogRecord)))
             except CorruptState:
                 damaged = True
         if damaged:
