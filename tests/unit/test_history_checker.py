@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tealagents.testing.clock import overdue
 from tealagents.testing.history import ClientHistory, Correspondent, Heard, Look, Verdict, check, gaps
 from tealagents.testing.service import ServiceThread, agent_config
 
 MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "digest"}
+#: seconds that an answer may take; they pass only where none comes
+PATIENCE = 60.0
 
 
 class World:
@@ -30,7 +33,7 @@ async def world() -> AsyncIterator[World]:
     with ServiceThread(agent_config(agent=MODEL), {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
             history = ClientHistory()
-            correspondent = Correspondent(history, http, [service.url], random.Random(1))
+            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadline=PATIENCE)
             first = await correspondent.send(None)
             await correspondent.send(first.task_id, attempts=3)
             await correspondent.send(first.task_id, streamed=True)
@@ -69,7 +72,8 @@ async def test_a_first_message_that_failed_is_looked_for_in_its_task() -> None:
     with ServiceThread(agent_config(), env) as service:
         async with service.async_client() as http:
             history = ClientHistory()
-            failed = await Correspondent(history, http, [service.url], random.Random(1)).send(None)
+            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadline=PATIENCE)
+            failed = await correspondent.send(None)
             assert failed.code == "model_error"
             assert (await check(history, http, [service.url])).faults == {}
 
@@ -142,11 +146,15 @@ async def test_an_answer_from_an_older_history_is_stale(world: World) -> None:
 async def test_a_task_that_does_not_end_is_stuck(world: World) -> None:
     """A request that runs for ever, as the checker sees it."""
     slow = agent_config(agent={**MODEL, "model": "digest-60000ms"})
-    with ServiceThread(slow, {"TA_AUTH": "mock"}) as service:
+    with ServiceThread(slow, {"TA_AUTH": "mock"}) as service, service.client() as looking:
+
+        def is_stored() -> bool:
+            return bool(looking.get("/tasks").raise_for_status().json()["items"])
+
         async with service.async_client() as http:
             history = ClientHistory()
-            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadline=0.2)
-            operation = await correspondent.send(None)
+            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadline=PATIENCE)
+            operation = await overdue(correspondent.send(None), PATIENCE, is_stored)
             assert operation.outcome == "unknown"
             operation.task_id = (await http.get("/tasks")).json()["items"][0]["task_id"]
             verdict = await check(history, http, [service.url])
