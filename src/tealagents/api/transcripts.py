@@ -87,7 +87,7 @@ async def _before(exchange: Exchange, stretch: Stretch) -> list[Message]:
 async def _path(exchange: Exchange, partition: str, record: RequestRecord, head: Head) -> Path:
     """The path on which a request began. One that has ended, perhaps after it was read, may have been left by
     a rollback, together with what it continued: then this is the path of its checkpoint."""
-    if record.parent is None or (head.occupant and head.occupant.request_id == record.request_id):
+    if record.parent is None or head.is_occupied_by(record.request_id):
         return head.path
     found = await exchange.records.get(partition, keys.request(record.parent), RequestRecord)
     if found is None or paths.split(head.path, found.value.last_seq)[0] == found.value.path:

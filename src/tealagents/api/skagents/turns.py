@@ -235,9 +235,8 @@ class Turns:
             await asyncio.sleep(0.05)
         self._interrupted = True
         for call in self._running:
-            with suppress(
-                RuntimeError
-            ):  # it is between two waits, and `_next_event` ends the next one at once
+            # a RuntimeError: it is between two waits, and `_next_event` ends the next one at once
+            with suppress(RuntimeError):
                 call.deadline.reschedule(loop.time())
         await asyncio.sleep(0)
 
