@@ -71,8 +71,10 @@ def test_map_of_the_api() -> None:
 
 
 def test_every_folder_opens_with_its_map() -> None:
-    """Each package names in its docstring every module that lives in it."""
+    """Each folder with modules is a package, and names in its docstring every module that lives in it."""
     packages = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    with_modules = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert with_modules - {path.parent for path in packages} == {PACKAGE}
     for package in packages:
         map_of_it = ast.get_docstring(ast.parse(package.read_text())) or ""
         there = {path.stem for path in package.parent.glob("*.py")} - {"__init__", "__main__"}
