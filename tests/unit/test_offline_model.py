@@ -1,4 +1,4 @@
-"""The offline model through the real client: chat completions, the journal, its start and its end."""
+"""The offline model through the real client: chat completions, received requests, its start and end."""
 
 import asyncio
 import base64
@@ -369,7 +369,7 @@ async def test_delays_are_waited_for(client: AsyncOpenAI, model: OfflineModel) -
     assert sorted(ended[1:]) == ["slow", "slow stream"]
 
 
-async def test_the_journal_holds_what_was_received(client: AsyncOpenAI, model: OfflineModel) -> None:
+async def test_the_received_requests_can_be_read(client: AsyncOpenAI, model: OfflineModel) -> None:
     """Requests are kept in order, with their bodies, and with secrets masked."""
     await ask(client, user("one"))
     await ask(client, user("two"), temperature=0)
@@ -385,7 +385,7 @@ async def test_the_journal_holds_what_was_received(client: AsyncOpenAI, model: O
     assert model.requests == []
 
 
-async def test_the_journal_says_when_a_client_left(client: AsyncOpenAI, model: OfflineModel) -> None:
+async def test_a_received_request_says_when_its_client_left(client: AsyncOpenAI, model: OfflineModel) -> None:
     """A model call that its caller gave up is seen as such: covers FLOW-1."""
     model.script({"rules": [{"reply": {"text": "a b c", "piece_delay_ms": 60_000}}]})
     async with client.chat.completions.with_streaming_response.create(
@@ -397,16 +397,16 @@ async def test_the_journal_says_when_a_client_left(client: AsyncOpenAI, model: O
     assert model.requests[0]["outcome"] == "left"
 
 
-async def test_another_process_reads_the_journal_and_scripts_the_model(model: OfflineModel) -> None:
-    """Over HTTP the journal is read and cleared, and the script replaced; what is wrong is said."""
+async def test_another_process_reads_the_received_requests_and_scripts_the_model(model: OfflineModel) -> None:
+    """Over HTTP they are read and cleared, and the script is replaced; what is wrong with one is said."""
     async with httpx.AsyncClient(base_url=model.url) as plain:
         put = await plain.post("/_offline/script", content="rules:\n  - reply: from afar\n")
         assert put.json() == {"rules": 1}
         asked = await plain.post("/v1/chat/completions", json={"model": "m", "messages": user("hi")})
         assert asked.json()["choices"][0]["message"]["content"] == "from afar"
-        journal = (await plain.get("/_offline/requests")).json()
-        assert journal["total"] == 1
-        assert journal["requests"][0]["body"]["messages"] == user("hi")
+        received = (await plain.get("/_offline/requests")).json()
+        assert received["total"] == 1
+        assert received["requests"][0]["body"]["messages"] == user("hi")
         await plain.delete("/_offline/requests")
         assert (await plain.get("/_offline/requests")).json() == {"total": 0, "requests": []}
         wrong = await plain.post("/_offline/script", content="rules:\n  - repply: hi\n")
@@ -415,14 +415,14 @@ async def test_another_process_reads_the_journal_and_scripts_the_model(model: Of
         assert (await plain.get("/_offline/else")).status_code == 404
 
 
-async def test_the_journal_is_bounded(model: OfflineModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_received_requests_are_bounded(model: OfflineModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest requests go, and are still counted."""
-    monkeypatch.setattr("tealagents.llm.offline.journal._MOST_REQUESTS", 3)
+    monkeypatch.setattr("tealagents.llm.offline.received._MOST_REQUESTS", 3)
     async with httpx.AsyncClient(base_url=model.url) as plain:
         for _ in range(5):
             await plain.get("/v1/models")
-        journal = (await plain.get("/_offline/requests")).json()
-    assert (journal["total"], len(journal["requests"])) == (5, 3)
+        received = (await plain.get("/_offline/requests")).json()
+    assert (received["total"], len(received["requests"])) == (5, 3)
 
 
 def test_it_is_used_without_an_event_loop() -> None:

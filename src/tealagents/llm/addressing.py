@@ -33,7 +33,7 @@ def sdk_client(
             **ours,
         )
     # in place of OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS: it would send them to any
-    # service, and an `Authorization` among them in the place of the configured one
+    # service, and an `Authorization` among them would replace the configured one
     client.organization, client.project = options.organization, options.project
     client._custom_headers = options.headers
     return client

@@ -99,7 +99,7 @@ class StoreContract(WatchContract):
         assert await store.read(partition, ["key"]) == [Record(b"value", operation)]
 
     async def test_reading_keeps_the_order_asked_for(self, store: Store, partition: str) -> None:
-        """Records come in the order of the keys asked for, None for the absent, twice if asked twice."""
+        """Records are in the order of the keys: None for an absent one, twice for a repeated one."""
         version = await put(store, partition, {"a": b"1", "b": b"2"})
         a, b = Record(b"1", version), Record(b"2", version)
         assert await store.read(partition, ["b", "c", "a", "b"]) == [b, None, a, b]
@@ -112,7 +112,7 @@ class StoreContract(WatchContract):
         assert await values(store, partition, list(written)) == list(written.values())
 
     async def test_values_are_bytes(self, store: Store, partition: str) -> None:
-        """Any bytes come back exactly: empty, JSON of any layout, not UTF-8, every byte there is."""
+        """Any bytes are returned unchanged: empty, JSON in any layout, invalid UTF-8, every byte value."""
         written = {f"value/{n:02}": value for n, value in enumerate(AWKWARD_VALUES)}
         await put_all(store, partition, written)
         assert await values(store, partition, list(written)) == list(written.values())
@@ -132,7 +132,7 @@ class StoreContract(WatchContract):
         assert await store.read(partition, ["big"]) == [None]
 
     async def test_a_commit_of_ten_records(self, store: Store, partition: str) -> None:
-        """Ten records go in one commit, expected, put and deleted together, a megabyte in all."""
+        """One commit may expect, put and delete ten records together, up to a megabyte in all."""
         before = await put(store, partition, {"a": b"1", "b": b"2", "c": b"3"})
         new = {key: key.encode() * 140_000 for key in ("a", "d", "e", "f", "g", "h", "i")}
         change = commit(expect={"a": before, "b": before, "d": None}, put=new, delete=["b", "c", "j"])
@@ -142,7 +142,7 @@ class StoreContract(WatchContract):
         assert {record.version for _, record in found} == {change.operation}
 
     async def test_deleting(self, store: Store, partition: str) -> None:
-        """A deleted record is absent, is expected absent and can be written anew; deleting none is fine."""
+        """A deleted record is absent, and can be written again; deleting an absent record is no error."""
         await put(store, partition, {"key": b"1"})
         await store.commit(partition, commit(delete=["key", "never-was"]))
         assert await store.read(partition, ["key"]) == [None]
@@ -172,14 +172,14 @@ class StoreContract(WatchContract):
     # --- expectations -----------------------------------------------------------------------------
 
     async def test_expecting_absence(self, store: Store, partition: str) -> None:
-        """Expecting a key to be absent lets the first writer through and refuses the second."""
+        """If two writers expect a key to be absent, the first one succeeds and the second one conflicts."""
         await store.commit(partition, commit(expect={"key": None}, put={"key": b"first"}))
         with pytest.raises(Conflict):
             await store.commit(partition, commit(expect={"key": None}, put={"key": b"second"}))
         assert await values(store, partition, ["key"]) == [b"first"]
 
     async def test_expecting_a_version(self, store: Store, partition: str) -> None:
-        """Only the version that is there passes: not an earlier one, not one of an absent record."""
+        """Only the current version is accepted: not an earlier one, and none for an absent record."""
         first = await put(store, partition, {"key": b"1"})
         change = commit(expect={"key": first}, put={"key": b"2"})
         await store.commit(partition, change)
@@ -191,7 +191,7 @@ class StoreContract(WatchContract):
         assert await store.read(partition, ["key", "absent"]) == [Record(b"2", change.operation), None]
 
     async def test_a_conflict_writes_nothing(self, store: Store, partition: str) -> None:
-        """One expectation that fails, be it the last, leaves everything as it was."""
+        """A single failed expectation, even the last one, leaves everything unchanged."""
         version = await put(store, partition, {"a": b"1", "b": b"2", "z": b"26"})
         before = await store.scan(partition, "")
         new = {"a": b"new", "c": b"3", "z": b"new"}
@@ -209,7 +209,7 @@ class StoreContract(WatchContract):
         assert set(conflict.value.keys) <= {"wrong", "missing"}
 
     async def test_deleting_needs_its_expectation(self, store: Store, partition: str) -> None:
-        """A record is not deleted where its expected version has passed."""
+        """A record is not deleted if it no longer has the expected version."""
         first = await put(store, partition, {"key": b"1"})
         await put(store, partition, {"key": b"2"})
         with pytest.raises(Conflict):
@@ -217,7 +217,7 @@ class StoreContract(WatchContract):
         assert await values(store, partition, ["key"]) == [b"2"]
 
     async def test_a_version_is_of_the_last_writer(self, store: Store, partition: str) -> None:
-        """The same value written again has the new operation's version, and so has a record made anew."""
+        """The same value written again has the new operation's version; so has a record that was deleted."""
         first = await put(store, partition, {"key": b"same"})
         second = await put(store, partition, {"key": b"same"})
         assert await store.read(partition, ["key"]) == [Record(b"same", second)]
@@ -241,7 +241,7 @@ class StoreContract(WatchContract):
             ]
 
     async def test_an_operation_retried_after_a_conflict(self, store: Store, partition: str) -> None:
-        """A refused operation leaves no trace: sent again when nothing is in its way, it writes."""
+        """A refused operation leaves no trace: it succeeds when it is sent again without a conflict."""
         change = commit(expect={"gate": None}, put={"key": b"value"})
         await put(store, partition, {"gate": b"shut"})
         with pytest.raises(Conflict):
@@ -251,7 +251,7 @@ class StoreContract(WatchContract):
         assert await store.read(partition, ["key"]) == [Record(b"value", change.operation)]
 
     async def test_mistakes_are_refused(self, store: Store, partition: str) -> None:
-        """What the port does not allow is a ValueError, and nothing is written."""
+        """What the port does not allow raises ValueError, and nothing is written."""
         mistakes = [
             (partition, Commit(operation="short", put={"key": Put(b"")})),
             (partition, commit(put={"": b""})),
@@ -274,7 +274,7 @@ class StoreContract(WatchContract):
     # --- names ------------------------------------------------------------------------------------
 
     async def test_keys_of_every_kind(self, store: Store, partition: str) -> None:
-        """Keys that look like paths, differ only by case or are 255 long are each a record of their own."""
+        """Keys that look like paths, differ only in case, or have 255 characters are separate records."""
         names = sorted(AWKWARD_NAMES)
         await put_all(store, partition, {name: name.encode() for name in names})
         assert await values(store, partition, names) == [name.encode() for name in names]
@@ -287,7 +287,7 @@ class StoreContract(WatchContract):
         ]
 
     async def test_partitions_of_every_kind(self, store: Store) -> None:
-        """A partition may be named whatever a key may be."""
+        """The name of a partition may be anything that a key may be."""
         mark = operation_id()
         for name in AWKWARD_NAMES:
             await put(store, name, {mark: name.encode()})
@@ -299,7 +299,7 @@ class StoreContract(WatchContract):
     # --- scans ------------------------------------------------------------------------------------
 
     async def test_scans_are_ordered_by_code_point(self, store: Store, partition: str) -> None:
-        """Keys come in the order of their code points, whatever a locale says, or in its reverse."""
+        """Keys are in the order of their code points, or in reverse, regardless of the locale."""
         keys = list("-./0129:@AZ_az~")
         await put_all(store, partition, dict.fromkeys(reversed(keys), b""))
         assert [key for key, _ in await store.scan(partition, "")] == keys
@@ -343,7 +343,7 @@ class StoreContract(WatchContract):
             assert [key for key, _ in found] == ["m/1", "m/3", "m/5"][:before][::-1], after
 
     async def test_a_scan_is_full_however_large_its_records(self, store: Store, partition: str) -> None:
-        """Fewer than the limit are returned only when there are no more, be they megabytes."""
+        """Fewer records than the limit are returned only if there are no more, even if they are megabytes."""
         written = {f"big/{n:02}": os.urandom(240_000) for n in range(20)}
         for some in batches(list(written), 4):
             await put(store, partition, {key: written[key] for key in some})
@@ -351,7 +351,7 @@ class StoreContract(WatchContract):
         assert {key: record.value for key, record in found} == written
 
     async def test_a_scan_of_a_hundred(self, store: Store, partition: str) -> None:
-        """A scan returns up to a hundred where no limit is named, and as many as the limit says."""
+        """A scan returns up to a hundred records by default, and otherwise up to the limit."""
         keys = [f"key/{n:03}" for n in range(150)]
         await put_all(store, partition, dict.fromkeys(keys, b""))
         assert [key for key, _ in await store.scan(partition, "key/")] == keys[:100]
@@ -394,7 +394,7 @@ class StoreContract(WatchContract):
         assert [key for key, _ in found] == live[::-1][:3]
 
     async def test_what_has_expired_is_named_until_it_is_erased(self, store: Store, partition: str) -> None:
-        """Nothing that is kept is, nor what was erased already; a commit that deletes it erases it."""
+        """`expired` names only expired records that are still stored; a commit that deletes one erases it."""
         await put_all(store, partition, {f"kept/{n}": b"" for n in range(12)})
         await put(store, partition, {f"key/{n}": b"1" for n in range(8)}, ttl=0.02)
         await put(store, partition, {"key/0": b"2"})
@@ -583,7 +583,7 @@ class StoreContract(WatchContract):
     async def test_what_is_only_expected_holds(
         self, open_store: OpenStore, partition: str, there: bool
     ) -> None:
-        """Of two commits that each expect what the other changes, never both are applied."""
+        """If two commits each expect what the other one changes, at most one of them is applied."""
         async with two_openings(open_store) as (one, other):
             for n in range(20):
                 a, b = f"{n}/a", f"{n}/b"
@@ -617,7 +617,7 @@ class StoreContract(WatchContract):
                 assert await values(store, partition, ["a"]) == [b"5"]
 
     async def test_closing_lets_commits_end(self, open_store: OpenStore, partition: str) -> None:
-        """A commit whose caller left before the store was closed is whole or not there."""
+        """A commit whose caller is canceled before the store closes is applied completely or not at all."""
         async with open_store() as store:
             durable = store.durable
             tasks = [
@@ -643,7 +643,7 @@ class StoreContract(WatchContract):
         assert abs(second - first) < 60
 
     async def test_a_store_that_is_there_answers(self, store: Store) -> None:
-        """`ping` returns, and a store says what it is."""
+        """`ping` returns, and the store has a name and its properties."""
         await store.ping()
         assert store.name
         assert isinstance(store.shared, bool)

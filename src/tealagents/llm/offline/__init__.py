@@ -18,7 +18,7 @@ Each module uses only those above it:
 `items`, `stored`                 the items, responses and conversations of the responses API
 `responses`                       the responses API
 `service`                         the routes
-`journal`, `transmission`, `app`  the ASGI application: received requests, sending answers
+`received`, `transmission`, `app` the ASGI application: the received requests, sending answers
 `server`                          the HTTP server
 ================================  ==========================================================================
 

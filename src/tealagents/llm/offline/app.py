@@ -1,4 +1,4 @@
-"""The ASGI application: HTTP for the service, the journal, and the paths that control it.
+"""The ASGI application: HTTP for the service, the received requests, and the paths that control it.
 
 It uses no framework: in benchmarks it runs next to the measured service, and must use little CPU.
 """
@@ -12,7 +12,7 @@ import orjson
 
 from tealagents.llm.offline.delivery import Delivery, whole
 from tealagents.llm.offline.errors import ServiceError, invalid, not_found
-from tealagents.llm.offline.journal import Journal, Received
+from tealagents.llm.offline.received import Received, ReceivedRequests
 from tealagents.llm.offline.script import Script, ScriptError
 from tealagents.llm.offline.service import OfflineService
 from tealagents.llm.offline.transmission import Pauses, Receive, Scope, Send, transmit
@@ -28,7 +28,7 @@ class OfflineApp:
     """The model service as an ASGI application, for one event loop."""
 
     def __init__(self, script: ScriptLike = None, *, log_requests: bool = False) -> None:
-        self.journal = Journal()
+        self.received = ReceivedRequests()
         self.pauses = Pauses()
         self._service = OfflineService(Script.of(script))
         self._log_requests = log_requests
@@ -57,7 +57,7 @@ class OfflineApp:
             await transmit(controlled, scope, receive, send, self.pauses)
             return
         received = Received(scope, body, time.monotonic())
-        self.journal.add(received)
+        self.received.add(received)
         delivery = self._delivery(received)
         delivery.headers = [*delivery.headers, (b"x-request-id", self._service.ids.new("req_").encode())]
         received.outcome = await transmit(delivery, scope, receive, send, self.pauses)
@@ -79,10 +79,10 @@ class OfflineApp:
     def _control(self, method: str, asked: str, body: bytes) -> Delivery:
         match method, asked:
             case "GET", "requests":
-                journal = {"total": self.journal.total, "requests": self.journal.requests()}
-                return whole(orjson.dumps(journal))
+                listed = {"total": self.received.total, "requests": self.received.requests()}
+                return whole(orjson.dumps(listed))
             case "DELETE", "requests":
-                self.journal.clear()
+                self.received.clear()
                 return whole(orjson.dumps({"total": 0, "requests": []}))
             case "POST", "script":
                 return whole(orjson.dumps({"rules": len(self._posted_script(body).rules)}))

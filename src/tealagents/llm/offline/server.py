@@ -140,7 +140,7 @@ class OfflineModel:
         """The received requests, oldest first: `method`, `path`, `query`, `body`, `headers`, `at` (monotonic
         seconds) and `outcome`. Secrets in headers are masked; only the latest 10,000 are kept, up to 32
         MB."""
-        return self._app.journal.requests()
+        return self._app.received.requests()
 
     def script(self, script: ScriptLike) -> None:
         """Replaces the script, and starts the new one from its beginning.
@@ -162,7 +162,7 @@ class OfflineModel:
 
     def clear(self) -> None:
         """Clears `requests`. The script continues where it is."""
-        self._app.journal.clear()
+        self._app.received.clear()
 
     def __enter__(self) -> Self:
         self._start().result()

@@ -87,7 +87,7 @@ class Peer:
 
 
 async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send, pauses: Pauses) -> str:
-    """Sends a delivery. Returns its outcome for the journal: `answered`, `broken` or `left`."""
+    """Sends a delivery. Returns its `Received.outcome`: `answered`, `broken` or `left`."""
     peer = Peer(receive, pauses)
     try:
         return await _transmit(delivery, scope, peer, send)

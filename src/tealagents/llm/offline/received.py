@@ -62,7 +62,7 @@ def _decoded(body: bytes) -> Any:
         return body.decode("utf-8", "replace")
 
 
-class Journal:
+class ReceivedRequests:
     """The received requests. It is written by the server, and can be read from any thread."""
 
     def __init__(self) -> None:
