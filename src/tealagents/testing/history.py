@@ -5,10 +5,10 @@ it was sent. While processes are killed and connections are cut, `Correspondent`
 and record the answers. Afterwards `check` reads every task over HTTP and reports these faults:
 
 ========  ====================================================================================
-lost      a message whose answer was received is missing, or is stored with another answer
+lost      a message was answered, or seen by a read, and is missing or stored with another outcome
 doubled   a message is stored twice, or has two answers
 phantom   a message was never sent, was refused, or was sent to another task
-stale     an answer or a read omits what had been reported before, or contains what was not true
+stale     an answer or a read omits earlier messages, or an answer is based on others
 stuck     a request or a task has not ended
 ========  ====================================================================================
 
