@@ -310,8 +310,7 @@ class RedisCluster:
         first, *others = self.nodes
         bounds = (0, 5461, 10923, 16384)
         for epoch, node in enumerate(self.nodes, start=1):
-            # nodes with the same epoch resolve the conflict later, and may then lose a slot that is being
-            # moved
+            # nodes with the same epoch settle that later, and may then lose a slot that is being moved
             node.expect_ok("CLUSTER", "SET-CONFIG-EPOCH", str(epoch))
             node.expect_ok("CLUSTER", "ADDSLOTSRANGE", str(bounds[epoch - 1]), str(bounds[epoch] - 1))
         for node in others:
