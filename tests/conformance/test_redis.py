@@ -192,6 +192,15 @@ async def test_no_commit_is_made_in_part_for_the_want_of_a_right(server: RedisSe
         assert await other.scan("p", "") == [("old", ANY)]
 
 
+async def test_a_user_whose_keys_are_only_those_that_there_are_is_not_refused(server: RedisServer) -> None:
+    """The names of records and of indexes, as they are; the service needs no others."""
+    keys = ("~tealagents:{*}:*", "~tealagents:{*}#index", "~tealagents:{*}#expiring")
+    server.ask("ACL", "SETUSER", "ann", "on", ">pw", *keys, "&*", "+@all")
+    async with store_of(server.url.replace("//", "//ann:pw@")) as store:
+        await store.commit("p", put("key", b"1"))
+        assert await store.scan("p", "") == [("key", ANY)]
+
+
 async def test_the_rights_of_the_page_are_enough_for_another_database(server: RedisServer) -> None:
     """With the one that the page adds for it."""
     url = with_the_rights_of_the_page(server).replace("/0", "/1")

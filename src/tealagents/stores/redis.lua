@@ -95,18 +95,21 @@ end
 return {keys, redis.call('MGET', unpack(KEYS, 2))}
 
 -- name: rights
--- ARGV: how the names of records begin.
+-- ARGV: how all names begin.
 -- Raises the first command that the user may not run: a commit would be carried out as far as that command.
--- Servers before 7.0 cannot tell.
-local name = ARGV[1] .. 'rights'
+-- Servers before 7.0 cannot tell. The names are those of a partition: a user may have rights to no others.
+local record, index = ARGV[1] .. '{rights}:record', ARGV[1] .. '{rights}#index'
+local expiring = ARGV[1] .. '{rights}#expiring'
 local needed = {
-    {'TIME'}, {'GETRANGE', name, 0, 23}, {'SET', name, ''}, {'DEL', name}, {'MGET', name},
-    {'ZADD', name, 0, ''}, {'ZREM', name, ''}, {'ZRANGEBYSCORE', name, 0, 1},
-    {'ZRANGEBYLEX', name, '-', '+'}, {'ZREVRANGEBYLEX', name, '+', '-'},
+    {'TIME'}, {'GETRANGE', record, 0, 23}, {'SET', record, ''}, {'DEL', record}, {'MGET', record},
+    {'ZADD', index, 0, ''}, {'ZREM', index, ''}, {'ZRANGEBYLEX', index, '-', '+'},
+    {'ZREVRANGEBYLEX', index, '+', '-'}, {'ZADD', expiring, 0, ''}, {'ZREM', expiring, ''},
+    {'ZRANGEBYSCORE', expiring, 0, 1},
 }
 for _, command in ipairs(redis.acl_check_cmd and needed or {}) do
     if not redis.acl_check_cmd(unpack(command)) then
-        return redis.error_reply("NOPERM it may not run '" .. command[1] .. "' on keys like '" .. name .. "'")
+        local names = command[2] and " on keys like '" .. command[2] .. "'" or ''
+        return redis.error_reply("NOPERM it may not run '" .. command[1] .. "'" .. names)
     end
 end
 return {}
