@@ -139,7 +139,7 @@ def logs(task_id: str) -> str:
 
 
 def log(task_id: str, seq: int) -> str:
-    """The key of the batch whose first entry is `seq`."""
+    """The key of the log record whose first entry is `seq`."""
     return f"log/{task_id}/{seq:012d}"
 
 

@@ -45,8 +45,8 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks
 from tealagents.state.transitions import Transition, queued, received
 
-#: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of its batches to read
-#: again, so that damage to cached ones is noticed
+#: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of the log records to
+#: read again, so that damage to cached ones is noticed
 RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
 
 
@@ -181,8 +181,8 @@ class _Attempt:
         if message.task_id:
             wanted["task"] = keys.task(message.task_id), Head
             wanted["deleting"] = keys.DELETING, Deleting
-            log_id, batches = self._recheck_keys(message.task_id)
-            logged = [keys.log(message.task_id, first) for first in batches]
+            log_id, log_records = self._recheck_keys(message.task_id)
+            logged = [keys.log(message.task_id, first) for first in log_records]
         else:
             if message.session_id:
                 wanted["session"] = keys.session(message.session_id), Session
@@ -203,11 +203,11 @@ class _Attempt:
         task = self._found.task
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
-                await self._check_batch(name, found[name], task.value.task_id)
+                await self._check_log_record(name, found[name], task.value.task_id)
         begun = self._found.named  # perhaps the tombstone of a first message that was never finished
         return begun if begun is not None and begun.value.making else task
 
-    async def _check_batch(self, name: str, record: Record | None, task_id: str) -> None:
+    async def _check_log_record(self, name: str, record: Record | None, task_id: str) -> None:
         try:
             if record is None:
                 raise CorruptState(name, "is missing")

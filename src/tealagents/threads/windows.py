@@ -6,8 +6,8 @@ dropped from it. If a turn needs older rounds, they are read from the log, backw
 shows, however long the task is, and a whole history is encoded only once.
 
 A window belongs to one log (`Head.log_id`). If the head's path continues the window's, only what other
-processes have added is read; on any other path, the window starts empty. The last batches are read again
-with every turn, so that the window does not hide damage to the log.
+processes have added is read; on any other path, the window starts empty. The last log records are read
+again with every turn, so that the window does not hide damage to the log.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ from tealagents.threads.views import Part, parts_of
 
 #: bytes, as estimated, of all windows in one `Windows`
 KEPT_BYTES = 64 * 1024 * 1024
-#: how many of the last batches are read again with every turn
+#: how many of the last log records are read again with every turn
 RECHECK_KEYS = 4
 #: rounds of other processes that are added to a window. If there are more of them, and more than it has
 #: itself, it starts empty instead
@@ -59,7 +59,7 @@ class Window(Generic[T]):
         self.checkpoint_id = head.checkpoint_id
         #: what providers and reducers remember at the checkpoint
         self.context: Json = {}
-        #: the numbers of the batches that a turn reads again
+        #: the numbers of the log records that a turn reads again
         self.recheck_keys: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
         #: oldest first; a list, since an empty deque has room for 64 and most tasks are short
         self.rounds: list[KnownRound[T]] = []
@@ -219,8 +219,8 @@ class Windows(Generic[T]):
         self._shrink()
 
     def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
-        """The id of a window's log, and the numbers of the batches that a turn reads again. Both are empty if
-        no window is kept."""
+        """The id of a window's log, and the numbers of the log records that a turn reads again. Both are
+        empty if no window is kept."""
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.recheck_keys) if kept is not None else ("", ())
 
@@ -282,9 +282,9 @@ def _size(message: Message) -> int:
 
 
 def _rechecked(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
-    """The numbers of the batches to be read again, after a request has been added to the path `before`.
+    """The numbers of the log records to be read again, after a request has been added to the path `before`.
 
-    A task that was created with earlier messages has these and its first request's in one batch.
+    A task that was created with earlier messages has these and its first request's in one.
     """
     together = known == (1,) and before == ((1, first_seq - 1),)
     return (*known, *(() if together else (first_seq,)), tail_key)[-RECHECK_KEYS:]
