@@ -17,6 +17,7 @@ from engine_setup import (
     Shared,
     calls,
     damage,
+    fails,
     noting,
     process,
     says,
@@ -25,7 +26,14 @@ from engine_setup import (
 from msgspec.structs import replace
 from refusing_store import RefusingStore, refusing
 
-from tealagents.domain.errors import ApprovalExpired, CorruptState, NotFound, NotOwner, PersistenceUnavailable
+from tealagents.domain.errors import (
+    ApprovalExpired,
+    CheckpointMoved,
+    CorruptState,
+    NotFound,
+    NotOwner,
+    PersistenceUnavailable,
+)
 from tealagents.domain.ids import operation_id, owner_tag
 from tealagents.domain.models import Head, Item, Json, ToolCall
 from tealagents.domain.ports import Commit, Put
@@ -33,6 +41,7 @@ from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.state import keys, latest, records, tasks
 from tealagents.state.catalog import Damaged
+from tealagents.state.changes import Changes
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.owner_directory import CLAIM_SECONDS
@@ -379,6 +388,32 @@ async def test_a_message_that_comes_between_an_end_and_the_next_start_waits_behi
             assert (await here.service.outcome(sent)).status == "Completed"
         said = [part for part in here.model.calls[-1].prompt if part.startswith(b"user")]
         assert said == [b"user: first", b"user: second", b"user: third"]
+
+
+async def test_a_message_for_the_end_of_a_task_is_refused_behind_another_one_alone() -> None:
+    """What the running request writes is no reason: it may write at any time. covers: TASK-5"""
+    gate = asyncio.Event()
+    async with process(None, Scripted(waits(gate), fails, says("fine")), concurrency="enqueue") as here:
+        first = await here.send("first")
+        partition, task_id = here.partition(), first.request.task_id
+
+        async def look() -> Head:
+            return (await here.tasks.head(partition, task_id)).value
+
+        seen = await look()
+        await Changes(here.tasks).patch(partition, task_id, ADA.user, metadata={"a": 1})
+        assert (await look()).tail_hash != seen.tail_hash
+        second = await here.send("second", task_id, at_end=seen.end)
+        assert second.request.status == "Queued"
+        with pytest.raises(CheckpointMoved):
+            await here.send("second", task_id, at_end=seen.end)
+        gate.set()
+        assert (await here.service.outcome(second)).status == "Failed"
+        for before in (seen, replace(seen, running=None)):
+            with pytest.raises(CheckpointMoved):
+                await here.send("third", task_id, at_end=before.end)
+        third = await here.ask("third", task_id, at_end=(await look()).end)
+        assert third.status == "Completed"
 
 
 async def test_what_a_dead_process_left_in_the_queue_leaves_it_wherever_it_stands() -> None:

@@ -93,7 +93,7 @@ class Named(Struct, frozen=True):
         """
         if self.head is None:
             return replace(message, new_task_id=self.task_id)
-        return replace(message, task_id=self.task_id, at_tail=self.head.tail_hash, earlier=())
+        return replace(message, task_id=self.task_id, at_end=self.head.end, earlier=())
 
     async def check_taken(self, refusal: AlreadyExists | CheckpointMoved) -> None:
         """Returns if the task is there, since another request created it first. Otherwise raises: `refusal`

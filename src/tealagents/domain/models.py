@@ -399,6 +399,12 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The request that runs or waits for a human."""
         return self.running or self.pending
 
+    @property
+    def end(self) -> str:
+        """What a new message would follow: the requests that have not ended, or else the last entry."""
+        under_way = [each.request_id for each in (self.occupant, *self.queue) if each is not None]
+        return " ".join(under_way) or self.tail_hash
+
     def is_occupied_by(self, request_id: str) -> bool:
         """Whether this is the request that runs or waits for a human."""
         return self.occupant is not None and self.occupant.request_id == request_id

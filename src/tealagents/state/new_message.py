@@ -38,8 +38,8 @@ class NewMessage(PerRequest, frozen=True, kw_only=True):
     #: the checkpoint that must be the task's current one, with no request running, queued or paused after it;
     #: otherwise `CheckpointMoved`, whatever `concurrency` says
     at_checkpoint: str | None = None
-    #: the hash of the entry that must still be the last of the task's log; otherwise `CheckpointMoved`
-    at_tail: str | None = None
+    #: the `Head.end` that the task must still have; otherwise `CheckpointMoved`
+    at_end: str | None = None
     # the following are for a new task only
     metadata: Json = field(default_factory=dict)
     #: earlier messages, stored with this one; at most `MOST_EARLIER`

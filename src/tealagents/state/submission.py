@@ -266,7 +266,7 @@ class _Attempt:
         head, now = stored.value, tasks.records.clock.now()
         if message.session_id is not None and message.session_id != head.session_id:
             await self._refuse_session(head, message.session_id)
-        self._check_checkpoint(head)
+        self._check_place(head)
         if head.pending is not None:
             await self._end_pause(stored)
             raise Conflict(keys.task(task_id))
@@ -280,13 +280,13 @@ class _Attempt:
                 raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)
 
-    def _check_checkpoint(self, head: Head) -> None:
+    def _check_place(self, head: Head) -> None:
         """`CheckpointMoved` unless the task is where the message is to continue it: idle at its checkpoint,
-        if it names one, and without an entry behind the last one that its sender has read."""
-        wanted, tail = self._message.at_checkpoint, self._message.at_tail
+        if it names one, and without a request that its sender has not seen."""
+        wanted, end = self._message.at_checkpoint, self._message.at_end
         if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
             raise CheckpointMoved("The task continues from another checkpoint.", **head.ids)
-        if tail is not None and head.tail_hash != tail:
+        if end is not None and head.end != end:
             raise CheckpointMoved("The task has changed meanwhile.", **head.ids)
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
