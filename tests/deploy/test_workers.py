@@ -75,6 +75,7 @@ def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_p
     """What keeps a worker from starting may pass: meanwhile the others serve, and then two serve again."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
         until(lambda: len(in_flight(service)) == 2)
+        until(lambda: service.log().count("Application startup complete.") == 2)
         text = service.config_path.read_text()
         service.config_path.write_text("no: config")
         dies, stays = in_flight(service)

@@ -1,6 +1,8 @@
-"""The process of `serve --reload` that starts and ends the one that serves."""
+"""The processes that start and end those that serve: of `serve --reload` and of `serve --workers`."""
 
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,12 +11,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Never
 
+import pytest
 from uvicorn import Config
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors.multiprocess import SIGNALS
 
-from tealagents.cli.supervisor import Reloader
+from tealagents.cli.supervisor import Reloader, Supervisor
+from tealagents.testing.waits import until
 
 #: seconds after which a thread that waits for itself is taken to wait for ever
 PATIENCE = 30
+
+#: an application that is in service once there is a file `open`, and cannot start where there is one
+#: `broken`; a file named after its process shows that it has begun to start
+GATED = """
+import asyncio
+import os
+from pathlib import Path
+
+HERE = Path(__file__).parent
+if (HERE / "broken").exists():
+    raise SystemExit(3)
+
+async def app(scope, receive, send):
+    await receive()
+    (HERE / str(os.getpid())).touch()
+    while not (HERE / "open").exists():
+        await asyncio.sleep(0.01)
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+"""
 
 
 def stuck(*_: object) -> Never:
@@ -59,3 +86,64 @@ def test_a_signal_at_any_moment_of_the_pause_between_two_looks_ends_it(tmp_path:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, alarm)
     assert number > 2
+
+
+@contextmanager
+def supervising(app: str, workers: int) -> Iterator[Supervisor]:
+    """A supervisor that looks after its workers when it is called to; in the end they are killed."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = Config(app, workers=workers, lifespan="on", log_config=None)
+        supervisor = Supervisor(config, sockets=[listener])
+        try:
+            supervisor.init_processes()
+            yield supervisor
+        finally:
+            for worker in supervisor.processes:
+                worker.kill()
+                worker.join()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def test_a_worker_that_cannot_be_replaced_stops_no_other_that_was_not_yet_seen_to_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came into service after the last look, at which it was still starting."""
+    (tmp_path / "gated.py").write_text(GATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with supervising("gated:app", workers=2) as supervisor:
+        dies, stays = supervisor.processes
+        until(lambda: all((tmp_path / str(each.pid)).exists() for each in (dies, stays)))
+        (tmp_path / "broken").touch()
+        os.kill(dies.pid or 0, signal.SIGKILL)
+        dies.join()
+        supervisor.keep_subprocess_alive()
+        assert not supervisor.served
+        other = supervisor.processes[0]
+        other.join()
+        assert other.exitcode == STARTUP_FAILURE
+        (tmp_path / "open").touch()
+        until(stays.is_ready)
+        supervisor.keep_subprocess_alive()
+        assert not supervisor.should_exit.is_set()
+        assert stays.exitcode is None
+
+
+def test_workers_none_of_which_can_start_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps the first from starting would keep all."""
+    (tmp_path / "gated.py").write_text(GATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with supervising("gated:app", workers=2) as supervisor:
+        fails, starts = supervisor.processes
+        until(lambda: all((tmp_path / str(each.pid)).exists() for each in (fails, starts)))
+        (tmp_path / "broken").touch()
+        os.kill(fails.pid or 0, signal.SIGKILL)
+        fails.join()
+        for _ in range(2):
+            supervisor.keep_subprocess_alive()
+            supervisor.processes[0].join()
+        assert supervisor.should_exit.is_set()
+        assert not supervisor.served

@@ -71,7 +71,7 @@ class Supervisor(Multiprocess):
             self._answered.discard(worker.pid)
             worker.kill()  # it may hang
             worker.join()
-            if worker.exitcode == STARTUP_FAILURE and not self.served:
+            if worker.exitcode == STARTUP_FAILURE and not self._has_served():
                 self.should_exit.set()
                 return
             if time.monotonic() < self._again_at:
@@ -87,6 +87,14 @@ class Supervisor(Multiprocess):
                 continue
             log.warning("worker %s has ended with %s; another takes its place", worker.pid, worker.exitcode)
             self.processes[index] = other
+
+    def _has_served(self) -> bool:
+        """Whether any worker has been in service, be it only since it was last looked at."""
+        answering = (
+            each for each in self.processes if each.pid in self._answered and each.process.is_alive()
+        )
+        self.served = self.served or any(each.is_ready() for each in answering)
+        return self.served
 
     def handle_signals(self) -> None:
         """Handles the signals that have arrived. If one is to start a worker, the machine may refuse that."""
