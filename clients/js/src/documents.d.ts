@@ -115,7 +115,7 @@ export interface Problem extends Partial<Ids> {
   type: string;
   title: string;
   status: number;
-  /** A sentence that says what to do. */
+  /** What went wrong, and what to do. */
   detail: string;
   code: string;
   approval_id?: string;

@@ -313,7 +313,7 @@ export class ProblemError extends ClientError {
   readonly status: number;
   readonly code: string | null;
   readonly title: string | null;
-  /** a sentence that says what to do; also the `message` */
+  /** what went wrong, and what to do; also the `message` */
   readonly detail: string;
   /** seconds to wait before retrying */
   readonly retryAfter: number | null;
