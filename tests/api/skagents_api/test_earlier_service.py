@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -672,26 +671,36 @@ def test_a_websocket_on_which_nothing_more_arrives_is_closed(tmp_path: Path) -> 
     text, end = 1, 0x80
     message = json.dumps(HELLO).encode()
     silences = (b"", frame(text, message), frame(text | end, message)[:-1])
-    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 3_000}}]}
-    config = write(tmp_path, CHAT + "  limits: {idle_connection_seconds: 1.5}\n")
-    with served(config, slow, {"TA_AUTH": "mock"}) as (service, _), ExitStack() as stack:
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 600_000}}]}
+    config = write(tmp_path, CHAT + "  limits: {idle_connection_seconds: 5}\n")
+    with served(config, slow, {"TA_AUTH": "mock"}, moved=True) as (service, model), ExitStack() as stack:
         opened = [stack.enter_context(upgraded(service, "ada")) for _ in silences]
         pinging, lasting = (stack.enter_context(upgraded(service, "ada")) for _ in range(2))
+
+        def ping(connection: socket.socket) -> None:
+            """What was sent before has been read when it is answered."""
+            connection.sendall(frame(0x9 | end, b""))
+            assert connection.recv(2) == bytes([0xA | end, 0])
+
         for each, sent in zip(opened, silences, strict=True):
             each.sendall(sent)
         lasting.sendall(frame(text, b""))
-        for byte in (message[n : n + 12] for n in range(0, len(message), 12)):
-            time.sleep(0.5)
-            if closed(pinging) is None:
-                pinging.sendall(frame(0x9 | end, b""))
-                assert pinging.recv(2) == bytes([0xA | end, 0])
-            lasting.sendall(frame(0, byte))
+        for step, part in enumerate((message[:30], message[30:60], message[60:])):
+            service.advance(2)
+            if step == 0:
+                ping(pinging)  # which is nothing of a message
+            lasting.sendall(frame(0, part))
+            ping(lasting)
         lasting.sendall(frame(end, b""))
         until(lambda: all(closed(each) == 1008 for each in (*opened, pinging)))
         assert b"`limits.idle_connection_seconds`" in opened[0].recv(1000)
+        until(lambda: model.requests)
+        service.advance(6)
+        model.release()
         received = b""
-        while b"Late." not in received:
-            received += lasting.recv(1000)
+        while b"Late." not in received and (more := lasting.recv(1000)):
+            received += more
+        assert b"Late." in received
         assert received[0] == text | end
     assert service.app._front.turns.admission.receiving._held == 0
 
