@@ -53,8 +53,10 @@ def test_each_message_that_waits_is_canceled_although_another_one_is_being_cance
         for number, button in enumerate(buttons, start=1):
             button.click()
             ada.held(held, number)
-        for route in held:
-            route.continue_()
+        # one after the other: when the answer has been stopped, what waits still begins
+        answers = [route.fetch() for route in held]
+        for route, answer in zip(held, answers, strict=True):
+            route.fulfill(response=answer)
         expect(ada.text("Waiting for its turn.")).to_have_count(0)
         expect(ada.button("Stop the answer")).to_have_count(0)
         expect(ada.page.locator("[data-live]")).to_have_count(0)
