@@ -10,8 +10,8 @@
                Paused ───────┘
                  └──► Running (resumed)
 
-A decider takes the head (and the request) as they were read and returns a `Transition`; `Tasks.commit` is the
-one place where a transition is written. No I/O, no clock.
+A decider takes the head (and the request) as they were read and returns a `Transition`;
+`HeadCommits.commit` is the one place where a transition is written. No I/O, no clock.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -108,7 +108,7 @@ def test_a_branch_has_the_items_of_what_it_continues(ada: OpenAI, file: Path) ->
 def test_metadata_that_is_replaced_keeps_nothing_of_what_another_client_sets_meanwhile(
     ada: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last of the two counts, and nobody sent what both make together."""
+    """The last of the two counts, and no client sent what both make together."""
     made, body, others = ada.conversations.create(metadata={"one": "1"}), Exchange.body, list[Any]()
 
     async def later(exchange: Exchange, request: Request, **how: Any) -> Any:
