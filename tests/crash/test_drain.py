@@ -120,9 +120,18 @@ def stopped(service: ServiceProcess) -> "Future[int]":
 
 def has_taken_its_signals(pid: int) -> bool:
     """Whether a process sleeps again after what it was sent: a signal before that is one with the first."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    status = state_of(pid)
     return not int(status["ShdPnd"], 16) and status["State"].startswith("S")
+
+
+def is_suspended(pid: int) -> bool:
+    return state_of(pid)["State"].startswith("T")
+
+
+def state_of(pid: int) -> dict[str, str]:
+    """What the system knows about a process, by its names."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def test_a_process_that_is_stopped_finishes_what_runs_and_takes_nothing_new(
@@ -393,6 +402,8 @@ def test_a_second_signal_reaches_a_worker_that_gets_no_processor_for_a_while(
         workers = [int(pid) for pid in children.split()]
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
+        # of two signals that wait, the one to end would be handled first, and no longer be pending
+        until(lambda: all(map(is_suspended, workers)))
         status = stopped(service)
         until(lambda: sum(map(_has_pending_sigterm, workers)) == 2)  # not what keeps account of resources
         service.process.terminate()
