@@ -26,7 +26,7 @@ from tealagents.testing.models import ScriptedModel
 from tealagents.threads import LocalThread
 from tealagents.threads.components import ThreadConfigError, open_reducer, open_view
 from tealagents.threads.tokens import counter_for, message_tokens
-from tealagents.threads.views import Part, Reducer, Upcoming, View, newest_first, parts_of, restored_context
+from tealagents.threads.views import Part, Reducer, Upcoming, View, newest_first, parts_of, restore_context
 
 
 def reducer(name: str, **options: Any) -> Reducer:
@@ -610,7 +610,7 @@ def test_what_has_not_grown_is_kept_where_a_thread_remembers_too_much() -> None:
     """What has grown made it too large, and not what is large. covers: THREAD-10"""
     before = {"view": {"large": ["x" * 200_000, 8]}, "providers": {"small": {"n": 1}}}
     context = {"view": {"large": ["x" * 200_000, 9], "new": "y" * 80_000}, "providers": {"small": {"n": 2}}}
-    reports = restored_context(context, before)
+    reports = restore_context(context, before)
     assert [report.name for report in reports] == ["new"]
     assert context == {"view": {"large": ["x" * 200_000, 9]}, "providers": {"small": {"n": 2}}}
 
@@ -619,14 +619,14 @@ def test_a_thread_that_remembered_too_much_before_may_shrink() -> None:
     """It stays too large for a while, and what does not add to it is kept. covers: THREAD-10"""
     before = {"view": {"large": "x" * 300_000}, "providers": {"small": {"n": 1}}}
     context = {"view": {"large": "x" * 290_000}, "providers": {"small": {"n": 2}}}
-    assert restored_context(context, before) == []
+    assert restore_context(context, before) == []
     assert context == {"view": {"large": "x" * 290_000}, "providers": {"small": {"n": 2}}}
 
 
 def test_numbers_that_take_long_to_read_are_undone_and_no_text_is() -> None:
     """Each has few of them, and together they have too many. covers: THREAD-10"""
     context = {"view": {"text": "x" * 50_000, "one": [1e300] * 60, "two": [1e300] * 70}, "providers": {}}
-    (report,) = restored_context(context, {})
+    (report,) = restore_context(context, {})
     assert report.name == "two"
     assert "numbers" in str(report.output)
     assert sorted(context["view"]) == ["one", "text"]

@@ -43,7 +43,7 @@ from tealagents.state.history import open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
-from tealagents.threads.views import Part, Report, Upcoming, restored_context, restored_memory
+from tealagents.threads.views import Part, Report, Upcoming, restore_context, restore_memory
 
 #: seconds, in total, that context providers get to handle a failed request
 LAST_WORDS_SECONDS = 2.0
@@ -127,9 +127,9 @@ class Turn(Struct, kw_only=True, eq=False):
         before = self.remembered.get("providers") or {}
         absent = {name: state for name, state in before.items() if name not in self.gathered.invocations}
         reports += await self.prompt.finish(response[-1])
-        reports += restored_memory(self.context["view"], self.remembered.get("view") or {})
+        reports += restore_memory(self.context["view"], self.remembered.get("view") or {})
         kept = {**self.context, "providers": absent | states}
-        reports += restored_context(kept, self.remembered)
+        reports += restore_context(kept, self.remembered)
         return {name: value for name, value in kept.items() if value}, reports
 
     async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:

@@ -266,8 +266,8 @@ def state_unchanged(kind: Literal["reduction", "context"], name: str, why: str) 
     return Report(kind=kind, name=storable(name), started_at=datetime.now(UTC), output=output, is_error=True)
 
 
-def restored_memory(memory: Json, before: Json) -> list[Report]:
-    """Undoes what made a reducer's state something else than JSON."""
+def restore_memory(memory: Json, before: Json) -> list[Report]:
+    """Undoes, in `memory`, what made a reducer's state something else than JSON; reports each change."""
     reports = []
     for name, value in list(memory.items()):
         if name in before and value == before[name]:
@@ -278,9 +278,9 @@ def restored_memory(memory: Json, before: Json) -> list[Report]:
     return reports
 
 
-def restored_context(context: Json, before: Json) -> list[Report]:
-    """Undoes what has grown most of what reducers and context providers keep, one after the other, until all
-    of it can be read and written with every turn."""
+def restore_context(context: Json, before: Json) -> list[Report]:
+    """Undoes, in `context`, what has grown most of what reducers and context providers keep, one after the
+    other, until all of it can be read and written with every turn; reports each change."""
     reports: list[Report] = []
     while (why := context_problem(context)) and (worst := _worst(context, before, slow=why == TOO_SLOW)):
         section, name = worst
