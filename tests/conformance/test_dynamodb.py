@@ -35,7 +35,8 @@ class TestDynamo(StoreContract):
 
     @pytest.fixture
     def open_store(self, dynamodb_server: DynamoServer) -> OpenStore:
-        return lambda: store_of(dynamodb_server.url_of("contract"))
+        # the server is slow to accept a hundred connections on a busy machine
+        return lambda: store_of(dynamodb_server.url_of("contract") + "&connect_timeout=60&command_timeout=60")
 
 
 @pytest.fixture

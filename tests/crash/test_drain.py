@@ -41,6 +41,15 @@ def model() -> Iterator[OfflineModel]:
         yield running
 
 
+#: a process that waits for what runs, which on a busy machine must not be given up before it is stopped
+PATIENT: Json = {
+    "drain_seconds": 600,
+    "first_piece_timeout_seconds": 600,
+    "piece_timeout_seconds": 600,
+    "model_timeout_seconds": 600,
+}
+
+
 def config(**spec: Any) -> Json:
     return agent_config(**{"agent": AGENT, **spec})
 
@@ -66,7 +75,7 @@ def service(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> Iterator[F
 @pytest.fixture
 def patient(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> Iterator[ForkedService]:
     """A process that gives running requests more time than any test has."""
-    with nursery.service(config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")) as running:
+    with nursery.service(config(limits=PATIENT), env(model, tmp_path / "state.db")) as running:
         yield running
 
 
@@ -288,7 +297,7 @@ def test_a_second_signal_does_not_wait(
 
     Also where its terminal is closed: that is a signal like the others.
     """
-    spec = {"limits": {"drain_seconds": 600}}
+    spec = {"limits": PATIENT}
     with (
         nursery.service(config(**spec), env(model, tmp_path / "state.db")) as service,
         service.client() as ada,
@@ -362,7 +371,7 @@ def test_a_second_signal_reaches_the_processes_that_serve(
 
     Also where it comes before the parent of workers has looked at the first, as twice Ctrl-C.
     """
-    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    started = config(limits=PATIENT), env(model, tmp_path / "state.db")
     service: ServiceProcess
     if workers:
         service = ForkedTwoWorkers(nursery, *started)
@@ -391,7 +400,7 @@ def test_a_second_signal_reaches_a_worker_that_gets_no_processor_for_a_while(
     nursery: Nursery, model: OfflineModel, tmp_path: Path
 ) -> None:
     """It waits until the first is taken: the system keeps only one of each number for a process."""
-    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    started = config(limits=PATIENT), env(model, tmp_path / "state.db")
     with ForkedTwoWorkers(nursery, *started) as service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]
         hanging = [Following(client, "/sse", text("hang")) for client in clients]
@@ -422,7 +431,7 @@ def test_a_signal_to_stop_ends_the_wait_for_a_worker_that_is_replaced(
     nursery: Nursery, model: OfflineModel, tmp_path: Path, number: signal.Signals
 ) -> None:
     """The parent stops all while one drains, and that one is passed the second signal as well."""
-    started = config(limits={"drain_seconds": 600}), env(model, tmp_path / "state.db")
+    started = config(limits=PATIENT), env(model, tmp_path / "state.db")
     with ForkedTwoWorkers(nursery, *started) as service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]
         hanging = [Following(client, "/sse", text("hang")) for client in clients]
@@ -443,7 +452,7 @@ def test_a_signal_to_stop_ends_the_wait_for_a_worker_that_is_replaced(
 def test_ctrl_c_is_one_signal_for_two_workers(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> None:
     """A terminal sends it to the parent and to each worker: what runs is finished all the same."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
-    spec = {"limits": {"drain_seconds": 600}}
+    spec = {"limits": PATIENT}
     with ForkedTwoWorkers(nursery, config(**spec), env(model, tmp_path / "state.db")) as service:
         clients = [service.client("ada", timeout=60) for _ in range(4)]
         body = text(call("Work-block", file=str(file), until=str(go_on)))

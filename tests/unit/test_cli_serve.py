@@ -158,6 +158,10 @@ if parent and {early}:
     while not noted.is_set():
         time.sleep(0.01)
 
+def block():
+    while True:  # Python handles a signal between two sleeps; just before a long one, only after it
+        time.sleep(0.01)
+
 class Files(Plugin):
     async def __aenter__(self):
         if not {early}:
@@ -224,7 +228,7 @@ def test_a_signal_ends_a_start_that_a_plugin_blocks(
     nursery: Nursery, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """It blocks what could cancel it."""
-    what = "asyncio.sleep(time.sleep(1000))"
+    what = "asyncio.sleep(block())"
     served = waiting(nursery, tmp_path, *options, what=what, first=SOON, program=PROGRAM)
     assert (served.returncode, served.stdout) == (0, ""), served
     assert "startup was ended by a signal" in served.stderr
@@ -243,7 +247,7 @@ def test_a_signal_leaves_a_start_that_it_cancels_the_time_to_undo_it(
 
 def test_a_second_signal_ends_a_start_at_once(nursery: Nursery, tmp_path: Path) -> None:
     """Without the time that the first one leaves."""
-    what = "asyncio.sleep(os.kill(os.getpid(), signal.SIGINT) or time.sleep(1000))"
+    what = "asyncio.sleep(os.kill(os.getpid(), signal.SIGINT) or block())"
     served = waiting(nursery, tmp_path, what=what, first=NEVER, program=PROGRAM)
     assert (served.returncode, served.stdout) == (0, ""), served
 
@@ -252,7 +256,7 @@ def test_workers_that_a_plugin_blocks_end_when_their_supervisor_is_killed(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     """They hold its standard error until they end."""
-    what, number = "asyncio.sleep(time.sleep(1000))", signal.SIGKILL
+    what, number = "asyncio.sleep(block())", signal.SIGKILL
     killed = waiting(
         nursery, tmp_path, "--workers", "2", number=number, what=what, first=SOON, program=PROGRAM
     )
