@@ -19,7 +19,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.base import LacksRight
+from tealagents.stores.base import AccessDenied
 from tealagents.stores.dynamodb_service import DynamoService, ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
@@ -463,13 +463,65 @@ async def test_credentials_that_lack_a_right_are_refused_with_what_to_grant(
             await store.commit("p", Commit(operation=operation_id(), delete=["a"]))
 
     async with answering(*answers, to=[*before, operation]) as (url, _):
-        with pytest.raises(LacksRight, match=why) as refused:
+        with pytest.raises(AccessDenied, match=why) as refused:
             await use(url)
     said = str(refused.value)
     [rights] = re.findall(r"They need the rights (.*?)\.", PAGE, re.DOTALL)
     for right in re.findall(r"`(\w+)`", rights):
         assert right in said
     assert "is running" not in said
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ExpiredTokenException",
+        "IncompleteSignatureException",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    ],
+)
+async def test_refused_credentials_are_reported_with_what_to_correct(code: str) -> None:
+    """At the start and later. The service runs and its table is named rightly: neither is to be looked at."""
+    said = "The security token included in the request is invalid."
+
+    async def use(url: str) -> None:
+        async with store_of(url) as store:
+            await store.read("p", ["a"])
+            await store.commit("p", ONE)
+
+    for operation in ("DescribeTable", "BatchGetItem", "PutItem"):
+        async with answering((400, code, {"message": said}), to=[operation]) as (url, _):
+            with pytest.raises(AccessDenied, match=f"{code}: {said} .*AWS_ACCESS_KEY_ID") as failed:
+                await use(url)
+        assert "is running" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, "Unable to locate credentials"),
+        ({"AWS_ACCESS_KEY_ID": "testing"}, "Partial credentials found in env"),
+        ({"AWS_PROFILE": "nowhere"}, "The config profile .nowhere. could not be found"),
+    ],
+)
+async def test_missing_credentials_are_reported_with_what_to_set(
+    variables: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    async with answering() as (url, asked):
+        with pytest.raises(AccessDenied, match=f"{said}.*AWS_ACCESS_KEY_ID") as failed:
+            await store_of(url).open()
+    assert not asked
+    assert "is running" not in str(failed.value)
 
 
 @pytest.mark.usefixtures("credentials")

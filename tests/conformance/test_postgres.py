@@ -21,7 +21,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
 from tealagents.stores import StoreConfigError, postgres
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.base import LacksRight
+from tealagents.stores.base import AccessDenied
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
 from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
@@ -411,7 +411,7 @@ async def test_a_role_that_lacks_a_right_is_refused_with_what_to_grant(
     async with store_of(f"{postgres_server.url}?schema={name}"):
         await sql.execute(f"CREATE ROLE {name} LOGIN; {grants}")
     url = postgres_server.url.replace("tealagents:", f"{name}:")
-    with pytest.raises(LacksRight, match=f"permission denied for {denied}") as refused:
+    with pytest.raises(AccessDenied, match=f"permission denied for {denied}") as refused:
         async with store_of(f"{url}?schema={name}") as store:
             await store.read("p", ["key"])
     said = str(refused.value)
@@ -420,6 +420,15 @@ async def test_a_role_that_lacks_a_right_is_refused_with_what_to_grant(
         assert rights in said
     assert "`tealagents migrate`" in said
     assert "is running" not in said
+
+
+async def test_a_refused_login_is_reported_with_what_to_correct(postgres_server: PostgresServer) -> None:
+    """The server runs and its address is right: neither is to be looked at."""
+    url = postgres_server.url.replace("tealagents:", "stranger:")
+    said = r'role "stranger" does not exist\. Correct the user or its password in TA_PERSISTENCE'
+    with pytest.raises(AccessDenied, match=said) as refused:
+        await store_of(url).open()
+    assert "is running" not in str(refused.value)
 
 
 async def test_a_role_that_may_create_nothing_is_an_obstacle(

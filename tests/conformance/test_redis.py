@@ -19,7 +19,7 @@ from tealagents.state.inventory import Inventory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import StoreConfigError, redis
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.base import LacksRight
+from tealagents.stores.base import AccessDenied
 from tealagents.stores.redis_nodes import Nodes
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
@@ -170,7 +170,7 @@ async def test_a_user_who_lacks_a_right_is_refused_with_what_to_grant(
             assert await store.read("p", ["key"]) == [ANY]
             await store.commit("p", Commit(operation=operation_id(), delete=["key"]))
 
-    with pytest.raises(LacksRight, match=f"(?i){denied}") as refused:
+    with pytest.raises(AccessDenied, match=f"(?i){denied}") as refused:
         await use()
     said = str(refused.value)
     granted = said.split("`")[-2].split()
@@ -185,7 +185,7 @@ async def test_no_commit_is_made_in_part_for_the_want_of_a_right(server: RedisSe
         await other.commit("p", put("old", b"1"))
     server.ask("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", f"-{forbidden}")
     change = Commit(operation=operation_id(), put={"new": Put(b"2")}, delete=["old"])
-    with pytest.raises(LacksRight, match=f"(?i)'{forbidden}'"):
+    with pytest.raises(AccessDenied, match=f"(?i)'{forbidden}'"):
         async with store_of(server.url.replace("//", "//ann:pw@")) as store:
             await store.commit("p", change)
     async with store_of(server.url) as other:
@@ -228,17 +228,42 @@ def test_a_password_that_breaks_the_url_is_not_shown(password: str) -> None:
     assert password[:3] not in str(refused.value)
 
 
-async def test_errors_name_no_password(server: RedisServer) -> None:
-    """Neither a refused login nor a server that is not there quotes a password."""
+@pytest.mark.parametrize(
+    ("login", "said", "remedy"),
+    [
+        ("ann:hunter2@", "invalid username-password pair", "Correct the user ann or its password in TA_PERS"),
+        ("bob:right@", "invalid username-password pair", "Correct the user bob or its password in TA_PERS"),
+        (":hunter2@", "invalid username-password pair", "Correct the user or its password in TA_PERS"),
+        ("hunter2@", "invalid username-password pair", "Correct the user or its password in TA_PERS"),
+        ("", "Authentication required", "Add a user and its password to TA_PERS"),
+    ],
+)
+async def test_a_refused_login_is_reported_with_what_to_correct(
+    server: RedisServer, login: str, said: str, remedy: str
+) -> None:
+    """The server runs and its address is right: neither is to be looked at. No password is quoted."""
     server.ask("ACL", "SETUSER", "ann", "on", ">right", "~*", "+@all")
-    for url in (
-        f"redis://ann:hunter2@127.0.0.1:{server.port}",
-        "redis://ann:hunter2@127.0.0.1:1",
-    ):
-        with pytest.raises(PersistenceUnavailable) as failed:
-            await store_of(url).open()
-        assert "127.0.0.1" in str(failed.value)
-        assert "hunter2" not in str(failed.value) + repr(store_of(url).options)
+    async with store_of(server.url.replace("//", "//ann:right@")) as opened:
+        server.ask("CONFIG", "SET", "requirepass", "other")
+        await opened.read("p", ["key"])
+    url = server.url.replace("//", f"//{login}")
+    with pytest.raises(AccessDenied, match=f"127.0.0.1.*{said}.*{remedy}") as failed:
+        await store_of(url).open()
+    assert "is running" not in str(failed.value)
+    assert "hunter2" not in str(failed.value) + repr(store_of(url).options)
+
+
+async def test_a_password_that_a_server_does_not_have_is_reported(server: RedisServer) -> None:
+    """The default user of a new server has none, and older clients' URLs name no other user."""
+    with pytest.raises(AccessDenied, match=r"without any password configured.*Correct the user") as failed:
+        await store_of(server.url.replace("//", "//:hunter2@")).open()
+    assert "hunter2" not in str(failed.value)
+
+
+async def test_an_unreachable_server_is_reported_without_a_password() -> None:
+    with pytest.raises(PersistenceUnavailable, match=r"127\.0\.0\.1:1.* is running") as failed:
+        await store_of("redis://ann:hunter2@127.0.0.1:1").open()
+    assert "hunter2" not in str(failed.value)
 
 
 async def test_tls(tmp_path: Path) -> None:

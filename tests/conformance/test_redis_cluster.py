@@ -15,7 +15,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
 from tealagents.stores import StoreConfigError, redis_nodes
 from tealagents.stores import plain_store as store_of
-from tealagents.stores.base import LacksRight
+from tealagents.stores.base import AccessDenied
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
 from tealagents.testing.store_links import SILENCE
@@ -110,7 +110,7 @@ async def test_what_a_user_of_a_cluster_lacks_is_granted_with_what_a_cluster_nee
     """A server on its own needs less."""
     for node in secretive.nodes:
         node.expect_ok("ACL", "SETUSER", "ann", "-mget")
-    with pytest.raises(LacksRight, match=r"'MGET'.* \+cluster\|slots \+asking`\.$"):
+    with pytest.raises(AccessDenied, match=r"'MGET'.* \+cluster\|slots \+asking`\.$"):
         await store_of(for_ann(secretive.url)).open()
 
 

@@ -26,7 +26,7 @@ from tealagents.cli.chat import finding
 from tealagents.cli.main import command_line
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
-from tealagents.stores.base import LacksRight
+from tealagents.stores.base import AccessDenied
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
@@ -291,14 +291,14 @@ class StoreWithoutRights(MemoryStore):
     """One that runs, and lets its user do nothing."""
 
     async def exists(self) -> bool:
-        raise LacksRight("permission denied for schema closed. Grant USAGE on it.")
+        raise AccessDenied("permission denied for schema closed. Grant USAGE on it.")
 
 
 class StoreToBeRead(MemoryStore):
     """One that lets its user write nothing."""
 
     async def commit(self, partition: str, commit: Commit) -> None:
-        raise LacksRight("permission denied for table records. Grant INSERT on it.")
+        raise AccessDenied("permission denied for table records. Grant INSERT on it.")
 
 
 def provider_that_fails(patient: Patient) -> None:

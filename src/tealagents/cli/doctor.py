@@ -164,7 +164,7 @@ def _check_port(port: int) -> list[Diagnosis]:
 async def _check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     from tealagents.bootstrap import store_of
     from tealagents.stores import StoreConfigError, plain_store
-    from tealagents.stores.base import LacksRight
+    from tealagents.stores.base import AccessDenied
 
     plain = plain_store(config.persistence)
     try:
@@ -175,7 +175,7 @@ async def _check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
         async with store_of(config) as store:
             async for diagnosis in _examine_store(config, store):
                 yield diagnosis
-    except (StoreConfigError, CorruptState, LacksRight) as error:
+    except (StoreConfigError, CorruptState, AccessDenied) as error:
         yield Diagnosis(f"the store cannot be used: {error}")
     except (PersistenceUnavailable, OSError) as error:
         yield _unreachable_store(plain, error)
@@ -230,12 +230,12 @@ def _write_error(folder: Path) -> OSError | None:
 
 
 async def _examine_store(config: ServiceConfig, store: Store) -> AsyncIterator[Diagnosis]:
-    from tealagents.stores.base import LacksRight
+    from tealagents.stores.base import AccessDenied
 
     seconds = 0.0
     try:
         seconds = await _write_probe(config, store)
-    except LacksRight as error:
+    except AccessDenied as error:
         yield Diagnosis(f"the store cannot be written to: {error}")
         return  # reading may need the same right, and would only report the same problem again
     except (TealError, StoreError, OSError) as error:

@@ -27,8 +27,8 @@ __all__ = [
     "MAX_BYTES",
     "MAX_RECORDS",
     "MAX_TOPICS",
+    "AccessDenied",
     "BaseStore",
-    "LacksRight",
     "ReadableFile",
     "StoreConfigError",
     "StoreOptions",
@@ -66,8 +66,9 @@ class StoreConfigError(ValueError):
     """A store's URL or options cannot be used. The text says what to do and holds no credentials."""
 
 
-class LacksRight(PersistenceUnavailable):
-    """The store can be reached, and its user lacks a right. `str()` says which, and what to grant."""
+class AccessDenied(PersistenceUnavailable):
+    """The store refuses the login, or its user lacks a right. `str()` says which, and what to correct or
+    grant."""
 
 
 # --- URLs and options -------------------------------------------------------------------------------
@@ -394,8 +395,9 @@ class BaseStore(ABC):
             "running and that TA_PERSISTENCE or spec.persistence names it."
         )
 
-    def denied(self, reason: object, remedy: str) -> LacksRight:
-        """The error for a store that refuses its user. `remedy` says what to grant, as a sentence."""
+    def denied(self, reason: object, remedy: str) -> AccessDenied:
+        """The error for a login that the store refuses, or that lacks a right. `reason` must hold no
+        password; `remedy` says what to correct or grant, as sentences."""
         self._has_failed = True
         said = str(reason).rstrip(".")
-        return LacksRight(f"The {self.name} store at {self.where} refuses its user: {said}. {remedy}")
+        return AccessDenied(f"The {self.name} store at {self.where} denies access: {said}. {remedy}")

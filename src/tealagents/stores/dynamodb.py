@@ -26,7 +26,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import AfterValidator, Field
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
@@ -48,6 +48,7 @@ from tealagents.stores.dynamodb_service import (
     BUSY,
     DynamoService,
     codes,
+    is_about_credentials,
     may_have_run,
     pause,
     reason,
@@ -332,8 +333,15 @@ class DynamoStore(BaseStore):
             raise self._refusal(error) from None
         return "done"
 
-    def _refusal(self, error: ClientError) -> PersistenceUnavailable:
-        if "AccessDeniedException" not in codes(error):
+    def _refusal(self, error: BotoCoreError | ClientError) -> PersistenceUnavailable:
+        if is_about_credentials(error):
+            return self.denied(
+                reason(error),
+                "Correct the credentials that AWS's own tools find: AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role. A wrong clock makes them be "
+                "refused, too.",
+            )
+        if not isinstance(error, ClientError) or "AccessDeniedException" not in codes(error):
             return self.unavailable(reason(error))
         return self.denied(
             error.response["Error"].get("Message"),

@@ -20,14 +20,36 @@ from typing import Any, Final
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoRegionError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    LoginError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
 from botocore.exceptions import ConnectionError as ConnectingError
 from botocore.parsers import ResponseParserError
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.base import StoreConfigError, in_a_line
 
-__all__ = ["ATTEMPTS", "BUSY", "DynamoService", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
+__all__ = [
+    "ATTEMPTS",
+    "BUSY",
+    "DynamoService",
+    "ServiceClock",
+    "codes",
+    "is_about_credentials",
+    "may_have_run",
+    "pause",
+    "reason",
+]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +73,26 @@ BUSY: Final = frozenset(
     }
 )
 
+#: errors of a service that does not accept the credentials, and of the library, which finds none
+_NOT_ACCEPTED: Final = frozenset(
+    {
+        "ExpiredTokenException",
+        "IncompleteSignatureException",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    }
+)
+_NOT_FOUND: Final = (
+    CredentialRetrievalError,
+    LoginError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
+
 #: causes of a connection error that mean that nothing was sent
 _UNSENT: Final = (
     aiohttp.ClientConnectorError,
@@ -68,7 +110,7 @@ class DynamoService:
         self,
         table: str,
         unavailable: Callable[[object], PersistenceUnavailable],
-        refusal: Callable[[ClientError], PersistenceUnavailable],
+        refusal: Callable[[BotoCoreError | ClientError], PersistenceUnavailable],
         *,
         region: str | None,
         endpoint: str | None,
@@ -79,7 +121,7 @@ class DynamoService:
         self.clock = ServiceClock()
         self._table = table
         self._unavailable = unavailable
-        #: the error for a call that the service does not run
+        #: the error for a call that the service does not run, or that cannot be signed
         self._refusal = refusal
         self._deadline = command_timeout
         config = AioConfig(
@@ -103,7 +145,7 @@ class DynamoService:
         except NoRegionError:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
         except BotoCoreError as error:
-            raise self._unavailable(reason(error)) from None
+            raise self._refusal(error) from None
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -149,7 +191,7 @@ class DynamoService:
         except (HTTPClientError, ResponseParserError) as error:
             raise Unknown(reason(error)) from None
         except BotoCoreError as error:  # no credentials, …: before anything was sent
-            raise self._unavailable(reason(error)) from None
+            raise self._refusal(error) from None
         self.clock.observe(before, reply["ResponseMetadata"]["HTTPHeaders"].get("date"))
         return reply
 
@@ -283,6 +325,13 @@ def codes(error: ClientError) -> list[str]:
     if code == "TransactionCanceledException":
         return [str(reason.get("Code")) for reason in error.response.get("CancellationReasons", [])]
     return [code]
+
+
+def is_about_credentials(error: BotoCoreError | ClientError) -> bool:
+    """Whether the service does not accept the credentials, or there are none to sign the call with."""
+    if isinstance(error, ClientError):
+        return not _NOT_ACCEPTED.isdisjoint(codes(error))
+    return isinstance(error, _NOT_FOUND)
 
 
 def may_have_run(error: ClientError) -> bool:

@@ -23,6 +23,7 @@ from asyncpg.exceptions import (
     ClientConfigurationError,
     DuplicatePreparedStatementError,
     InsufficientPrivilegeError,
+    InvalidAuthorizationSpecificationError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
@@ -401,6 +402,12 @@ class PostgresStore(BaseStore):
         await self._ask("notify", prefix, payloads, seconds=ANSWER_SECONDS)
 
     def _refusal(self, error: BaseException) -> PersistenceUnavailable:
+        if isinstance(error, InvalidAuthorizationSpecificationError):  # a wrong password is one, too
+            return self.denied(
+                error.args[0],
+                "Correct the user or its password in TA_PERSISTENCE or spec.persistence, or the server's "
+                "pg_hba.conf.",
+            )
         if not isinstance(error, InsufficientPrivilegeError):
             return self.unavailable(_reason(error))
         return self.denied(

@@ -13,11 +13,11 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr
 from redis.crc import key_slot
-from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
@@ -273,7 +273,9 @@ class RedisStore(BaseStore):
         except NoScriptError:
             return await self._nodes.run(slot, ("EVAL", script.text, *rest), raw_errors=raw_errors)
 
-    def _refusal(self, error: ResponseError) -> PersistenceUnavailable:
+    def _refusal(self, error: RedisError) -> PersistenceUnavailable:
+        if isinstance(error, AuthenticationError):
+            return self.denied(error, self._remedy_of_login())
         if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):
             return self.unavailable(reason(error))
         prefix = self.options.prefix
@@ -283,6 +285,15 @@ class RedisStore(BaseStore):
         if self._nodes.clustered:
             rights += " +cluster|slots +asking"
         return self.denied(_with_line(str(error)), f"With ACL SETUSER, give this user `{rights}`.")
+
+    def _remedy_of_login(self) -> str:
+        login = urlsplit(self.options.address.get_secret_value())
+        form = "TA_PERSISTENCE or spec.persistence (redis://user:password@host, or redis://:password@host)"
+        if login.username is None:
+            return f"Add a user and its password to {form}."
+        # what stands there alone may be meant as the password
+        user = f"the user {unquote(login.username)}" if login.username and login.password else "the user"
+        return f"Correct {user} or its password in {form}."
 
 
 def _check_eviction(where: str, policy: str | None) -> None:

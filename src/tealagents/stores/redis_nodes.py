@@ -49,7 +49,7 @@ class Nodes:
         self,
         url: str,
         unavailable: Callable[[object], PersistenceUnavailable],
-        refusal: Callable[[ResponseError], PersistenceUnavailable],
+        refusal: Callable[[RedisError], PersistenceUnavailable],
         *,
         size: int,
         connect_timeout: float,
@@ -59,7 +59,7 @@ class Nodes:
         parts = urlsplit(url)
         self._seed: Address = (parts.hostname or "localhost", parts.port or 6379)
         self._unavailable = unavailable
-        #: the error for a command that a server does not run
+        #: the error for a command that a server does not run, or for a login that it refuses
         self._refusal = refusal
         self._size = size
         self._connect_timeout = connect_timeout
@@ -174,7 +174,7 @@ class Nodes:
                 raise
             await pool.drop(connection)
             await pool.clear()
-            raise self._unavailable(reason(error)) from None
+            raise self._refusal(error) from None
         except TimeoutError as error:
             await pool.drop(connection, mute=True)
             raise Unknown(reason(error)) from None
@@ -191,7 +191,7 @@ class Nodes:
     async def _borrow(self, pool: Pool[Connection]) -> Connection:
         try:
             return await pool.borrow()
-        except NoPermissionError as error:  # of the commands that a connection begins with
+        except (AuthenticationError, NoPermissionError) as error:  # of what a connection begins with
             raise self._refusal(error) from None
         except (RedisError, OSError, TimeoutError) as error:
             raise NodeUnreachable(reason(error)) from None
