@@ -225,3 +225,44 @@ async def test_a_large_thread_that_is_deleted_while_it_is_exported_is_left_out()
             await threads.save(thread)
         store.other = lambda: threads.delete(first)  # type: ignore[method-assign]
         assert not any(first.thread_id in line.decode() for line in await exported(here))
+
+
+class Counting(WrappedStore):
+    """Notes which reads there are of the threads that programs keep."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.scanned: list[str] = []
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        if partition == keys.threads("Tester"):
+            self.scanned.append(prefix)
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_small_threads_are_exported_without_a_read_for_each() -> None:
+    """Their records are whole; only one whose chunks belong together with its record is read again."""
+    large, *_ = large_threads()
+    small = [LocalThread([said("user", "hello")]) for _ in range(50)]
+    async with Counting(MemoryStore()) as store, process(store) as here, process() as there:
+        threads, moved = ThreadStore(store.store, "Tester"), ThreadStore(there.store, "Tester")
+        for thread in (large, *small):
+            await threads.save(thread)
+        await imported(await exported(here), there)
+        of_large = (keys.blobs(large.thread_id), keys.THREADS + large.thread_id)
+        assert {*store.scanned} == {keys.THREADS, *of_large}
+        for thread in (large, *small):
+            assert (await moved.load(thread.thread_id)).to_json() == thread.to_json()
+
+
+async def test_a_damaged_thread_is_exported_with_its_chunks() -> None:
+    """Its record cannot say which they are."""
+    large, *_ = large_threads()
+    async with process(MemoryStore()) as here:
+        await ThreadStore(here.store, "Tester").save(large)
+        partition, key = keys.threads("Tester"), keys.THREADS + large.thread_id
+        await here.store.commit(partition, Commit(operation=operation_id(), put={key: Put(b"damaged")}))
+        chunks = await names(here.store, partition, keys.BLOBS)
+        lines = await exported(here)
+        assert chunks
+        assert [json.loads(line)["key"] for line in lines if b"/threads" in line] == [*chunks, key]

@@ -46,7 +46,7 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Inventory, Progress
-from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore, named_in
+from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, BlobRef, RecordStore, named_in
 from tealagents.state.transitions import kept_key
 
 T = TypeVar("T")
@@ -109,6 +109,12 @@ class _Line(Struct, frozen=True, forbid_unknown_fields=True):
     damaged: str | None = None
 
 
+class _Thread(Struct, frozen=True):
+    """What an export has to know of a thread that a program keeps (`threads.stored`)."""
+
+    chunks: BlobRef | None = None
+
+
 # --- export -----------------------------------------------------------------------------------------
 
 
@@ -153,6 +159,9 @@ class Exporter:
                 yield line
         partition = keys.threads(self._records.agent)
         async for key, record in self._records.every(partition, keys.THREADS):
+            if _has_no_chunks(partition, key, record.value):  # nothing else belongs to it
+                yield self._line(Row(partition, key, record.value))
+                continue
             rows = partial(self._rows, partition, keys.blobs(keys.last_segment(key)))
             with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
                 if await self._whole(partition, key, record, rows, spool):
@@ -456,6 +465,14 @@ class Importer:
 def _erased(partition: str, key: str, stored: bytes, kind: type[Head] | type[Session]) -> bool:
     try:
         return codec.unseal(partition, key, stored, kind).erased
+    except CorruptState:
+        return False
+
+
+def _has_no_chunks(partition: str, key: str, stored: bytes) -> bool:
+    """Whether a thread is stored in its record alone; False for a damaged one, which cannot say so."""
+    try:
+        return codec.unseal(partition, key, stored, _Thread).chunks is None
     except CorruptState:
         return False
 
