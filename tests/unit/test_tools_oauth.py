@@ -8,12 +8,13 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import config_files
 import httpx2
 import pytest
+from engine_setup import Scripted
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,16 +23,19 @@ from starlette.routing import Route
 from tools_setup import Context, by_name, mcp_route, served
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
-from tealagents.domain.models import PENDING_CONSENTS, User
+from tealagents.domain.models import PENDING_CONSENTS, ToolCall, User
 from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolSpec
+from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import advance
 from tealagents.tooling import Tooling
 from tealagents.tools import mcp, oauth_clients, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_connection import MCPConnection
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import (
     ANSWER_SECONDS,
@@ -476,6 +480,51 @@ async def test_a_token_that_is_refused_while_its_session_is_made_again_is_renewe
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
             assert await call(server, Context()) == "Alice"
     assert provider.granted == ["code", "refresh", "code"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_session_that_hangs_after_a_late_token_is_waited_for_until_the_limit(
+    monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """Whether it is a new connection's or an old one's: the call was not made, and says so."""
+    provider, consents, loop = Provider(), Consents(CALLBACK), asyncio.get_running_loop()
+    refused, renewed, hanging = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def late(*_: object) -> str:
+        refused.set()
+        await renewed.wait()
+        return "another"
+
+    async def hangs(*_: object) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    with protected(provider) as url:
+        async with opened(url, consents, timeout=10, request_timeout=5) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+            monkeypatch.setattr(server, "_other_token", late)
+            provider.access.clear()
+            box = Toolbox(Scripted(), 120)
+            box.load([server])
+            made = asyncio.create_task(box.call(ToolCall("1", "secure-whoami", "{}"), cast("Any", Context())))
+            await asyncio.wait_for(refused.wait(), 30)
+            (connection,) = server._users._open.values()
+            if ended:
+                await connection.close()
+                monkeypatch.setattr(MCPConnection, "start", hangs)
+            else:
+                connection._lose()
+                monkeypatch.setattr(connection._up, "wait", hangs)
+            advance(loop, 40)
+            renewed.set()
+            await asyncio.wait_for(hanging.wait(), 30)
+            advance(loop, 7)
+            result = await asyncio.wait_for(made, 30)
+    assert isinstance(result, ToolOutput)
+    assert result.output.startswith("Error: secure cannot be reached: ")
+    assert result.output.endswith(". Nothing was done.")
+    assert not result.unknown
 
 
 async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,13 +234,13 @@ class MCPServer:
         return await use(await self._connection(context, token))
 
     async def _connection(self, context: ToolContext, token: str) -> MCPConnection:
-        user_key, seconds = owner_key(context), self.options.timeout
+        user_key = owner_key(context)
         try:
             # calls made at once wait for one another; what is not sent by then is not sent at all
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self.options.timeout):
                 connection = await self._users.of(user_key, token)
-        except TimeoutError:
-            raise Unreachable(f"there is no session within {seconds:g} s") from None
+        except (TimeoutError, asyncio.CancelledError):  # of a caller whose own limit ends sooner
+            raise Unreachable("there is no session in time") from None
         if user_key in self._own:
             self._own.move_to_end(user_key)
         return connection

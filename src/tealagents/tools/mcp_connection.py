@@ -164,7 +164,7 @@ class MCPConnection:
         try:
             async with asyncio.timeout(self._options.timeout):
                 await self._up.wait()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):  # of a caller whose own limit ends sooner
             raise Unreachable(self._why()) from self._failure
         if self._client is None:
             raise self._refusal() or Unreachable("the connection is closed")
