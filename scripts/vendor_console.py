@@ -104,7 +104,7 @@ _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
 _OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILINE)
 #: all but what the console imports, or knows by its name: other names are shortened
 _OWN_EXPORT = re.compile(
-    r"^export (?!class (?:Client|ConnectionLost|UnexpectedAnswer)\b|function (?:isId|sleep)\b)", re.MULTILINE
+    r"^export (?!class (?:Client|ConnectionLost|UnexpectedAnswer)\b|function sleep\b)", re.MULTILINE
 )
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 #: the list of names at the end of a module

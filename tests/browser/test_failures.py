@@ -752,7 +752,7 @@ def test_what_clients_are_told_is_said_in_words_for_people(ada: Tab, code: str) 
 @pytest.mark.parametrize("path", [("tasks", "a b"), ("compare", "a", "b"), ("compare",)])
 def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str, ...]) -> None:
     ada.open(*path)
-    expect(ada.text("There is no such page")).to_be_visible()
+    expect(ada.text("Not found")).to_be_visible()
 
 
 def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab, service: ServiceThread) -> None:

@@ -297,11 +297,9 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
         </button>`}
         ${(several || choice.action) && call.plugin_name &&
         html`<div class="segments" role="group" aria-label=${`Decision on ${exact(name)}`}>
-          ${["approve", "reject"].map((action) => html`
+          ${[["approve", "Approve"], ["reject", "Reject"]].map(([action, label]) => html`
             <button key=${action} aria-pressed=${choice.action === action}
-              onClick=${() => onChange({action: choice.action === action ? undefined : action})}>
-              ${action === "approve" ? "Approve" : "Reject"}
-            </button>
+              onClick=${() => onChange({action: choice.action === action ? undefined : action})}>${label}</button>
           `)}
         </div>`}
       </div>

@@ -15,6 +15,8 @@ export function Fields({value, drafts: written, schema, onChange}) {
   /** what was added or left out, or its button, gets the focus */
   const moved = useRef();
   useLayoutEffect(() => {
+    // what is missing cannot be approved, even before it is edited
+    if (!written && collected(drafts) instanceof Error) onChange(drafts);
     if (moved.current === undefined) return;
     (box.current.closest("fieldset").elements.namedItem(moved.current) ?? box.current.querySelector("[placeholder]"))?.focus();
     moved.current = undefined;

@@ -5,7 +5,6 @@ const seconds = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-
 const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"});
 const date = new Intl.DateTimeFormat(undefined, {dateStyle: "medium"});
 const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"});
-const integer = new Intl.NumberFormat();
 
 /** The time of day, with the date where it is another day's, and the year where it is another one. */
 const shortTimeBy = (format) => (text) => {
@@ -17,7 +16,7 @@ const shortTimeBy = (format) => (text) => {
 export const shortTime = shortTimeBy(clock);
 export const timeOfDay = shortTimeBy(seconds);
 export const longTime = (text) => full.format(new Date(text));
-export const number = (value) => integer.format(value);
+export const number = new Intl.NumberFormat().format;
 
 /** `0.4 ms`, `12 ms`, `3.2 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h` */
 export function duration(ms) {

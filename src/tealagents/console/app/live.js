@@ -107,18 +107,14 @@ class Gathered {
     else if (event === "tool-result") this.#result(data);
     else if (event === "approval-required") Object.assign(state, {status: "Paused", pause: data.content});
     else if (event === "final-response") Object.assign(state, {status: data.status, answer: data.content, pause: null});
-    else if (event === "error") this.#problem(data);
+    else if (event === "error")
+      Object.assign(state, {status: data.code === "request_canceled" ? "Canceled" : "Failed", problem: data, pause: null});
     this.#soon();
   }
 
   put(change) {
     Object.assign(this.#state, change);
     this.#soon();
-  }
-
-  #problem(problem) {
-    const status = problem.code === "request_canceled" ? "Canceled" : "Failed";
-    Object.assign(this.#state, {status, problem, pause: null});
   }
 
   #text(piece) {

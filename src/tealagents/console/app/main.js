@@ -1,6 +1,6 @@
 /** The console: a client of the service's public API, in a page. */
 import {html, render, useEffect, useMemo, useRef, useState} from "./html.js";
-import {Client, isId} from "../vendor/client.js";
+import {Client} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
 import {Inbox, traces, useRead} from "./data.js";
 import {useRoute} from "./router.js";
@@ -13,7 +13,7 @@ import {applyTheme, Sidebar, titles} from "./sidebar.js";
 import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
 import {unfolded} from "./turn.js";
-import {Back, Empty, Guard, Problem} from "./ui.js";
+import {Back, Guard, Pending, Problem} from "./ui.js";
 
 function Console({config, session, onSignOut, onLapsed}) {
   const route = useRoute();
@@ -102,17 +102,16 @@ function View({route}) {
   const [place, id, tab] = route.path;
   const sides = route.path.slice(1);
   if (place === "approvals") return html`<${Approvals} />`;
-  if (place === "compare" && sides.length === 4 && sides.every(isId))
+  if (place === "compare" && sides.length === 4 && sides.every((each) => each === "current" || isId(each)))
     return html`<${Compare} key=${sides.join("/")} sides=${sides} />`;
   if (place === "tasks" && isId(id)) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
   const session = route.query.get("session");
   if ((place === undefined || place === "new") && (session === null || isId(session)))
     return html`<${NewConversation} key=${session} sessionId=${session} />`;
-  return html`<div class="page">
-    <${Back} />
-    <${Empty} icon="info" title="There is no such page">Choose a conversation from the list.<//>
-  </div>`;
+  return html`<${Pending} error=${{code: "not_found"}}><${Back} /><//>`;
 }
+
+const isId = (id) => /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/i.test(id);
 
 function Root({config, first}) {
   const [session, setSession] = useState(first.session);
