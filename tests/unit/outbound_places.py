@@ -146,26 +146,26 @@ async def mcp_stdio(url: str) -> str:
 @reads("tools/oauth_servers.py")
 async def oauth_resource_metadata(url: str) -> str:
     server = ProtectedServer(name="x", resource=f"{url}/mcp", client_id="me")
-    return (await Consents(CALLBACK).ask(Context(), server)).url
+    return (await Consents(CALLBACK).need(Context(), server)).url
 
 
 @reads("tools/oauth_servers.py")
 async def oauth_server_metadata(url: str) -> str:
     return (
-        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=url, client_id="me"))
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=url, client_id="me"))
     ).url
 
 
 @reads("tools/oauth_servers.py")
 async def oauth_registration(url: str) -> str:
-    return (await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=f"{url}/proper"))).url
+    return (await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=f"{url}/proper"))).url
 
 
 @reads("tools/oauth_servers.py")
 async def oauth_token(url: str) -> str:
     consents = Consents(CALLBACK)
     server = ProtectedServer(name="x", issuer=f"{url}/proper", client_id="me")
-    asked = await consents.ask(Context(), server)
+    asked = await consents.need(Context(), server)
     return await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
 
 

@@ -300,7 +300,7 @@ def registering(pretender: Pretender) -> ProtectedServer:
 
 async def agreed(consents: Consents, server: ProtectedServer) -> None:
     """The user visits the link and agrees."""
-    asked = await consents.ask(Context(), server)
+    asked = await consents.need(Context(), server)
     await consents.complete(state_of(asked.url), "code")
 
 
@@ -367,7 +367,7 @@ async def test_a_secret_goes_to_no_server_that_was_discovered(pretender: Pretend
         name="x", resource=f"{pretender.url}/mcp", client_id="me", client_secret="s3cret"
     )
     with pytest.raises(ToolFailed, match="only sent to a configured auth_server"):
-        await Consents(CALLBACK).ask(Context(), server)
+        await Consents(CALLBACK).need(Context(), server)
     assert pretender.forms == []
 
 
@@ -383,7 +383,7 @@ async def test_addresses_within_the_network_are_not_called_for_a_tool_server(pre
             *(f"https://0.0.0.0:{port}", f"https://2130706433:{port}", f"https://127.1:{port}"),
         ):
             with pytest.raises(ToolFailed, match="cannot be used for authorization") as raised:
-                await Consents(CALLBACK).ask(Context(), resource_of(pretender, issuer))
+                await Consents(CALLBACK).need(Context(), resource_of(pretender, issuer))
             said.add(str(raised.value).partition(" cannot")[2])
         assert len(said) == 1
         assert inside.paths == []
@@ -418,10 +418,10 @@ async def test_scopes_that_are_not_a_list_of_texts_are_not_asked_for(
     pretender.documents["/.well-known/oauth-authorization-server"].update(
         scopes_supported=scopes, token_endpoint_auth_methods_supported=scopes
     )
-    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ()
+    assert (await Consents(CALLBACK).need(Context(), server)).scopes == ()
     challenge = Challenge(scopes=("write",))
     keeping = Consents(CALLBACK, secret_store=SecretStore())
-    assert (await keeping.ask(Context(), server, challenge)).scopes == ("write",)
+    assert (await keeping.need(Context(), server, challenge)).scopes == ("write",)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ async def test_a_link_has_no_more_characters_than_servers_read(pretender: Preten
     named = resource.get("resource", "{url}/mcp").format(url=pretender.url)
     pretender.documents["/.well-known/oauth-protected-resource"] = {**resource, "resource": named}
     with pytest.raises(ToolFailed, match=r"^x"):
-        await Consents(CALLBACK).ask(Context(), server)
+        await Consents(CALLBACK).need(Context(), server)
     assert pretender.clients == []
 
 
@@ -463,7 +463,7 @@ async def test_a_client_is_registered_under_texts_of_a_sane_length(
     server, secrets = registering(pretender), SecretStore()
     pretender.registered = registered
     with pytest.raises(ToolFailed, match="did not register this service"):
-        await Consents(CALLBACK, secret_store=secrets).ask(Context(), server)
+        await Consents(CALLBACK, secret_store=secrets).need(Context(), server)
     assert secrets.secrets == {}
 
 
@@ -474,8 +474,8 @@ async def test_a_tool_server_gets_no_code_of_another_authorization_server(preten
     with protected(honest) as url:
         server = ProtectedServer(name="honest", resource=url)
         consents = Consents(CALLBACK, own_callbacks=True)
-        asked = parameters(await consents.ask(Context(), server))
-        theirs = await consents.ask(Context(), registering(pretender))
+        asked = parameters(await consents.need(Context(), server))
+        theirs = await consents.need(Context(), registering(pretender))
         link = {**parameters(theirs), "client_id": asked["client_id"], "resource": url}
         at = url.removesuffix("/mcp") + "/authorize?"
         async with httpx.AsyncClient() as browser:
@@ -510,7 +510,7 @@ async def test_every_endpoint_is_held_to_one_rule(pretender: Pretender, endpoint
     """A name that begins like loopback is not loopback, for registration as for its siblings."""
     pretender.publish(**{endpoint: url})
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):
-        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=pretender.url))
     assert pretender.forms == []
 
 
@@ -569,7 +569,7 @@ async def test_no_proxy_answers_for_this_machine(
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
         server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
-        asked = await Consents(CALLBACK).ask(Context(), server)
+        asked = await Consents(CALLBACK).need(Context(), server)
         assert asked.url.startswith(pretender.url)
         assert addresses.proxy_for("http://127.0.0.2:1/x") is None
         assert addresses.proxy_for("http://example.com/x") == proxy.url

@@ -302,7 +302,7 @@ async def test_a_state_that_comes_back_twice_at_once_is_used_once(pretender: Pre
     async with _Meeting() as store:
         secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
         one, two = Consents(CALLBACK, secret_store=secrets), Consents(CALLBACK, secret_store=secrets)
-        link = parse_qs(urlsplit((await one.ask(Context(), server)).url).query)["state"][0]
+        link = parse_qs(urlsplit((await one.need(Context(), server)).url).query)["state"][0]
         came = await asyncio.gather(
             one.complete(link, "code"), two.complete(link, "code"), return_exceptions=True
         )
@@ -316,10 +316,10 @@ async def test_a_link_that_another_replica_used_is_not_shown_again(pretender: Pr
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
     here, there = Consents(CALLBACK, secret_store=secrets), Consents(CALLBACK, secret_store=secrets)
-    link = (await here.ask(Context(), server)).url
-    assert (await here.ask(Context(), server)).url == link
+    link = (await here.need(Context(), server)).url
+    assert (await here.need(Context(), server)).url == link
     await there.refuse(parse_qs(urlsplit(link).query)["state"][0], "access_denied", "")
-    assert (await here.ask(Context(), server)).url != link
+    assert (await here.need(Context(), server)).url != link
 
 
 async def test_a_user_is_asked_anew_where_another_link_was_used(pretender: Pretender) -> None:
@@ -329,9 +329,9 @@ async def test_a_user_is_asked_anew_where_another_link_was_used(pretender: Prete
     for secrets in (None, SecretStore()):
         consents = Consents(CALLBACK, secret_store=secrets)
         wider = Challenge(scopes=("more",))
-        first, second = [await consents.ask(Context(request_id=n), server, wider) for n in ("1", "2")]
+        first, second = [await consents.need(Context(request_id=n), server, wider) for n in ("1", "2")]
         await consents.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
-        again = await consents.ask(Context(request_id="2"), server, wider)
+        again = await consents.need(Context(request_id="2"), server, wider)
         assert again.url != second.url
         with pytest.raises(InvalidRequest, match="by another link since"):
             await consents.complete(parse_qs(urlsplit(second.url).query)["state"][0], "code")
@@ -372,7 +372,7 @@ async def test_an_answer_of_another_server_does_not_spend_the_link(
     pretender.publish(authorization_response_iss_parameter_supported=True)
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     consents = Consents(CALLBACK, secret_store=store)
-    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    state = parse_qs(urlsplit((await consents.need(Context(), server)).url).query)["state"][0]
     for iss, problem in (("https://evil.example", "different authorization"), (None, "has to name itself")):
         with pytest.raises(InvalidRequest, match=problem):
             await consents.refuse(state, "access_denied", "", iss=iss)
@@ -552,7 +552,7 @@ async def stored_grant(pretender: Pretender, server: ProtectedServer) -> SecretS
     pretender.publish()
     secrets = SecretStore()
     consents = Consents(CALLBACK, secret_store=secrets)
-    asked = await consents.ask(Context(), server)
+    asked = await consents.need(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     return secrets
 
@@ -693,7 +693,7 @@ async def test_a_consent_that_is_given_during_a_renewal_is_kept(
     secrets = await renewing.begin()
     pretender.answered = {"access_token": "wider", "refresh_token": "r3"}
     consents = renewing.here if replica == "this one" else renewing.there
-    asked = await consents.ask(Context(), renewing.server)
+    asked = await consents.need(Context(), renewing.server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await renewing.end() == "wider"
     assert '"r3"' in secrets.secrets["contoso.alice", renewing.server.key]
@@ -708,7 +708,7 @@ async def test_a_consent_that_cannot_be_stored_is_kept_if_it_is_given_during_a_r
     renewing = Renewing(pretender, monkeypatch)
     secrets = await renewing.begin()
     pretender.answered = {"access_token": "wider", "refresh_token": ""}
-    asked = await renewing.here.ask(Context(), renewing.server)
+    asked = await renewing.here.need(Context(), renewing.server)
     await renewing.here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await renewing.end() == "wider"
     assert await renewing.here.tokens.get(Context(), renewing.server) == "wider"
@@ -829,7 +829,7 @@ async def test_a_new_consent_comes_before_a_renewal_that_could_not_be_stored(pre
     assert await one.tokens.get(Context(), server) == "second"
     secrets.away = False
     pretender.answered = {"access_token": "third", "refresh_token": "r3"}
-    asked = await other.ask(Context(), server)
+    asked = await other.need(Context(), server)
     await other.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     now[0] += 3590
     await one.tokens.get(Context(), server)
@@ -956,7 +956,7 @@ async def test_a_token_is_used_however_short_it_lives(
     now = [1000.0]
     consents = Consents(CALLBACK, now=lambda: now[0])
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me", scopes=("a",))
-    asked = await consents.ask(Context(), server)
+    asked = await consents.need(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     now[0] = 1000 + used
     assert await consents.tokens.get(Context(), server) == "granted"
@@ -972,7 +972,7 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
             name="x", issuer=pretender.url, scopes=("a",), client_id="me", client_secret="s3 cret"
         )
         consents = Consents(CALLBACK)
-        asked = await consents.ask(Context(), server)
+        asked = await consents.need(Context(), server)
         state = parse_qs(urlsplit(asked.url).query)["state"][0]
         await consents.complete(state, "code")
         form, headers = pretender.forms[-1], pretender.headers[-1]
@@ -992,7 +992,7 @@ async def test_a_registration_that_was_forgotten_is_made_again(pretender: Preten
     consents = Consents(CALLBACK)
     pretender.known = "registered-2"
     for known in (False, True):
-        link = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+        link = parse_qs(urlsplit((await consents.need(Context(), server)).url).query)["state"][0]
         with nullcontext() if known else pytest.raises(InvalidRequest, match="invalid_client"):
             assert await consents.complete(link, "code") == "x"
     assert len(pretender.clients) == 2
@@ -1005,7 +1005,7 @@ async def test_a_link_is_renewed_where_the_registration_was_forgotten(pretender:
     consents = Consents(CALLBACK, now=lambda: now[0])
 
     async def asked(request_id: str = "1") -> str:
-        return (await consents.ask(Context(request_id=request_id), server)).url
+        return (await consents.need(Context(request_id=request_id), server)).url
 
     first = await asked()
     assert await asked() == first
@@ -1027,7 +1027,7 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
     pretender.publish(registration_endpoint=f"{pretender.url}/register")
     server, now = ProtectedServer(name="x", issuer=pretender.url), [1000.0]
     consents = Consents(CALLBACK, now=lambda: now[0])
-    first = (await consents.ask(Context(), server)).url
+    first = (await consents.need(Context(), server)).url
     now[0] += 11
 
     looked = 0
@@ -1039,7 +1039,7 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
 
     monkeypatch.setattr(oauth_clients, "token_request", away)
     for _ in range(3):  # each look would cost the user a while
-        assert (await consents.ask(Context(), server)).url == first
+        assert (await consents.need(Context(), server)).url == first
     assert looked == 1
 
 
@@ -1049,7 +1049,7 @@ async def test_a_consent_without_a_refresh_token_ends_other_links_too(pretender:
     pretender.answered = {"refresh_token": ""}
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     consents = Consents(CALLBACK, secret_store=SecretStore())
-    asked = [await consents.ask(Context(request_id=each), server) for each in ("1", "2")]
+    asked = [await consents.need(Context(request_id=each), server) for each in ("1", "2")]
     first, second = (parse_qs(urlsplit(each.url).query)["state"][0] for each in asked)
     assert await consents.complete(first, "code") == "x"
     with pytest.raises(InvalidRequest, match="another link"):
@@ -1060,7 +1060,7 @@ async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None
     """Whether the link is still wanted is looked up before it is used up."""
     pretender.publish()
     server, consents = ProtectedServer(name="x", issuer=pretender.url, client_id="me"), Consents(CALLBACK)
-    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    state = parse_qs(urlsplit((await consents.need(Context(), server)).url).query)["state"][0]
     answers: list[bool | Exception] = [PersistenceUnavailable("away"), True]
 
     async def still_asks(*_: str) -> bool:
@@ -1082,7 +1082,7 @@ async def link_visited_while_away(
     pretender.publish()
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     consents = Consents(CALLBACK, secret_store=secrets)
-    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    state = parse_qs(urlsplit((await consents.need(Context(), server)).url).query)["state"][0]
     secrets.away = True
     return consents, server, state
 
@@ -1113,7 +1113,7 @@ async def test_a_consent_that_cannot_be_stored_is_not_kept_and_says_so(
     assert "Resume the request for a new link" in lost.value.detail
     assert await consents.tokens.get(Context(), server) is None
     secrets.away = False
-    state = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+    state = parse_qs(urlsplit((await consents.need(Context(), server)).url).query)["state"][0]
     assert await consents.complete(state, "code") == "x"
     assert await consents.tokens.get(Context(), server) == "granted"
 
@@ -1182,7 +1182,7 @@ async def test_a_client_registers_for_the_scopes_that_it_asks_for(pretender: Pre
     consents = Consents(CALLBACK)
     for request, wanted in enumerate(("", "a b", "b a", "c", "")):
         challenge = Challenge.of(f'Bearer scope="{wanted}"')
-        await consents.ask(Context(request_id=str(request)), server, challenge)
+        await consents.need(Context(request_id=str(request)), server, challenge)
     assert [client.get("scope") for client in pretender.clients] == [None, "a b", "c"]
 
 
@@ -1195,7 +1195,7 @@ async def test_a_client_whose_scopes_are_refused_registers_without_and_displaces
     for request, (wanted, takes) in enumerate([("a", True), ("b", False), ("a", False)]):
         pretender.takes_scopes = takes
         challenge = Challenge.of(f'Bearer scope="{wanted}"')
-        asked = await consents.ask(Context(request_id=str(request)), server, challenge)
+        asked = await consents.need(Context(request_id=str(request)), server, challenge)
         assert asked.scopes == (wanted,)
         used += parse_qs(urlsplit(asked.url).query)["client_id"]
     assert used == ["registered-1", "registered-2", "registered-1"]
@@ -1214,17 +1214,17 @@ async def test_unknown_client_is_reported(pretender: Pretender) -> None:
     """If this service is not known and cannot register, the error says what to set."""
     pretender.publish()
     with pytest.raises(ToolFailed, match="has to register it and set oauth_client_id"):
-        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=pretender.url))
 
 
 async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender: Pretender) -> None:
     """A server that wants more scopes than the token has leads to a link for all of them."""
     pretender.publish(scopes_supported=["a", "b", "offline_access"])
     server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
-    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
+    assert (await Consents(CALLBACK).need(Context(), server)).scopes == ("a",)
     challenge = Challenge.of('Bearer error="insufficient_scope", scope="b c"')
-    assert (await Consents(CALLBACK).ask(Context(), server, challenge)).scopes == ("a", "b", "c")
-    with_vault = await Consents(CALLBACK, secret_store=SecretStore()).ask(Context(), server)
+    assert (await Consents(CALLBACK).need(Context(), server, challenge)).scopes == ("a", "b", "c")
+    with_vault = await Consents(CALLBACK, secret_store=SecretStore()).need(Context(), server)
     assert with_vault.scopes == ("a", "offline_access")
 
 
@@ -1241,7 +1241,7 @@ async def test_more_scopes_are_asked_for_besides_those_granted(pretender: Preten
         ("read", ("default", "write", "read")),
     ):
         challenge = Challenge.of(f'Bearer error="insufficient_scope", scope="{wanted}"')
-        asked = await consents.ask(Context(), server, challenge)
+        asked = await consents.need(Context(), server, challenge)
         assert asked.scopes == expected
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
         consents = Consents(CALLBACK, secret_store=secrets)
@@ -1255,11 +1255,11 @@ async def test_further_scopes_that_were_granted_at_another_replica_are_taken_up(
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
     here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
-    first = await here.ask(Context(), server)
+    first = await here.need(Context(), server)
     await here.complete(parse_qs(urlsplit(first.url).query)["state"][0], "code")
     assert await here.tokens.wider(Context(), server, "granted") is None
     challenge = Challenge.of('Bearer error="insufficient_scope", scope="write"')
-    further = await here.ask(Context(), server, challenge)
+    further = await here.need(Context(), server, challenge)
     await there.complete(parse_qs(urlsplit(further.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "wider"}
     assert await here.tokens.wider(Context(), server, "granted") == "wider"
@@ -1277,7 +1277,7 @@ async def test_scopes_left_out_at_first_and_granted_at_another_replica_are_taken
     here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
     for consents, refresh_token in ((here, "first"), (there, "second")):
         pretender.answered = {"refresh_token": refresh_token}
-        asked = await consents.ask(Context(), server)
+        asked = await consents.need(Context(), server)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "wider"}
     assert await here.tokens.wider(Context(), server, "granted") == "wider"
@@ -1290,7 +1290,7 @@ async def test_a_grant_that_another_replica_has_renewed_is_no_new_consent(preten
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
     secrets = SecretStore()
     here, there = (Consents(CALLBACK, secret_store=secrets) for _ in range(2))
-    asked = await here.ask(Context(), server)
+    asked = await here.need(Context(), server)
     await here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     pretender.answered = {"access_token": "renewed", "refresh_token": "next"}
     assert await there.tokens.get(Context(), server) == "renewed"
@@ -1309,7 +1309,7 @@ async def test_a_stored_grant_does_not_displace_a_wider_one_that_cannot_be_store
     further = Challenge.of('Bearer error="insufficient_scope", scope="write"')
     for token, challenge in (("first", None), ("second", further)):
         pretender.answered = {"access_token": token, "refresh_token": "once" if challenge is None else ""}
-        asked = await consents.ask(Context(), server, challenge)
+        asked = await consents.need(Context(), server, challenge)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await consents.tokens.wider(Context(), server, "second") is None
     assert await consents.tokens.get(Context(), server) == "second"
@@ -1339,7 +1339,7 @@ async def test_a_token_whose_scopes_are_worded_otherwise_is_used(pretender: Pret
     server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me")
     secrets = SecretStore()
     consents = Consents(CALLBACK, secret_store=secrets)
-    asked = await consents.ask(Context(), server)
+    asked = await consents.need(Context(), server)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await consents.tokens.get(Context(), server) == "granted"
     for _ in range(2):
@@ -1363,7 +1363,7 @@ async def test_entries_with_other_scopes_have_tokens_of_their_own(pretender: Pre
     )
     for server in (reading, writing):
         assert await consents.tokens.get(Context(), server) is None
-        asked = await consents.ask(Context(), server)
+        asked = await consents.need(Context(), server)
         await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     for server in (reading, writing):
         assert await consents.tokens.get(Context(), server) == "granted"
@@ -1380,7 +1380,7 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
     server = ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
     # a document elsewhere is not even asked for: a server must not make us call others
     challenge = Challenge.of('Bearer resource_metadata="http://127.0.0.1:1/evil"')
-    asked = await Consents(CALLBACK).ask(Context(), server, challenge)
+    asked = await Consents(CALLBACK).need(Context(), server, challenge)
     assert asked.url.startswith(f"{pretender.url}/authorize?")
     assert asked.scopes == ("s",)
 
@@ -1403,7 +1403,7 @@ async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata
     """Another issuer, plain HTTP to others, and URLs of other kinds are refused."""
     pretender.publish(**metadata)
     with pytest.raises(ToolFailed, match=error):
-        await Consents(CALLBACK).ask(
+        await Consents(CALLBACK).need(
             Context(), ProtectedServer(name="x", issuer=pretender.url, client_id="me")
         )
 
@@ -1417,15 +1417,15 @@ async def test_metadata_of_another_resource_is_not_believed(pretender: Pretender
     }
     server = ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
     with pytest.raises(ToolFailed, match="is that of another resource"):
-        await Consents(CALLBACK).ask(Context(), server)
+        await Consents(CALLBACK).need(Context(), server)
 
 
 async def test_missing_metadata_and_dead_servers_are_reported(pretender: Pretender) -> None:
     """An authorization server without metadata, or without an answer, is named."""
     with pytest.raises(ToolFailed, match="publishes no metadata"):
-        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=pretender.url))
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):
-        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer="http://127.0.0.1:1"))
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer="http://127.0.0.1:1"))
 
 
 async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretender) -> None:
@@ -1437,9 +1437,9 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
         name="x", resource="http://127.0.0.1:1/mcp", issuer=pretender.url, client_id="me"
     )
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):
-        await consents.ask(Context(), server)
+        await consents.need(Context(), server)
     plain = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
-    asked = await consents.ask(Context(), plain)
+    asked = await consents.need(Context(), plain)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     fresh = Consents(CALLBACK, secret_store=secrets)
     assert await fresh.tokens.get(Context(), plain) == "granted"

@@ -47,7 +47,7 @@ from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer, is_one_word
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time, owner_key
+from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time, user_key_of
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class MCPServer:
         """Connects for the owner, who is asked to consent first if need be, and lists the tools."""
 
         async def own_tools(_: MCPConnection) -> Sequence[Tool]:
-            return self._own[owner_key(context)].tools
+            return self._own[user_key_of(context)].tools
 
         try:
             tools = await self._for_user(context, own_tools)
@@ -212,7 +212,7 @@ class MCPServer:
                 await self._learn_challenge(context, error)
 
         async def called(connection: MCPConnection) -> types.CallToolResult:
-            listing = self._own.get(owner_key(context))
+            listing = self._own.get(user_key_of(context))
             return await connection.call(self._function(name, listing), arguments)
 
         return await self._for_user(context, called)
@@ -234,7 +234,7 @@ class MCPServer:
         return await use(await self._connection(context, token))
 
     async def _connection(self, context: ToolContext, token: str) -> MCPConnection:
-        user_key = owner_key(context)
+        user_key = user_key_of(context)
         try:
             # calls made at once wait for one another; what is not sent by then is not sent at all
             async with asyncio.timeout(self.options.timeout):
@@ -283,7 +283,7 @@ class MCPServer:
         consents = self._asking()
         token = await consents.tokens.get(context, self._protected)
         if token is None:
-            raise await consents.ask(context, self._protected, challenge or self._challenge)
+            raise await consents.need(context, self._protected, challenge or self._challenge)
         return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
@@ -298,7 +298,7 @@ class MCPServer:
             await consents.tokens.forget(context, self._protected, token)
             renewed = await consents.tokens.get(context, self._protected)
         if renewed is None or renewed == token:
-            raise await consents.ask(context, self._protected, _challenge_of(error))
+            raise await consents.need(context, self._protected, _challenge_of(error))
         return renewed
 
     def _asking(self) -> Consents:

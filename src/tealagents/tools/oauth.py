@@ -1,6 +1,6 @@
 """A user's own authorization at another service: OAuth 2.1 with PKCE, through the user's browser.
 
-A tool that lacks the user's token raises the `NeedsAuthorization` that `Consents.ask` makes. The user visits
+A tool that lacks the user's token raises the `NeedsAuthorization` that `Consents.need` makes. The user visits
 its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
 code to `Consents.complete`. The next call of the tool finds the token in `Consents.tokens`.
 
@@ -43,7 +43,7 @@ from tealagents.tools.oauth_servers import (
     scopes_to_ask,
     server_metadata,
 )
-from tealagents.tools.oauth_tokens import Tokens, owner_key
+from tealagents.tools.oauth_tokens import Tokens, user_key_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +79,10 @@ class Consents:
         #: so that one link at a time is made for a user, a server and a request
         self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
 
-    async def ask(
+    async def need(
         self, context: ToolContext, server: ProtectedServer, challenge: Challenge | None = None
     ) -> NeedsAuthorization:
-        """The exception that asks the owner to consent, with a URL made for this owner and request.
+        """The exception to raise: it asks the owner to consent, at a URL made for this owner and request.
 
         While that URL can be used, the next call gets the same one: a round of several calls asks once.
         Raises `ToolFailed` if the user cannot be asked, and `NeedsOwner` if another user runs the call: if
@@ -90,7 +90,7 @@ class Consents:
         """
         context.require_owner()
         challenge = challenge or Challenge()
-        user_key = owner_key(context)
+        user_key = user_key_of(context)
         link_key = (user_key, server.key, context.request_id)
         if self._registrations.callback_url is None:
             raise ToolFailed(
@@ -135,7 +135,7 @@ class Consents:
             at = replace(at, client=await self._registrations.client(server, issuer, metadata, scopes))
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
         pending = PendingConsent(
-            user_key=owner_key(context),
+            user_key=user_key_of(context),
             request_id=context.request_id,
             server_name=server.name,
             server_key=server.key,

@@ -46,7 +46,7 @@ class AuthorizedContext:
         await self._consents.tokens.forget(self, self._server, self.granted_token)
         token = await self._consents.tokens.get(self, self._server)
         if token is None or token == self.granted_token:
-            raise await self._consents.ask(self, self._server)
+            raise await self._consents.need(self, self._server)
         self.granted_token = token
 
 
@@ -67,5 +67,5 @@ async def authorized(
     )
     token = await consents.tokens.get(context, server)
     if token is None:
-        raise await consents.ask(context, server)
+        raise await consents.need(context, server)
     return AuthorizedContext(context, consents, server, token)

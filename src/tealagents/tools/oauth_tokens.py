@@ -131,7 +131,7 @@ class Tokens:
         Raises `NeedsOwner` if another user runs the call, `ToolFailed` if a renewal fails for the moment.
         """
         context.require_owner()
-        key = (owner_key(context), server.key)
+        key = (user_key_of(context), server.key)
         access = self._access.get(key)
         if access and access.stale_at > self._now() and await self._is_granted(key, access):
             return access.token
@@ -156,7 +156,7 @@ class Tokens:
 
     async def forget(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
         """Forgets an access token that the server refused, unless another has replaced it."""
-        key = (owner_key(context), server.key)
+        key = (user_key_of(context), server.key)
         access = self._access.get(key)
         if access is not None and access.token == token:
             del self._access[key]
@@ -166,7 +166,7 @@ class Tokens:
 
         None if the user has not consented again since, on this replica or another.
         """
-        key = (owner_key(context), server.key)
+        key = (user_key_of(context), server.key)
         access = self._access.get(key)
         if access is not None and access.token == token:
             grant = self._usable(await self._stored(key[0], server), server)
@@ -428,6 +428,6 @@ async def in_time(token: Awaitable[T]) -> T:
         raise ToolFailed("The user's token did not come in time. Nothing was done.") from None
 
 
-def owner_key(context: ToolContext) -> str:
-    """The call's owner as a key (`User.key`)."""
+def user_key_of(context: ToolContext) -> str:
+    """The key (`User.key`) of the call's owner."""
     return User(context.tenant_id, context.user_id).key
