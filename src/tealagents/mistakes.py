@@ -1,5 +1,6 @@
-"""What is wrong with options, as sentences that say what to do. No value is quoted: it may be secret."""
+"""What is wrong with options and files, and what to do. No value is quoted: it may be secret."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -67,7 +68,7 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
 def explained(error: ValidationError, model: type[BaseModel], given: Any) -> str:
     """All that is wrong with what was given, in one line."""
     return "; ".join(
-        ": ".join(filter(None, (place(each["loc"]), explain(each, model, _around(given, each["loc"])))))
+        ": ".join(filter(None, (key_text(each["loc"]), explain(each, model, _around(given, each["loc"])))))
         for each in error.errors(include_url=False)
     )
 
@@ -77,9 +78,25 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
-def place(path: Sequence[str | int]) -> str:
-    """Where something stands in a file, as in `plugins[0].tools`; nothing for the whole file."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+def key_text(path: Iterable[str | int]) -> str:
+    """The path as it is written in messages: spec.agent.mcp_servers[0].url, odd keys in quotes."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if re.fullmatch(r"[\w$-]+", part) else json.dumps(part)
+            text += f".{name}" if text else name
+    return text
+
+
+def file_reason(error: OSError | ValueError) -> str:
+    """Why a file could not be read, without the path, which the message has already."""
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8 text"
+    return str(error)
 
 
 def _around(given: Any, path: Sequence[str | int]) -> Mapping[str, Any]:

@@ -18,10 +18,9 @@ from tealagents.config.auth import entra_section
 from tealagents.config.documentation import meaning
 from tealagents.config.file import read_document
 from tealagents.config.models import Metadata, Skill, Spec
-from tealagents.config.problems import key_text
 from tealagents.config.settings import Settings, variables
 from tealagents.limits import Limits
-from tealagents.mistakes import key_of, model_at
+from tealagents.mistakes import key_of, key_text, model_at
 from tealagents.plugins import Plugin
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 

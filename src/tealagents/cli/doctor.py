@@ -31,7 +31,7 @@ from tealagents.cli.loading import absent, plain_console, unusable
 from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
 from tealagents.config.environment import read_environment
-from tealagents.config.problems import KeyPath, key_text, reason
+from tealagents.config.problems import KeyPath
 from tealagents.domain.errors import (
     CorruptState,
     PersistenceUnavailable,
@@ -41,6 +41,7 @@ from tealagents.domain.errors import (
     described,
 )
 from tealagents.domain.ports import Commit, Put, Store
+from tealagents.mistakes import file_reason, key_text
 
 if TYPE_CHECKING:
     from tealagents.state.audit import BadEntry
@@ -141,7 +142,7 @@ def _check_certificates() -> list[Diagnosis]:
     except OSError as error:
         return [
             Diagnosis(
-                f"SSL_CERT_FILE: {file}: no certificates can be read: {reason(error)}",
+                f"SSL_CERT_FILE: {file}: no certificates can be read: {file_reason(error)}",
                 "Name a file of certificates in PEM, or unset the variable.",
             )
         ]
@@ -212,7 +213,7 @@ def _missing_store(store: "BaseStore", obstacle: str | None) -> Iterator[Diagnos
         yield Diagnosis(absent(store), "The service creates a new store and its folder when it first starts.")
     elif (error := _write_error(folder)) is not None:
         yield Diagnosis(
-            f"the store cannot be created: {folder} cannot be written to: {reason(error)}",
+            f"the store cannot be created: {folder} cannot be written to: {file_reason(error)}",
             "Grant this user the right to write to it, or free space on its disk.",
         )
 

@@ -66,7 +66,9 @@ def checked_output() -> Iterator[None]:
         raise SystemExit(1) from None
     except OutputLost as error:
         from tealagents.cli.loading import fail
-        from tealagents.config.problems import reason
+        from tealagents.mistakes import file_reason
 
-        fail(f"standard output cannot be written: {reason(error)}; free some space, or send it elsewhere")
+        fail(
+            f"standard output cannot be written: {file_reason(error)}; free some space, or send it elsewhere"
+        )
         raise SystemExit(1) from None

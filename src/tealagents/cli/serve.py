@@ -24,8 +24,8 @@ from rich.markup import escape
 from tealagents.cli.help import Host
 from tealagents.cli.loading import fail, load_or_exit, plain_console, unusable, warn
 from tealagents.config import ServiceConfig, TelemetryOptions
-from tealagents.config.problems import reason
 from tealagents.domain.errors import ungrouped
+from tealagents.mistakes import file_reason
 from tealagents.serving import STOPPING
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _load_script(model: "OfflineModel", script: Path | None) -> None:
     except ScriptError as error:
         raise fail(f"TA_OFFLINE_SCRIPT: {error}") from None
     except OSError as error:
-        raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
+        raise fail(f"TA_OFFLINE_SCRIPT: {script}: {file_reason(error)}") from None
 
 
 def _reload_script(model: "OfflineModel | None", script: Path | None) -> None:

@@ -28,10 +28,10 @@ from tealagents.cli.help import CommandWithHelp, Config, GroupWithHelp
 from tealagents.cli.loading import absent, fail, load_or_exit, plain_console, stderr, warn
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
-from tealagents.config.problems import reason
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
 from tealagents.domain.models import User
+from tealagents.mistakes import file_reason
 from tealagents.state.audit import BadEntry, verify
 from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
@@ -118,7 +118,7 @@ def _run(
     except (OutputLost, BrokenPipeError):
         raise
     except OSError as error:
-        raise fail(f"{error.filename}: {reason(error)}" if error.filename else str(error)) from None
+        raise fail(f"{error.filename}: {file_reason(error)}" if error.filename else str(error)) from None
     except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused) as error:
         raise fail(str(error)) from None
 
@@ -144,7 +144,7 @@ def _writable(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise fail(f"{file}: cannot be written: {reason(error)}") from None
+        raise fail(f"{file}: cannot be written: {file_reason(error)}") from None
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def import_command(
         try:
             file.open("rb").close()  # before a store is created
         except OSError as error:
-            raise fail(f"{file}: {reason(error)}") from None
+            raise fail(f"{file}: {file_reason(error)}") from None
     done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")

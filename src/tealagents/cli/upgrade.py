@@ -15,9 +15,10 @@ from rich.markup import escape
 
 from tealagents.cli.loading import fail, plain_console, warn
 from tealagents.config import API_VERSIONS, ConfigError, load
-from tealagents.config.problems import KeyPath, key_text, reason
+from tealagents.config.problems import KeyPath
 from tealagents.config.skagents import V1, EarlierConfig
 from tealagents.domain.models import Json
+from tealagents.mistakes import file_reason, key_text
 from tealagents.tools.input_types import INPUTS
 
 _CLIENTS = """\
@@ -67,7 +68,7 @@ def upgrade_command(
     except NotUpgraded as error:
         raise fail(f"{file}: {error}") from None
     except OSError as error:
-        raise fail(f"{target}: cannot be written: {reason(error)}") from None
+        raise fail(f"{target}: cannot be written: {file_reason(error)}") from None
     _show(
         difflib.unified_diff(
             before.splitlines(), after.splitlines(), str(file), str(target), lineterm="", n=1

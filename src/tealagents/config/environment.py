@@ -9,7 +9,8 @@ from typing import Any
 
 from dotenv.parser import parse_stream
 
-from tealagents.config.problems import ConfigProblem, KeyPath, key_text, reason
+from tealagents.config.problems import ConfigProblem, KeyPath
+from tealagents.mistakes import file_reason, key_text
 from tealagents.options import FromEnvironment
 
 _REFERENCE = re.compile(
@@ -68,7 +69,7 @@ def _read_dotenv(path: Path, problems: list[ConfigProblem]) -> Iterator[tuple[st
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:
-        problems.append(ConfigProblem(str(path), None, "", f"cannot be read: {reason(error)}"))
+        problems.append(ConfigProblem(str(path), None, "", f"cannot be read: {file_reason(error)}"))
         return
     for binding in parse_stream(io.StringIO(text)):
         line = binding.original.line + _blank_lines_before(binding.original.string)

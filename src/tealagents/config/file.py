@@ -14,7 +14,8 @@ from typing import Any, cast
 import yaml
 
 from tealagents.config.environment import usable
-from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, key_text, reason
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath
+from tealagents.mistakes import file_reason, key_text
 
 _MAX_VALUES = 100_000  # aliases of aliases multiply: nine lines can stand for a billion values
 _TAG = "tag:yaml.org,2002:"
@@ -127,7 +128,9 @@ def read_document(path: Path, problems: list[ConfigProblem]) -> Document:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise ConfigError([ConfigProblem(str(path), None, "", f"cannot be read: {reason(error)}")]) from None
+        raise ConfigError(
+            [ConfigProblem(str(path), None, "", f"cannot be read: {file_reason(error)}")]
+        ) from None
     try:
         root = yaml.compose(text, Loader=_Loader)
         return _Values(str(path), problems).document(root)

@@ -1,8 +1,6 @@
 """What is wrong with a config, said so that the reader can fix it without looking anything up."""
 
-import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KeyPath = tuple[str | int, ...]  #: ("spec", "agent", "mcp_servers", 0, "url")
@@ -30,24 +28,3 @@ class ConfigError(Exception):
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
-
-
-def key_text(path: Iterable[str | int]) -> str:
-    """The path as it is written in messages: spec.agent.mcp_servers[0].url, odd keys in quotes."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            name = part if re.fullmatch(r"[\w$-]+", part) else json.dumps(part)
-            text += f".{name}" if text else name
-    return text
-
-
-def reason(error: OSError | ValueError) -> str:
-    """Why a file could not be read, without the path, which the message has already."""
-    if isinstance(error, OSError):
-        return (error.strerror or type(error).__name__).lower()
-    if isinstance(error, UnicodeError):
-        return "it is not UTF-8 text"
-    return str(error)

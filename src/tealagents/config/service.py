@@ -23,11 +23,11 @@ from tealagents.config.models import (
     Metadata,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake, key_text, reason
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
-from tealagents.mistakes import did_you_mean, explain, key_of, keys_of, model_at
+from tealagents.mistakes import did_you_mean, explain, file_reason, key_of, key_text, keys_of, model_at
 from tealagents.options import Concurrency, OnDisconnect, Options
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Lo
     try:
         os.getcwd()
     except OSError as error:  # it has been deleted; relative paths and `.env` are looked for there
-        message = f"the working directory cannot be used: {reason(error)}; start in another one"
+        message = f"the working directory cannot be used: {file_reason(error)}; start in another one"
         raise ConfigError([ConfigProblem(None, None, "", message)]) from None
     environment = read_environment(env, dotenv, problems)
     settings = read_settings(environment, problems, warnings)

@@ -43,7 +43,7 @@ from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
 from tealagents.tools.oauth_tokens import in_time
-from tealagents.tools.openapi_parsing import fault
+from tealagents.tools.openapi_parsing import document_reason
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 from tealagents.tools.schema_check import check_against
 
@@ -135,7 +135,7 @@ class Catalogue(BaseModel):
                 f"The catalogue {path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}."
             ) from error
         except (OSError, ValueError, RecursionError) as error:
-            raise ToolsetError(f"The catalogue {path} cannot be read: {fault(error)}.") from error
+            raise ToolsetError(f"The catalogue {path} cannot be read: {document_reason(error)}.") from error
         try:
             catalogue = cls.model_validate(document)
         except ValidationError as error:

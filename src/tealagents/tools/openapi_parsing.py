@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tealagents.domain.models import Json
+from tealagents.mistakes import file_reason
 from tealagents.tools.errors import ToolsetError
 
 #: values that a document may contain; an alias counts as all the values that it stands for
@@ -30,7 +31,7 @@ def parsed(content: bytes, where: str) -> Json:
             f"{where} holds more than {MAX_VALUES:,} values, those of aliases included."
         ) from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ToolsetError(f"{where} is neither JSON nor YAML: {fault(error)}") from error
+        raise ToolsetError(f"{where} is neither JSON nor YAML: {document_reason(error)}") from error
     if not isinstance(document, dict):
         raise ToolsetError(f"{where} is not an OpenAPI document.")
     if "swagger" in document:
@@ -57,11 +58,11 @@ def from_yaml(text: str) -> Any:
     return yaml.load(text, _Yaml)  # noqa: S506
 
 
-def fault(error: Exception) -> str:
+def document_reason(error: Exception) -> str:
     """Why a file could not be read or parsed, in one line. The text of a YAML error would quote the lines
     around the fault; here they are left out."""
-    if isinstance(error, OSError):
-        return (error.strerror or type(error).__name__).lower()
+    if isinstance(error, OSError | UnicodeError):
+        return file_reason(error)
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):

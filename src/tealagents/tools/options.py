@@ -16,7 +16,7 @@ from tealagents.options import Authority, Flag, Headers, HttpUrl, Options, Secon
 from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
-from tealagents.tools.openapi_parsing import fault, from_yaml
+from tealagents.tools.openapi_parsing import document_reason, from_yaml
 
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 Cost = Literal["low", "medium", "high"]
@@ -198,7 +198,9 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     try:
         document = from_yaml(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ToolsetError(f"The remote plugin file {file} cannot be read: {fault(error)}") from error
+        raise ToolsetError(
+            f"The remote plugin file {file} cannot be read: {document_reason(error)}"
+        ) from error
     try:
         entries = _RemotePluginFile.model_validate(document).remote_plugins
     except ValidationError as error:

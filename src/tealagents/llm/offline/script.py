@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from tealagents.llm.offline.answer import FaultKind, FinishReason
-from tealagents.mistakes import did_you_mean, explain, place
+from tealagents.mistakes import did_you_mean, explain, key_text
 
 
 class ScriptError(ValueError):
@@ -255,7 +255,7 @@ def _complaint(error: ErrorDetails, source: str, tree: yaml.Node | None) -> str:
     where = error["loc"]
     line = _line(tree, where)
     beginning = f"{source}, line {line}" if line else source
-    path = place(where)
+    path = key_text(where)
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
         return f"{beginning}: {path}: there is no such key{did_you_mean(key, _all_keys() - {key})}"
