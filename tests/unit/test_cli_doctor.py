@@ -192,6 +192,10 @@ def unknown_model(patient: Patient) -> None:
     patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(404, error)) + "/v1"
 
 
+def model_that_speaks_no_tls(patient: Patient) -> None:
+    patient.env["TA_BASE_URL"] = patient.env["TA_BASE_URL"].replace("http:", "https:")
+
+
 def model_that(**reply: Any) -> Callable[[Patient], None]:
     """One that is reached, and gives no answer."""
 
@@ -338,6 +342,10 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (wrong_key_of_the_model, "set TA_API_KEY to one that is valid"),
         (unknown_model, "Correct spec.agent.model (offline)"),
         (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "Check that TA_BASE_URL is right"),
+        (
+            model_that_speaks_no_tls,
+            "It speaks no TLS there: write http:// in place of https://, or correct the port.",
+        ),
         (model_that(error={"status": 429, "message": "slow down"}), OF_QUOTA),
         (model_that(error={"status": 402, "message": "no balance"}), OF_QUOTA),
         (model_that(fault={"kind": "error", "code": "insufficient_quota"}), OF_QUOTA),
@@ -397,6 +405,27 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     assert code == 1, found
     assert said.format(config=patient.config) in found
     assert found.count("✗") == 1, found
+
+
+@pytest.mark.parametrize("plant", [database_that_cannot_be_opened, file_in_place_of_a_store])
+def test_for_a_store_of_files_nothing_has_to_run(patient: Patient, plant: Callable[[Patient], None]) -> None:
+    """What to check is its path, who may write to it, and its disk."""
+    plant(patient)
+    _, found = patient.examined()
+    assert "Check that TA_PERSISTENCE or spec.persistence names it, that this user may write to it" in found
+    assert "is running" not in found
+
+
+def test_what_was_probably_not_meant_is_told_without_being_a_problem(patient: Patient) -> None:
+    """A variable that is mistyped leaves a service with what it has by default: here with another lease."""
+    patient.env["TA_LIMITS__LEASE_SECOND"] = "5"
+    code, found = patient.examined()
+    assert code == 0
+    assert (
+        "TA_LIMITS__LEASE_SECOND: unknown variable, ignored; did you mean 'TA_LIMITS__LEASE_SECONDS'?"
+        in found
+    )
+    assert "✓ no problems found" in found
 
 
 @pytest.mark.parametrize(
@@ -501,7 +530,8 @@ def test_of_an_agent_without_state_no_store_and_no_lease_is_examined(patient: Pa
     names = ("TA_BASE_URL", "TA_API_KEY")
     patient.env = {name: patient.env[name] for name in names}
     patient.env |= {"TA_AUTH": "gateway", "TA_GATEWAY_SECRET": "s3cret", "TA_LIMITS__LEASE_SECONDS": "1"}
-    assert patient.examined() == (0, "✓ no problems found\n")
+    remark = "! TA_AUTH=gateway: a gateway checks the callers; it proves itself by the secret in taAgwKey\n"
+    assert patient.examined() == (0, f"{remark}✓ no problems found\n")
 
 
 def test_a_used_port_is_found(patient: Patient) -> None:

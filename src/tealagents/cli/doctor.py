@@ -27,7 +27,7 @@ from rich.markup import escape
 
 from tealagents.cli.findings import find, placed_tools, unusable_metrics
 from tealagents.cli.help import Config
-from tealagents.cli.loading import absent, plain_console, unusable
+from tealagents.cli.loading import absent, plain_console, unusable, warn
 from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
 from tealagents.config.environment import read_environment
@@ -113,6 +113,7 @@ async def _examine(url: str | None, path: Path | None, port: int | None) -> list
         said = await asyncio.to_thread(find, path)
         config = said.config
         found += [Diagnosis(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
+        warn(*(config.warnings if config is not None else ()))
     whole = config is not None and not said.wrong and not config.document.unset
     if config is not None and whole and not config.stateless:
         found += [each async for each in _check_store(config)]
@@ -529,6 +530,8 @@ async def _check_service(url: str, config: ServiceConfig | None) -> AsyncIterato
 
 
 def _remedy_of_connection(said: str, url: str, otherwise: str = "") -> str:
+    if "WRONG_VERSION_NUMBER" in said:
+        return "It speaks no TLS there: write http:// in place of https://, or correct the port."
     if "CERTIFICATE" in said.upper():
         return "Its certificate is not trusted: renew it, or set SSL_CERT_FILE to the certificate of its CA."
     return (otherwise + _proxy_hint(url)).strip()

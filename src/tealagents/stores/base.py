@@ -24,6 +24,7 @@ from tealagents.mistakes import explained, sentence
 from tealagents.stores.watches import Watches
 
 __all__ = [
+    "ADVICE_ON_FILES",
     "MAX_BYTES",
     "MAX_RECORDS",
     "MAX_TOPICS",
@@ -48,6 +49,12 @@ MAX_RECORDS = 10
 MAX_TOPICS = 8
 #: bytes of all values in one commit: the port's 1,000,000, and room for what a wrapper adds
 MAX_BYTES = 1 << 20
+
+#: what to do where a store of files is unavailable
+ADVICE_ON_FILES: Final = (
+    "Check that TA_PERSISTENCE or spec.persistence names it, that this user may write to it, and that its "
+    "disk has space."
+)
 
 #: the value that `ping` writes, about as large as a message and its answer, and its ttl in seconds
 PROBE: Final = bytes(16_384)
@@ -274,6 +281,8 @@ class BaseStore(ABC):
     shared: bool
     durable: bool
     pushes: bool = False
+    #: what to do where it is unavailable, as a sentence
+    advice: ClassVar[str] = "Check that it is running and that TA_PERSISTENCE or spec.persistence names it."
     options_type: ClassVar[type[StoreOptions]] = StoreOptions
 
     def __init__(
@@ -390,10 +399,8 @@ class BaseStore(ABC):
         """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
         self._has_failed = True
         place = f" at {self.where}" if self.where else ""
-        return PersistenceUnavailable(
-            f"The {self.name} store{place} is unavailable: {str(reason).rstrip('.')}. Check that it is "
-            "running and that TA_PERSISTENCE or spec.persistence names it."
-        )
+        said = str(reason).rstrip(".")
+        return PersistenceUnavailable(f"The {self.name} store{place} is unavailable: {said}. {self.advice}")
 
     def denied(self, reason: object, remedy: str) -> AccessDenied:
         """The error for a login that the store refuses, or that lacks a right. `reason` must hold no

@@ -38,6 +38,7 @@ from tealagents.disk import make_folders, sync
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
+    ADVICE_ON_FILES,
     BaseStore,
     StoreConfigError,
     StoreOptions,
@@ -89,6 +90,7 @@ class FileStore(BaseStore):
     name = "files"
     shared = True
     durable = True
+    advice = ADVICE_ON_FILES
     pushes = True
     options_type = FileOptions
     options: FileOptions

@@ -28,6 +28,7 @@ from tealagents.disk import make_folders, sync
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
+    ADVICE_ON_FILES,
     BaseStore,
     StoreConfigError,
     StoreOptions,
@@ -89,6 +90,7 @@ class SqliteStore(BaseStore):
     name = "sqlite"
     shared = True
     durable = True
+    advice = ADVICE_ON_FILES
     pushes = True
     options_type = SqliteOptions
     options: SqliteOptions
