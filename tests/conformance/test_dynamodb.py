@@ -525,6 +525,14 @@ async def test_missing_credentials_are_reported_with_what_to_set(
 
 
 @pytest.mark.usefixtures("credentials")
+async def test_an_endpoint_of_another_service_is_reported() -> None:
+    """It takes any call, and its answers are not DynamoDB's: a web server, or a proxy with its own page."""
+    async with answering((200, "", {}), to=["DescribeTable"]) as (url, _):
+        with pytest.raises(PersistenceUnavailable, match="does not answer as DynamoDB does"):
+            await store_of(url).exists()
+
+
+@pytest.mark.usefixtures("credentials")
 async def test_a_condition_that_held_again(dynamodb_url: str) -> None:
     """A condition that failed and holds when looked at is tried again: things have changed since."""
     failed: Answer = (400, "ConditionalCheckFailedException", {})

@@ -278,6 +278,8 @@ async def test_tls(tmp_path: Path) -> None:
             assert (await store.read("p", ["key"]))[0] is not None
         with pytest.raises(PersistenceUnavailable, match="certificate"):
             await store_of(url).open()
+        with pytest.raises(PersistenceUnavailable, match="rediss:// where it speaks TLS, by redis:// where"):
+            await store_of(f"redis://127.0.0.1:{port}").open()
 
 
 # --- what a partition looks like ------------------------------------------------------------------

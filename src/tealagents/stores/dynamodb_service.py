@@ -240,6 +240,8 @@ class DynamoService:
         """The service's description of the table; None if there is no table."""
         request = {"TableName": self._table}
         reply = await self.ask("describe_table", request, none_for="ResourceNotFoundException")
+        if reply is not None and "Table" not in reply:  # of a web server, or of a proxy
+            raise self._unavailable("what is there does not answer as DynamoDB does")
         description: Mapping[str, Any] | None = reply and reply["Table"]
         return description
 

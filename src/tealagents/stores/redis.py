@@ -95,6 +95,10 @@ class RedisStore(BaseStore):
     shared = True
     durable = True
     pushes = True
+    advice = (
+        "Check that it is running and that TA_PERSISTENCE or spec.persistence names it, by rediss:// where "
+        "it speaks TLS, by redis:// where it does not."
+    )
     options_type: ClassVar[type[StoreOptions]] = RedisOptions
     options: RedisOptions
     _watches: RedisWatches
