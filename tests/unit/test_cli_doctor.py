@@ -428,6 +428,18 @@ def test_what_was_probably_not_meant_is_told_without_being_a_problem(patient: Pa
     assert "✓ no problems found" in found
 
 
+def none_yet(place: Path) -> str:
+    """What is said of a store that there is not, and that can be created."""
+    told = f"There is no store at {place} yet: the next start creates one, without any tasks"
+    return f"! {told}\n✓ no problems found\n"
+
+
+def test_a_store_that_the_next_start_will_create_is_told(patient: Patient) -> None:
+    """Before the first start that is right; later a volume is not mounted, or the file was deleted."""
+    patient.database.unlink()
+    assert patient.examined() == (0, none_yet(patient.database))
+
+
 @pytest.mark.parametrize(
     ("store", "said"),
     [
@@ -579,9 +591,11 @@ def test_a_store_that_cannot_grow_is_found(patient: Patient, nursery: Nursery) -
     assert "the store cannot be" in examined_on_a_full_disk(patient, nursery)
 
 
-@pytest.mark.parametrize("url", ["sqlite:///{0}/new.db", "file://{0}/new", "file://{0}"])
+@pytest.mark.parametrize(
+    ("url", "name"), [("sqlite:///{0}/new.db", "new.db"), ("file://{0}/new", "new"), ("file://{0}", "")]
+)
 def test_a_store_that_could_not_be_made_is_found(
-    patient: Patient, nursery: Nursery, tmp_path: Path, url: str
+    patient: Patient, nursery: Nursery, tmp_path: Path, url: str, name: str
 ) -> None:
     """Its disk is full before the first start; looking leaves nothing in the folder."""
     folder = tmp_path / "volume"
@@ -590,7 +604,7 @@ def test_a_store_that_could_not_be_made_is_found(
     found = " ".join(examined_on_a_full_disk(patient, nursery).split())
     assert f"✗ the store cannot be created: {folder} cannot be written to: file too large" in found
     assert "→ Grant this user the right to write to it, or free space on its disk." in found
-    assert patient.examined() == (0, "✓ no problems found\n")
+    assert patient.examined() == (0, none_yet(folder / name))
     assert list(folder.iterdir()) == []
 
 
@@ -627,7 +641,7 @@ def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:
     assert f"There is no store at {mistyped}/state.db" in found
     assert not mistyped.exists()
     patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/before-the-first-start.db"
-    assert patient.examined() == (0, "✓ no problems found\n")
+    assert patient.examined() == (0, none_yet(patient.folder / "before-the-first-start.db"))
     assert not (patient.folder / "before-the-first-start.db").exists()
 
 

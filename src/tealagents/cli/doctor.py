@@ -171,7 +171,10 @@ async def _check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     plain = plain_store(config.persistence)
     try:
         if not await plain.exists():
-            for diagnosis in _missing_store(plain, await plain.obstacle()):
+            missing = list(_missing_store(plain, await plain.obstacle()))
+            if not missing:
+                warn(f"There is no store at {plain.where} yet: the next start creates one, without any tasks")
+            for diagnosis in missing:
                 yield diagnosis
             return
         async with store_of(config) as store:
