@@ -11,6 +11,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 
 _NAME = re.compile(r"([a-z]+)_([0-9a-fA-F-]{36})(?:_(.+))?", re.ASCII)
+_SHORT = re.compile(r"(call_[0-9a-f]{8})([0-9a-f]{4})([0-9a-f]{4})([0-9a-f]{4})([0-9a-f]{12}_\d+)", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
 
 
@@ -18,9 +19,14 @@ def made(kind: str, uuid: str, *places: object) -> str:
     return "_".join((kind, uuid, *map(str, places)))
 
 
+def short(call: str) -> str:
+    """The same name of a call without hyphens: in 40 characters, up to the hundredth call of a pause."""
+    return call.replace("-", "")
+
+
 def parsed(name: str, *kinds: str) -> tuple[str | None, str]:
     """The UUID and the place that a name of one of these kinds shows; None where it is no such name."""
-    found = _NAME.fullmatch(name)
+    found = _NAME.fullmatch(_SHORT.sub(r"\1-\2-\3-\4-\5", name))
     return (found[2], found[3] or "") if found and found[1] in kinds else (None, "")
 
 

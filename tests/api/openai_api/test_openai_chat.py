@@ -114,6 +114,28 @@ def test_tools_of_the_client(ada: OpenAI, stream: bool) -> None:
     assert ada.chat.completions.create(messages=history, **options).choices[0].message.content
 
 
+def test_a_call_has_an_id_that_is_as_short_as_openais(wire: httpx.Client, ada: OpenAI) -> None:
+    """Of at most 40 characters: some clients give a longer one another name, which nobody knows here.
+
+    The same call may be answered by the longer name that it has in Responses, and there by the shorter one.
+    """
+    history = asked(call("get_weather", place="Rome"))
+    options: Any = {"model": "Tester", "tools": [TOOL]}
+    reply = ada.chat.completions.with_raw_response.create(messages=history, **options)
+    calls: Any = reply.parse().choices[0].message.tool_calls
+    wanted = calls[0]
+    assert len(wanted.id) <= 40
+    items = wire.get(f"/conversations/{reply.headers['x-conversation-id']}/items").raise_for_status()
+    (longer,) = (each["call_id"] for each in items.json()["data"] if each["type"] == "function_call")
+    for name in (wanted.id, longer):
+        made: Any = {"role": "assistant", "tool_calls": [{**wanted.to_dict(), "id": name}]}
+        result: Any = {"role": "tool", "tool_call_id": name, "content": "sunny"}
+        answer = ada.chat.completions.create(messages=[*history, made, result], **options)
+        assert "sunny" in (answer.choices[0].message.content or "")
+    output: Any = {"type": "function_call_output", "call_id": wanted.id, "output": "sunny"}
+    assert "sunny" in ada.responses.create(model="Tester", input=[output]).output_text
+
+
 def test_each_result_may_stand_right_behind_its_call(ada: OpenAI) -> None:
     """In a message of its own each, in a history and in a conversation that a header names."""
     words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))

@@ -15,7 +15,7 @@ from tealagents.api.decisions import pause_text
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.folding import EventFold
 from tealagents.api.http import json_response
-from tealagents.api.names import made
+from tealagents.api.names import made, short
 from tealagents.api.openai import errors, inputs, responses
 from tealagents.api.openai.fold import DONE
 from tealagents.api.openai.inputs import CreateResponse
@@ -99,8 +99,8 @@ class Chunks(EventFold):
 
     def paused(self, approval: Approval) -> None:
         """Calls of the client's tools are its to make; what waits for human approval is reported."""
-        calls = [
-            items.function_call(made("call", approval.approval_id, n), call)
+        calls = [  # OpenAI's names have up to 40 characters, and some clients rename what is longer
+            items.function_call(short(made("call", approval.approval_id, n)), call)
             for n, call in enumerate(approval.calls)
             if call.by_client
         ]
