@@ -24,7 +24,25 @@ from tealagents.testing.service import Process, ServiceProcess, agent_config
 
 sys.path.append(str(Path(__file__).parents[1] / "api"))
 
-from talk import AGENT, PLUGINS, begin, call, decide, paused, request, send, streamed_text
+import a2a_talk
+import agui_talk
+import mcp_talk
+from openai_talk import DONE
+from served_routes import PROTOCOLS
+from talk import (
+    AGENT,
+    PLUGINS,
+    begin,
+    call,
+    decide,
+    in_service,
+    items,
+    paused,
+    request,
+    send,
+    streamed_text,
+    working_service,
+)
 from wire import Event, Json, events, problem, text
 
 from tealagents.testing.waits import until
@@ -33,6 +51,15 @@ SCRIPT = """
 rules:
   - {when: hang, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 600000}]}}
 """
+
+
+#: as well once it has the result of a tool
+HANGING: Json = {
+    "rules": [
+        {"when": when, "reply": {"text": "never", "headers_delay_ms": 600_000}}
+        for when in ({"text": "hang"}, {"tool_result": True})
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +104,12 @@ def patient(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> Iterator[F
     """A process that gives running requests more time than any test has."""
     with nursery.service(config(limits=PATIENT), env(model, tmp_path / "state.db")) as running:
         yield running
+
+
+def posted(client: httpx.Client, path: str, body: Json) -> Json:
+    """The document that answers a call."""
+    found: Json = client.post(path, json=body).raise_for_status().json()
+    return found
 
 
 class Following:
@@ -504,3 +537,58 @@ def test_a_process_with_a_tool_that_ignores_its_cancellation_ends_once_it_has_dr
         assert send(ada, call("Deaf-wait", file=str(file)))["status"] == "Completed"
         assert file.exists()
         assert stopped(running).result(60) == 0
+
+
+def test_who_waits_for_what_runs_elsewhere_is_refused_in_the_words_of_each_protocol(tmp_path: Path) -> None:
+    """Where a stream without an end looks like a whole answer, it has one, and JSON shows no empty answer."""
+    spec: Json = {"protocols": list(PROTOCOLS), "persistence": f"sqlite:///{tmp_path}/state.db"}
+    words = call("Work-write", file=str(tmp_path / "written"), line="x")
+    with (
+        working_service(HANGING, **spec) as (one, _),
+        working_service(HANGING, **spec) as (other, _),
+        one.client(timeout=60, headers=a2a_talk.VERSION) as here,
+        other.client(timeout=60, headers=a2a_talk.VERSION) as there,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        response = posted(here, "/openai/v1/responses", {"input": "hang", "background": True})
+        pause = posted(here, "/openai/v1/responses", {"input": words})["output"][-1]
+        answer = {"type": "mcp_approval_response", "approval_request_id": pause["id"], "approve": True}
+        message = {"message": a2a_talk.message("hang")}
+        at_once = {**message, "configuration": {"returnImmediately": True}}
+        task = posted(here, "/a2a/message:send", at_once)["task"]
+        run = agui_talk.run_input("thread", agui_talk.user("hang"))
+        asked = mcp_talk.asking("hang", idempotency_key="key")
+        running = [
+            pool.submit(here.post, "/openai/v1/responses", json={"input": [answer]}),
+            pool.submit(here.post, "/ag-ui", json=run),
+            pool.submit(mcp_talk.post, here, asked),
+        ]
+        until(lambda: len(here.get("/tasks?status=Running").json()["items"]) == 5)
+        waiting = {
+            "openai": pool.submit(there.post, "/openai/v1/responses", json={"input": [answer]}),
+            "openai stream": pool.submit(there.get, f"/openai/v1/responses/{response['id']}?stream=true"),
+            "a2a": pool.submit(there.post, "/a2a/message:send", json=message),
+            "a2a stream": pool.submit(there.post, "/a2a/message:stream", json=message),
+            "a2a subscription": pool.submit(there.post, f"/a2a/tasks/{task['id']}:subscribe"),
+            "ag-ui": pool.submit(there.post, "/ag-ui", json=run),
+            "mcp": pool.submit(mcp_talk.post, there, asked),
+        }
+        until(lambda: other.app.exchange.service.followers.count == len(waiting))
+        in_service(other, other.app.exchange.service.drain(0))
+        said = {name: each.result(60) for name, each in waiting.items()}
+        for each in here.get("/tasks").json()["items"]:
+            (message, *_) = items(here, f"/tasks/{each['task_id']}/messages")
+            here.post(f"/requests/{message['request_id']}/cancel").raise_for_status()
+        assert all(each.result(60) for each in running)
+    assert [said[name].status_code for name in ("openai", "a2a")] == [503, 503]
+    assert said["openai"].json()["error"]["code"] == "draining"
+    streamed = said["openai stream"].text.removesuffix(f"data: {DONE}\n\n")
+    *_, before, end = [each.data for each in events(streamed)]
+    assert (end["type"], end["code"]) == ("error", "draining")
+    assert end["sequence_number"] == before["sequence_number"], "behind which the client continues elsewhere"
+    for name in ("a2a", "a2a stream", "a2a subscription"):
+        error = json.loads(said[name].text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+        assert error["details"][0]["reason"] == "DRAINING"
+    last = agui_talk.events(said["ag-ui"].text)[-1]
+    assert (last["type"], last["code"]) == ("RUN_ERROR", "draining")
+    assert mcp_talk.error(said["mcp"].json()["result"]["structuredContent"]) == "draining"

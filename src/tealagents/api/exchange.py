@@ -26,8 +26,8 @@ from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import Refuse, left, reported, status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError, TooLarge
-from tealagents.domain.events import Event, Paused, Recorded, redacted
+from tealagents.domain.errors import Draining, InvalidRequest, PersistenceUnavailable, TealError, TooLarge
+from tealagents.domain.events import Event, Paused, Recorded, Terminal, redacted
 from tealagents.domain.models import (
     Approval,
     Caller,
@@ -378,11 +378,27 @@ class Exchange:
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
     def follow(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
-        """The events behind `view.after`, some at a time, to the one that ends the stream."""
+        """The events behind `view.after`, some at a time, to the one that ends the stream.
+
+        Where the process shuts down, events of a request that runs elsewhere end without that one.
+        """
         events = self.service.follow(view.partition, view.record.request_id, view.after)
         if view.partition == self.partition(view.caller):
             return events
         return _seen(events, partial(_shown_to, view.caller.user) if view.own else redacted)
+
+    async def followed(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
+        """The events as `follow`. `Draining` instead of an end without an event.
+
+        Most clients take a stream that just ends for a whole answer.
+        """
+        last: Event | None = None
+        async with aclosing(self.follow(view)) as events:
+            async for batch in events:
+                yield batch
+                last = batch[-1].event
+        if not isinstance(last, Terminal):
+            raise Draining("Ask again under the same id").with_ids(**view.record.ids)
 
     async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
@@ -419,12 +435,12 @@ class Exchange:
     ) -> Response:
         """Server-sent events: what `fold` makes of each event, and of an end that is unknown.
 
-        `events` are those that `follow` gives, or a protocol's own choice of them. `on_end` is called once
+        `events` are those that `followed` gives, or a protocol's own choice of them. `on_end` is called once
         nothing more is sent, whether or not the client has stayed.
         """
         cancels = self._leaving_cancels(view)
         return sse.EventStreamResponse(
-            self._frames(view, events or self.follow(view), fold),
+            self._frames(view, events or self.followed(view), fold),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
             on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,

@@ -134,10 +134,10 @@ def is_left(record: RequestRecord, head: Head) -> bool:
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:
-    """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs."""
+    """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs. `Draining`."""
     record = await exchange.outcome(view, receive)
-    if record.status in ("Running", "Queued"):
-        async for _ in exchange.follow(view):
+    while record.status in ("Running", "Queued"):  # a pause may have been decided before this reads it
+        async for _ in exchange.followed(view):
             pass
         record = (await exchange.tasks.request(view.partition, record.request_id)).value
     return replace(view, record=record)
@@ -150,7 +150,7 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
     partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
         if (record := await exchange.service.when_begun(partition, request_id)) is None:
-            async with aclosing(exchange.follow(replace(view, after=1))) as events:
+            async with aclosing(exchange.followed(replace(view, after=1))) as events:
                 await anext(events, None)  # elsewhere no event says that it has begun
             record = (await exchange.tasks.request(partition, request_id)).value
     return replace(view, record=record)
@@ -161,7 +161,7 @@ async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncGenerator[Se
     last: Event | None = Paused(None)
     while isinstance(last, Paused):
         last = None
-        async with aclosing(exchange.follow(view)) as events:
+        async with aclosing(exchange.followed(view)) as events:
             async for batch in events:
                 yield batch
                 last, view = batch[-1].event, replace(view, after=batch[-1].id)

@@ -205,10 +205,9 @@ class Overloaded(Refusal):
 class Draining(Refusal):
     code = "draining"
 
-    def __init__(self) -> None:
+    def __init__(self, action: str = "Send the message again") -> None:
         super().__init__(
-            "This process is shutting down. Send the message again: another process will take it.",
-            retry_after=1,
+            f"This process is shutting down. {action}: another process will take it.", retry_after=1
         )
 
 

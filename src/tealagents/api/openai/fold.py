@@ -63,9 +63,9 @@ class ResponseFold(EventFold):
         self._show("in_progress", "in_progress")
 
     def failed(self, error: TealError) -> bytes:
-        """The frame of an error that is no part of what was recorded."""
-        data = {"type": "error", "sequence_number": self._next, **_raised(Failure(error.code, error.detail))}
-        return sse.frame(None, "error", data) + DONE
+        """The frame of an error that is not recorded, with the number behind which its client continues."""
+        number, raised = max(self._next - 1, self._after, 0), _raised(Failure(error.code, error.detail))
+        return sse.frame(None, "error", {"type": "error", "sequence_number": number, **raised}) + DONE
 
     def _emit(self, kind: str, **fields: object) -> None:
         if self._next > self._after:

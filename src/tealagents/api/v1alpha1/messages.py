@@ -286,7 +286,7 @@ def _accepted(exchange: Exchange, view: RequestView) -> Response:
 
 
 def stream(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) -> Response:
-    """The events of a request, to the one that ends the stream."""
+    """The events of a request to the one that ends them; without it, the client continues elsewhere."""
     source = view.record.source or exchange.agent.source
     frames = Frames(view.record.ids, source, exchange.prefix)
-    return exchange.stream(view, frames, headers=headers)
+    return exchange.stream(view, frames, headers=headers, events=exchange.follow(view))
