@@ -136,9 +136,9 @@ def opened(client: httpx.Client, era: Era = "2025-11-25", **capabilities: Any) -
 class OlderCall:
     """A call of a host of 2025-11-25, in a session that any process may have opened."""
 
-    def __init__(self, session: str, client: httpx.Client, message: str) -> None:
+    def __init__(self, session: str, client: httpx.Client, message: str, **arguments: Any) -> None:
         self.headers = {"accept": ACCEPT, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
-        params = {"name": "ask", "arguments": {"message": message}}
+        params = {"name": "ask", "arguments": {"message": message, **arguments}}
         body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
         self._stream = client.stream("POST", "/mcp", json=body, headers=self.headers)
 

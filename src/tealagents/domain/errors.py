@@ -33,6 +33,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+#: what to do where the outcome of a request is not known; not every protocol can read a request
+LEARN_THE_OUTCOME = (
+    "Read the request, or send the message again under the same idempotency key or id, to learn its outcome."
+)
+
 
 class _Copied(Exception):
     """An exception that can be copied, and pickled for another process."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import (
+    LEARN_THE_OUTCOME,
     InternalError,
     Interrupted,
     NotFound,
@@ -126,7 +127,7 @@ class Run:
         finally:  # an observer may raise: it calls exporters that the host application has set up
             self.stream.stop()
             if not self.outcome.done():
-                self._give_up(InternalError("Internal error. Read the request to learn how it ended."))
+                self._give_up(InternalError(f"Internal error. {LEARN_THE_OUTCOME}"))
 
     async def _to_the_end(self, resumption: Resumption | None) -> None:
         try:
@@ -389,11 +390,7 @@ class Run:
             return
         request = fenced.request
         if request is None or request.status in ("Running", "Queued"):
-            self._give_up(
-                Interrupted(
-                    "This process lost its lease on the request. Read the request to learn how it ended."
-                )
-            )
+            self._give_up(Interrupted(f"This process lost its lease on the request. {LEARN_THE_OUTCOME}"))
             return
         self._conversations.forget(self.request.task_id)
         self._ends_here = request.last_event == self.stream.last_id + 1  # no other process knows this number

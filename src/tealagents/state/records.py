@@ -13,6 +13,7 @@ import msgspec
 
 from tealagents.domain import ids
 from tealagents.domain.errors import (
+    LEARN_THE_OUTCOME,
     Conflict,
     CorruptState,
     NotFound,
@@ -303,8 +304,7 @@ class RecordStore:
 
         await self._repeat(
             again,
-            "The store did not say whether a write was applied. Read the request, or send the message again "
-            "under the same idempotency key or id, to learn its outcome.",
+            f"The store did not say whether a write was applied. {LEARN_THE_OUTCOME}",
         )
 
     async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:

@@ -26,7 +26,7 @@ from mcp_talk import (
     serving,
     structured_result,
 )
-from talk import call, connections
+from talk import call, connections, in_service
 
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.protocols import ProtocolConfigError
@@ -198,6 +198,23 @@ async def test_a_busy_conversation_says_so(era: Era) -> None:
             assert busy["conversation"] == conversation
             model.release()
             assert (await running)["status"] == "Completed"
+
+
+async def test_a_call_of_a_process_that_lost_its_lease_says_how_to_learn_the_outcome(era: Era) -> None:
+    """It is called again under its key: a host can read no request."""
+    with serving(SLOW) as (service, _):
+        async with host(service, era) as client:
+            running = asyncio.ensure_future(ask(client, "slowly", idempotency_key="k"))
+            with service.client() as own:
+                await eventually(lambda: own.get("/tasks?status=Running").json()["items"])
+            lease = service.app.exchange.service.tasks.lease
+            await asyncio.to_thread(in_service, service, lease._lose("a test says so"))
+            lost = await running
+            assert error(lost) == "interrupted"
+            assert "under the same idempotency key" in lost["error"]["message"]
+            outcome = await ask(client, "slowly", idempotency_key="k")
+            assert (outcome["status"], outcome["error"]["code"]) == ("Failed", "interrupted")
+            assert outcome["request_id"] == lost["request_id"]
 
 
 async def test_giving_a_call_up_cancels_its_request(era: Era) -> None:

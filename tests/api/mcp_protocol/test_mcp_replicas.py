@@ -132,6 +132,35 @@ def test_a_question_is_withdrawn_where_another_process_decides(nursery: Nursery,
     assert lines(file) == ["one"]
 
 
+def test_a_question_is_asked_again_where_the_process_that_asked_has_died(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """The call that comes again elsewhere has its pause; the answer to the first question decides nothing."""
+    env, file = {"TA_PLUGIN_MODULE": str(PLUGINS)}, tmp_path / "written"
+    words = call("Work-write", file=str(file), line="one")
+    with (
+        replicas(nursery, tmp_path, env=env, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+    ):
+        session = opened(one, elicitation={})
+        with OlderCall(session, one, words, idempotency_key="k") as older:
+            asked = older.comes()
+            pair.first.kill()
+            with pytest.raises(httpx.TransportError):
+                older.comes()
+        with OlderCall(session, two, words, idempotency_key="k") as again:
+            other = again.comes()
+            assert other["params"] == asked["params"]
+            assert again.answer(two, asked, "accept", action="reject") == 202
+            assert again.answer(two, other, "accept", action="approve") == 202
+            done = again.comes()["result"]["structuredContent"]
+            assert done["status"] == "Completed"
+        with OlderCall(session, two, words, idempotency_key="k") as repeated:
+            assert repeated.comes()["result"]["structuredContent"] == done
+    assert lines(file) == ["one"]
+
+
 def test_a_host_that_cannot_ask_is_not_asked_by_another_process(nursery: Nursery, tmp_path: Path) -> None:
     """Nor is one whose session says nothing of it."""
     env, file = {"TA_PLUGIN_MODULE": str(PLUGINS)}, tmp_path / "written"
