@@ -147,13 +147,16 @@ class Named(Struct, frozen=True):
                 theirs.append(issued)
         return [mark for mark in theirs if mark in sent]
 
-    async def last_pauses(self, request_id: str | None) -> Sequence[str]:
-        """The last pause of this task's newest request, as all that there is; none where that is another."""
+    async def last_pauses(self, request_id: str | None) -> tuple[Sequence[str], bool]:
+        """The last pause of this task's newest request, as all that there is, and whether that request has
+        ended without an answer; none where it is another."""
         if self.head is None or request_id is None:
-            return ()
+            return (), False
         async with aclosing(requests.of_task(self.exchange, self.partition, self.head, 1)) as newest_first:
             newest = await anext(newest_first, None)
-        return newest.approvals[-1:] if newest is not None and newest.request_id == request_id else ()
+        if newest is None or newest.request_id != request_id:
+            return (), False
+        return newest.approvals[-1:], newest.error is not None
 
     async def _request(self, request_id: str | None) -> RequestRecord | None:
         """One of this task's requests."""

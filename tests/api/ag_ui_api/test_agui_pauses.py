@@ -408,6 +408,32 @@ def test_the_output_of_a_frontend_tool_that_comes_too_late_is_refused(gone: str)
         assert page.said("tool") == []
 
 
+@pytest.mark.parametrize("how", ["failed", "canceled"])
+def test_an_output_that_comes_again_gets_the_end_of_a_run_that_was_not_answered(how: str) -> None:
+    """The page has lost the stream: a success without an answer would hide that. A new message continues."""
+    broken = {"text": "It is rain", "fault": {"kind": "error", "after_pieces": 1}}
+    hangs = {"text": "never", "headers_delay_ms": 600_000}
+    rule = {"when": {"tool_result": True}, "reply": broken if how == "failed" else hangs, "times": 1}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        page = Page(client)
+        request = page.say(weather(), tools=[WEATHER])[0]["metadata"]["tealagents"]["request_id"]
+        output(page, "rain")
+        sent = list(page.messages)
+
+        def cancel() -> None:
+            if how == "canceled":
+                client.post(f"/requests/{request}/cancel").raise_for_status()
+
+        first = page.run(begun=cancel, tools=[WEATHER], runId="run")
+        outcome = {"code": "model_error"} if how == "failed" else {"outcome": {"type": "cancelled"}}
+        assert first[-1].items() >= outcome.items()
+        page.messages = list(sent)
+        assert page.run(tools=[WEATHER], runId="run") == first
+        page.messages = sent
+        assert page.say("hello", tools=[WEATHER])[-1]["outcome"] == {"type": "success"}
+        assert page.said("tool") == ["rain"]
+
+
 def test_a_late_output_keeps_no_page_from_the_thread_that_has_continued(page: Page, file: Path) -> None:
     """Another client has sent a message: the page sees what waits, as without the output, and answers it."""
     page.say(weather(), tools=[WEATHER])

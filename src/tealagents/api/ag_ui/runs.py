@@ -62,14 +62,14 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
 
 
 async def _answered(thread: Named, given: Given) -> Approval | None:
-    """The pause of this thread that an input answers; one whose outputs were taken only if it names it."""
+    """The pause that an input answers; one whose outputs were taken if it names it, or they led nowhere."""
     interrupts = [parsed(each, "int") for each in given.resume]
     named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
-    called = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
-    for approval_id in (*pending, *named, *called):
-        pause = await thread.pause(approval_id)
-        if pause and (approval_id in named or (pause.status != "decided" and _answers(pause, given))):
+    called, lost = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
+    for name in (*pending, *named, *called):
+        pause = await thread.pause(name)
+        if pause and (name in named or ((lost or pause.status != "decided") and _answers(pause, given))):
             return pause
     return None
 
