@@ -24,7 +24,8 @@ MOST_LINES = 150
 def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
     with pytest.MonkeyPatch.context() as table:
         table.setitem(PROTOCOLS, "shouting", ("/shouting", "shouting:build"))
-        with working_service(protocols=["shouting"]) as pair:
+        boss = {"provider": "mock", "options": {"approver_users": ["boss"]}}
+        with working_service(protocols=["shouting"], auth=boss) as pair:
             yield pair
 
 
@@ -77,6 +78,18 @@ def test_it_decides(ada: httpx.Client, tmp_path: Path) -> None:
     frames = list(events(verdict.raise_for_status().text))
     assert frames[-1].name == "PHEW"
     assert lines(file) == ["loud"]
+
+
+def test_an_approver_hears_only_that_it_has_ended(
+    ada: httpx.Client, service: ServiceThread, tmp_path: Path
+) -> None:
+    """Of an answer in many pieces, of which nothing is shown."""
+    waiting = shout(ada, call("Work-write", file=str(tmp_path / "written"), line="loud"))
+    with service.client("boss") as boss:
+        verdict = boss.post(f"/shouting/{waiting['id']}/verdict?aloud", json={"action": "approve"})
+    frames = list(events(verdict.raise_for_status().text))
+    assert [frame.name for frame in frames] == ["AHEM", "PHEW"]
+    assert frames[-1].data == {"shout": ""}
 
 
 def test_it_refuses_a_stranger(ada: httpx.Client, eve: httpx.Client, service: ServiceThread) -> None:

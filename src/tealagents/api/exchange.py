@@ -396,7 +396,8 @@ class Exchange:
         async with aclosing(self.follow(view)) as events:
             async for batch in events:
                 yield batch
-                last = batch[-1].event
+                if batch:  # an approver sees nothing of some
+                    last = batch[-1].event
         if not isinstance(last, Terminal):
             raise Draining("Ask again under the same id").with_ids(**view.record.ids)
 
