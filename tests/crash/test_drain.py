@@ -432,7 +432,10 @@ def test_a_second_signal_reaches_the_processes_that_serve(
 def test_a_second_signal_reaches_a_worker_that_gets_no_processor_for_a_while(
     nursery: Nursery, model: OfflineModel, tmp_path: Path
 ) -> None:
-    """It waits until the first is taken: the system keeps only one of each number for a process."""
+    """It waits until the first is taken: the system keeps only one of each number for a process.
+
+    Nor is the worker killed and replaced because it did not answer meanwhile.
+    """
     started = config(limits=PATIENT), env(model, tmp_path / "state.db")
     with ForkedTwoWorkers(nursery, *started) as service:
         clients = [service.client("ada", timeout=60) for _ in range(6)]

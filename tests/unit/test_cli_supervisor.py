@@ -147,3 +147,22 @@ def test_workers_none_of_which_can_start_are_not_replaced(
             supervisor.processes[0].join()
         assert supervisor.should_exit.is_set()
         assert not supervisor.served
+
+
+def test_a_worker_that_does_not_answer_when_a_signal_to_stop_has_come_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may only get no processor for a while, and is passed the signal: it ends what it runs."""
+    (tmp_path / "gated.py").write_text(GATED)
+    (tmp_path / "open").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with supervising("gated:app", workers=1) as supervisor:
+        (worker,) = supervisor.processes
+        until(worker.is_ready)
+        supervisor.keep_subprocess_alive()
+        os.kill(worker.pid or 0, signal.SIGSTOP)
+        monkeypatch.setattr(supervisor.config, "timeout_worker_healthcheck", 0.1)
+        signal.raise_signal(signal.SIGTERM)
+        supervisor.keep_subprocess_alive()
+        assert supervisor.processes == [worker]
+        assert worker.exitcode is None

@@ -58,7 +58,8 @@ class Supervisor(Multiprocess):
         self._retiring: list[Process] = []
 
     def keep_subprocess_alive(self) -> None:
-        """Replaces dead workers. A failed start ends the service only if no worker has served yet."""
+        """Replaces dead workers, unless a signal to stop has come. A failed start ends the service only if no
+        worker has served yet."""
         if self.should_exit.is_set():
             return
         for index, worker in enumerate(self.processes):
@@ -68,6 +69,8 @@ class Supervisor(Multiprocess):
                 continue
             if worker.pid not in self._answered and worker.process.is_alive():
                 continue  # it is still importing its code, which takes long on a busy machine
+            if self._must_stop():
+                return  # it is passed the signal like the others, and may still end what it runs
             self._answered.discard(worker.pid)
             worker.kill()  # it may hang
             worker.join()
