@@ -115,7 +115,7 @@ def test_tools_of_the_client(ada: OpenAI, stream: bool) -> None:
 
 
 def test_a_call_has_an_id_that_is_as_short_as_openais(wire: httpx.Client, ada: OpenAI) -> None:
-    """Of at most 40 characters: some clients give a longer one another name, which nobody knows here.
+    """Of at most 40 characters: some clients rename a longer one, and their output would match no call.
 
     The same call may be answered by the longer name that it has in Responses, and there by the shorter one.
     """
