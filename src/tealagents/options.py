@@ -18,6 +18,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tealagents.outbound.addresses import is_loopback, page_origin
 
+#: characters that an encryption key must have
+SHORTEST_ENCRYPTION_KEY = 8
+
 
 class Options(BaseModel):
     """Base of what is configured. An unknown key is a mistake; errors quote no value, which may be secret."""
@@ -162,6 +165,15 @@ def _header_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _encryption_key(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value().strip()) < SHORTEST_ENCRYPTION_KEY:
+        raise ValueError(
+            f"must have at least {SHORTEST_ENCRYPTION_KEY} characters; "
+            "make one with `openssl rand -base64 32`"
+        )
+    return key
+
+
 def _existing_file(path: Path) -> Path:
     absolute = Path(os.path.abspath(path))
     if not os.path.isfile(absolute):
@@ -208,6 +220,8 @@ TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _S
 Headers = Annotated[dict[str, str], AfterValidator(_headers)]
 #: sent in a header
 HeaderKey = Annotated[SecretStr, AfterValidator(_header_key)]
+#: encrypts a store
+EncryptionKey = Annotated[SecretStr, AfterValidator(_encryption_key)]
 HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 

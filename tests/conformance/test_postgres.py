@@ -431,6 +431,17 @@ async def test_a_refused_login_is_reported_with_what_to_correct(postgres_server:
     assert "is running" not in str(refused.value)
 
 
+async def test_a_database_that_does_not_exist_is_reported_with_what_to_do(
+    postgres_server: PostgresServer,
+) -> None:
+    """The server runs: `migrate` creates a schema and its tables, but no database."""
+    url = postgres_server.url.rpartition("/")[0] + "/nowhere"
+    said = r'database "nowhere" does not exist\. Create it, or correct its name in TA_PERSISTENCE'
+    with pytest.raises(AccessDenied, match=said) as refused:
+        await store_of(url).open()
+    assert "is running" not in str(refused.value)
+
+
 async def test_a_role_that_may_create_nothing_is_an_obstacle(
     postgres_server: PostgresServer, sql: "asyncpg.Connection"
 ) -> None:

@@ -260,6 +260,14 @@ async def test_a_password_that_a_server_does_not_have_is_reported(server: RedisS
     assert "hunter2" not in str(failed.value)
 
 
+async def test_a_database_that_a_server_does_not_have_is_reported(server: RedisServer) -> None:
+    """The server runs: its databases are numbered from 0, by default to 15."""
+    said = r"DB index is out of range\. Correct the number at the end of the URL in TA_PERSISTENCE"
+    with pytest.raises(AccessDenied, match=said) as failed:
+        await store_of(server.url.rpartition("/")[0] + "/99").open()
+    assert "is running" not in str(failed.value)
+
+
 async def test_an_unreachable_server_is_reported_without_a_password() -> None:
     with pytest.raises(PersistenceUnavailable, match=r"127\.0\.0\.1:1.* is running") as failed:
         await store_of("redis://ann:hunter2@127.0.0.1:1").open()

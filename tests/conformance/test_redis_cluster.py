@@ -114,6 +114,12 @@ async def test_what_a_user_of_a_cluster_lacks_is_granted_with_what_a_cluster_nee
         await store_of(for_ann(secretive.url)).open()
 
 
+async def test_a_database_beside_that_of_a_cluster_is_refused(redis_cluster: RedisCluster) -> None:
+    """A cluster has one, so that a URL for a server on its own may name another."""
+    with pytest.raises(AccessDenied, match=r"not allowed in cluster mode.* a cluster has only 0\.$"):
+        await store_of(redis_cluster.nodes[0].url.rpartition("/")[0] + "/1").open()
+
+
 async def test_a_watch_is_woken_where_the_cluster_shows_itself_late(secretive: RedisCluster) -> None:
     """Where CLUSTER is forbidden, too, only a partition of another node shows that it is one."""
     for node in secretive.nodes:

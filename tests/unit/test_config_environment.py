@@ -185,6 +185,8 @@ def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
         ("TA_AUTH", "a b", "must be a name, or module:Class"),
         ("TA_BASE_URL", "localhost:8000", "must be an http:// or https:// URL"),
         ("TA_CORS_ORIGINS", "https://a.example.com/", "must be an origin"),
+        ("TA_ENCRYPTION_KEY", "seven77", "must have at least 8 characters"),
+        ("TA_ENCRYPTION_OLD_KEYS", "long-enough seven77", "must have at least 8 characters"),
         ("TA_ENTRA_ALLOW_APP_TOKENS", "perhaps", "must be true or false"),
         ("TA_ENTRA_ALLOWED_TENANTS", "example.com", "must be the ids of tenants"),
         ("TA_ENTRA_AUTHORITY", "http://login.example.com", "must be https://"),

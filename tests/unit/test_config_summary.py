@@ -40,7 +40,7 @@ def test_summary_says_what_differs(tmp_path: Path) -> None:
         "TA_API_KEY": "canary",
         "TA_BASE_URL": "https://me:canary@llm.example.com/v1?sig=canary",
         "PERSON": "canary",
-        "TA_ENCRYPTION_KEY": "canary",
+        "TA_ENCRYPTION_KEY": "canary-1",
         "TA_TELEMETRY_ENABLED": "true",
         "TA_OTEL_ENDPOINT": "http://me:canary@collector:4318",
         "TA_ENTRA_TENANT_ID": "contoso.example.com",

@@ -20,6 +20,7 @@ from tealagents.limits import Limits
 from tealagents.mistakes import did_you_mean, explain
 from tealagents.options import (
     Authority,
+    EncryptionKey,
     ExistingFile,
     Flag,
     HeaderKey,
@@ -79,9 +80,9 @@ class Settings(Options):
     azure_scope: Text | None = None
     """What its tokens are for. Unset: `https://cognitiveservices.azure.com/.default`."""
 
-    encryption_key: SecretStr | None = None
+    encryption_key: EncryptionKey | None = None
     """Key that encrypts stored content. Unset: content is stored in the clear."""
-    encryption_old_keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_secrets)] = ()
+    encryption_old_keys: Annotated[tuple[EncryptionKey, ...], BeforeValidator(_secrets)] = ()
     """Earlier encryption keys, separated by spaces; used for reading only."""
     audit_key: SecretStr | None = None
     """Key of the audit hashes. Unset: plain hashes, which reveal accidental damage but not forgery."""

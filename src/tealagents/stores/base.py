@@ -74,8 +74,8 @@ class StoreConfigError(ValueError):
 
 
 class AccessDenied(PersistenceUnavailable):
-    """The store refuses the login, or its user lacks a right. `str()` says which, and what to correct or
-    grant."""
+    """The store refuses the login, its user lacks a right, or it has no such database. `str()` says which,
+    and what to correct or grant."""
 
 
 # --- URLs and options -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import SEALED, Commit, Put, Record, Store, WrappedStore
+from tealagents.options import SHORTEST_ENCRYPTION_KEY
 from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["Cipher", "EncryptedStore"]
@@ -35,7 +36,6 @@ _HEAD_BYTES: Final = len(SEALED) + _ID_BYTES + _NONCE_BYTES
 
 #: texts this long count as random (32 bytes are 43 characters of base64); shorter ones as passphrases
 _RANDOM_CHARACTERS: Final = 43
-_LEAST_CHARACTERS: Final = 8
 
 
 class Cipher:
@@ -142,7 +142,7 @@ def _derive(text: str) -> bytes:
     The salt is fixed, because every process must derive the same key from the text alone.
     """
     secret, salt = text.strip().encode(), b"tealagents encryption at rest"
-    if len(secret) < _LEAST_CHARACTERS:
+    if len(secret) < SHORTEST_ENCRYPTION_KEY:
         raise StoreConfigError(
             "TA_ENCRYPTION_KEY, or one of TA_ENCRYPTION_OLD_KEYS, is too short; make one with "
             "`openssl rand -base64 32`."

@@ -24,6 +24,7 @@ from asyncpg.exceptions import (
     DuplicatePreparedStatementError,
     InsufficientPrivilegeError,
     InvalidAuthorizationSpecificationError,
+    InvalidCatalogNameError,
     InvalidSQLStatementNameError,
     PostgresError,
     TargetServerAttributeNotMatched,
@@ -407,6 +408,10 @@ class PostgresStore(BaseStore):
                 error.args[0],
                 "Correct the user or its password in TA_PERSISTENCE or spec.persistence, or the server's "
                 "pg_hba.conf.",
+            )
+        if isinstance(error, InvalidCatalogNameError):
+            return self.denied(
+                error.args[0], "Create it, or correct its name in TA_PERSISTENCE or spec.persistence."
             )
         if not isinstance(error, InsufficientPrivilegeError):
             return self.unavailable(_reason(error))

@@ -36,7 +36,7 @@ from tealagents.stores.base import (
     unreadable_host,
 )
 from tealagents.stores.redis_link import RedisWatches, channel_of
-from tealagents.stores.redis_nodes import ConnectionBroke, Nodes, reason
+from tealagents.stores.redis_nodes import NO_SUCH_DATABASE, ConnectionBroke, Nodes, reason
 from tealagents.stores.sql import statements
 
 __all__ = ["RedisOptions", "RedisStore"]
@@ -280,6 +280,12 @@ class RedisStore(BaseStore):
     def _refusal(self, error: RedisError) -> PersistenceUnavailable:
         if isinstance(error, AuthenticationError):
             return self.denied(error, self._remedy_of_login())
+        if str(error).startswith(NO_SUCH_DATABASE):
+            return self.denied(
+                error,
+                "Correct the number at the end of the URL in TA_PERSISTENCE or spec.persistence; a cluster "
+                "has only 0.",
+            )
         if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):
             return self.unavailable(reason(error))
         prefix = self.options.prefix

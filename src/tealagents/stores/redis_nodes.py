@@ -32,12 +32,24 @@ from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.base import in_a_line
 from tealagents.stores.pool import Pool
 
-__all__ = ["Address", "ConnectionBroke", "NodeUnreachable", "Nodes", "pack", "reason", "send_packed"]
+__all__ = [
+    "NO_SUCH_DATABASE",
+    "Address",
+    "ConnectionBroke",
+    "NodeUnreachable",
+    "Nodes",
+    "pack",
+    "reason",
+    "send_packed",
+]
 
 log = logging.getLogger(__name__)
 
 #: how often a cluster may redirect a command, or ask to retry it, before it is given up
 REDIRECTIONS: Final = 40
+
+#: how the refusal of SELECT begins, by a server that has fewer databases or is a node of a cluster
+NO_SUCH_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 
 Address = tuple[str, int]
 
@@ -194,6 +206,8 @@ class Nodes:
         except (AuthenticationError, NoPermissionError) as error:  # of what a connection begins with
             raise self._refusal(error) from None
         except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, ResponseError) and str(error).startswith(NO_SUCH_DATABASE):
+                raise self._refusal(error) from None
             raise NodeUnreachable(reason(error)) from None
 
     def _pool(self, address: Address) -> Pool[Connection]:
