@@ -12,6 +12,7 @@ import httpx
 import pytest
 from a2a_talk import VERSION
 from mcp_talk import ACCEPT, modern, post
+from sse_starlette.sse import AppStatus
 from talk import in_service
 from wire import Json, problem, text
 
@@ -154,6 +155,29 @@ def test_what_the_server_cuts_off_is_answered_in_the_words_of_its_protocol(
     assert "unavailable" in held.text
     if "jsonrpc" in said:
         assert said["id"] == (7 if holder == "the store" else None)
+
+
+def test_a_stream_that_its_library_ends_with_the_process_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's library of streams ends one of A2A 0.3 on the signal itself, before its first event."""
+    sent = {"messageId": "m", "role": "user", "kind": "message", "parts": [{"kind": "text", "text": "hi"}]}
+    rpc = {"jsonrpc": "2.0", "id": 7, "method": "message/stream", "params": {"message": sent}}
+    env = {"TA_AUTH": f"{__name__}:Faulty"}
+    spec: Json = {"protocols": ["a2a"], "persistence": f"{__name__}:Holding"}
+    with (
+        offline_service(env=env, **spec) as (service, _),
+        service.client("ada") as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        Faulty.HELD.clear()
+        Holding.holds = True
+        answer = pool.submit(client.post, "/a2a", json=rpc)
+        answer.add_done_callback(lambda _: setattr(Holding, "holds", False))
+        assert Faulty.HELD.wait(60)
+        in_service(service, service.app.exchange.service.drain(0))
+        monkeypatch.setattr(AppStatus, "should_exit", True)
+        held = answer.result(60)
+    assert (held.status_code, held.json()["id"], held.json()["error"]["code"]) == (503, 7, -32000)
+    assert "unavailable" in held.text
 
 
 @pytest.mark.parametrize(

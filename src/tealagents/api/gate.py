@@ -188,18 +188,26 @@ class Gate:
 
         try:
             await self._admit(call, receive, noting)
+            if not begun and call.refused is None and call.response is None:
+                # the library's stream has ended with the process, before its first event
+                self._cut_off(call, asyncio.CancelledError())
         except asyncio.CancelledError as canceled:
-            cut_off = self._exchange.cut_off(canceled)
-            if begun or not isinstance(cut_off, TealError):
+            self._cut_off(call, canceled)
+            if begun or call.refused is None:
                 raise
-            call.refused = cut_off
-            self._name_route(scope)
         if call.refused is not None:
             self._exchange.refused(call.refused)
             headers = refusal_headers(call.refused, self._resource.challenge(call.request))
             call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
+
+    def _cut_off(self, call: AdmittedCall, canceled: asyncio.CancelledError) -> None:
+        """Leaves the error of a call that ends because the process does."""
+        cut_off = self._exchange.cut_off(canceled)
+        if isinstance(cut_off, TealError):
+            call.refused = cut_off
+            self._name_route(call.request.scope)
 
     def _name_route(self, scope: Scope) -> None:
         """Finds the route of a call that is not handed on: the log and the metrics name it."""
