@@ -970,6 +970,26 @@ def test_a_key_that_a_document_has_twice_is_refused() -> None:
     assert parsed(merged, "it")["e"] == {"c": 2, "f": 3}
 
 
+def test_of_two_mappings_that_are_merged_the_first_wins() -> None:
+    """So says YAML's specification of `<<`; what a mapping has itself wins over both."""
+    bases = "openapi: 3.0.3\na: &a {name: first, size: 1}\nb: &b {name: second, hue: 2, size: 2}\n"
+    merged = parsed(f"{bases}c: {{<<: [*a, *b], size: 3}}\nd: {{<<: *b, <<: *a}}\n".encode(), "it")
+    assert merged["c"] == {"name": "first", "size": 3, "hue": 2}
+    assert merged["d"] == {"name": "second", "hue": 2, "size": 2}
+    with pytest.raises(ToolsetError, match="line 4: << needs a mapping"):
+        parsed(f"{bases}c: {{<<: [*a, text]}}\n".encode(), "it")
+
+
+def test_merged_mappings_do_not_fill_the_memory() -> None:
+    """Neither those that are named twice over and over, nor a mapping that is merged into itself."""
+    twice = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+    assert parsed(f"openapi: 3.0.3\na0: &a0 {{k: 1}}\n{twice}".encode(), "it")["a59"] == {"k": 1}
+    assert parsed(b"openapi: 3.0.3\na: &a {k: 1, <<: *a}\n", "it")["a"] == {"k": 1}
+    growing = "".join(f"a{n}: &a{n} {{k{n}: 1, <<: *a{n - 1}}}\n" for n in range(1, 2000))
+    with pytest.raises(ToolsetError, match=r"<< brings more than 1,000,000 keys"):
+        parsed(f"openapi: 3.0.3\na0: &a0 {{k: 1}}\n{growing}".encode(), "it")
+
+
 async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path: Path, server: str) -> None:
     """Without `server_url` requests go to the document's first server, if it is an absolute URL."""
     async with opened(tmp_path, library.document(f"{server}/v1"), None) as tools:

@@ -5,6 +5,7 @@ The file of remote plugins is parsed as the same kind of YAML.
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -18,6 +19,7 @@ MAX_VALUES = 1_000_000
 #: characters `,`, `:`, `[` and `{` that a document may contain. They are counted before it is parsed, which
 #: bounds the memory that parsing takes
 MAX_MARKS = 2_500_000
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def parsed(content: bytes, where: str) -> Json:
@@ -90,19 +92,60 @@ class _Yaml(yaml.SafeLoader):
     Keys become texts. A key that is written twice is an error.
     """
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        #: keys that `<<` has brought, all mappings together
+        self._merged = 0
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         known = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in known:
-                    problem = f"the key {key.value!r} is written twice"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                    raise _fault(key, f"the key {key.value!r} is written twice")
                 known.add(key.value)
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Adds what `<<` brings: a mapping's own keys win, then those of the mapping that is named first.
+
+        PyYAML's own takes memory without bounds before 6.0.4, and lets the last one win since.
+        """
+        merged = [value for key, value in node.value if key.tag == _MERGE]
+        if not merged:
+            return
+        node.value = own = [pair for pair in node.value if pair[0].tag != _MERGE]
+        known = {_name(key) for key, _ in own}
+        brought: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+        for base in {id(base): base for value in merged for base in _bases(value)}.values():
+            self.flatten_mapping(base)
+            self._merged += len(base.value)
+            if self._merged > MAX_VALUES:
+                raise _fault(node, f"<< brings more than {MAX_VALUES:,} keys, all mappings together")
+            for pair in base.value:
+                brought.setdefault(_name(pair[0]), pair)
+        node.value = [pair for name, pair in brought.items() if name not in known] + own
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
+
+
+def _bases(value: yaml.Node) -> Iterator[yaml.MappingNode]:
+    """The mappings that `<<` names, one or a list."""
+    for base in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+        if not isinstance(base, yaml.MappingNode):
+            raise _fault(base, "<< needs a mapping")
+        yield base
+
+
+def _name(key: yaml.Node) -> Any:
+    """What makes a key the same as another one: its text, as keys become texts."""
+    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
+
+
+def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 # the "core schema" of YAML 1.2, and merge keys; PyYAML's own resolvers are those of 1.1
