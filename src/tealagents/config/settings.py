@@ -81,7 +81,7 @@ class Settings(Options):
     """What its tokens are for. Unset: `https://cognitiveservices.azure.com/.default`."""
 
     encryption_key: EncryptionKey | None = None
-    """Key that encrypts stored content. Unset: content is stored in the clear."""
+    """Key that encrypts stored content, of at least 8 characters. Unset: content is stored in the clear."""
     encryption_old_keys: Annotated[tuple[EncryptionKey, ...], BeforeValidator(_secrets)] = ()
     """Earlier encryption keys, separated by spaces; used for reading only."""
     audit_key: SecretStr | None = None
