@@ -476,7 +476,8 @@ def test_a_signal_to_stop_ends_the_wait_for_a_worker_that_is_replaced(
         service.process.send_signal(number)
         until(lambda: "Terminated child process" in service.log())
         status = stopped(service)
-        # to a worker that has not heard the first yet, two signals may be one
+        # to a process that has not heard the first yet, two signals may be one
+        until(lambda: has_taken_its_signals(service.process.pid))
         until(lambda: sum(map(int, re.findall(r"draining: (\d+) requests", service.log()))) == len(hanging))
         service.process.terminate()
         assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
