@@ -142,7 +142,7 @@ def _derive(text: str) -> bytes:
     The salt is fixed, because every process must derive the same key from the text alone.
     """
     secret, salt = text.strip().encode(), b"tealagents encryption at rest"
-    if len(secret) < SHORTEST_ENCRYPTION_KEY:
+    if len(text.strip()) < SHORTEST_ENCRYPTION_KEY:
         raise StoreConfigError(
             "TA_ENCRYPTION_KEY, or one of TA_ENCRYPTION_OLD_KEYS, is too short; make one with "
             "`openssl rand -base64 32`."
