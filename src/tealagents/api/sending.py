@@ -22,6 +22,8 @@ from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 MOST_ATTEMPTS = 20
 #: what remains as the first response had it, in a request that is tried again too
 SET_FIRST = ("background", "metadata")
+#: the output of a call that a client has left out of the history that it keeps
+_NOT_MADE = CallAnswer(output="The client did not make this call. Repeat it if it is still needed.")
 #: what a message continues: a stretch, or a task at its end, as its partition and its head
 Place = Stretch | tuple[str, Head] | None
 
@@ -109,6 +111,7 @@ async def _answered(
     view = await exchange.request(caller, waiting.request_id)
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
+    answers |= {n: _NOT_MADE for n in _left_out(waiting, given, kinds) if n not in answers}
     _check_answers(waiting, answers)
     setup = _set_anew(view.record.setup, message.setup, resets=resets)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
@@ -229,6 +232,17 @@ async def _retried(
     except RequestInProgress as quicker:  # the same answers, sent at the same time
         view = await requests.own(exchange, caller, quicker.ids["request_id"])
     return await stretches.cut(exchange, view, 1)
+
+
+def _left_out(waiting: Approval, given: Resent, kinds: Sequence[str]) -> list[int]:
+    """The places of calls that are missing in the history that a client keeps, where others of the pause are
+    there: some clients make only one call at a time."""
+    kept = set[int]()
+    for each in given.calls:
+        with suppress(NotFound):  # a call that was made elsewhere
+            approval_id, place = names.read("call", each, *kinds)
+            kept |= {place} if approval_id == waiting.approval_id else set()
+    return [n for n, call in enumerate(waiting.calls) if kept and call.by_client and n not in kept]
 
 
 def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:

@@ -11,6 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai_talk import WEATHER, sdk, serving
 from talk import call
 
+from tealagents.llm.offline import OfflineModel
+
 TOOL: Any = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
 
 
@@ -149,6 +151,25 @@ def test_each_result_may_stand_right_behind_its_call(ada: OpenAI) -> None:
             history.append({"role": "tool", "tool_call_id": each.id, "content": "sunny"})
         done = ada.chat.completions.create(messages=history, extra_headers=headers, **options)
         assert "sunny" in (done.choices[0].message.content or "")
+
+
+def test_a_client_that_makes_one_call_at_a_time_leaves_out_the_others(
+    ada: OpenAI, model: OfflineModel
+) -> None:
+    """The model learns that they were not made. The same history gets the same answer, another output none."""
+    words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
+    options: Any = {"model": "Tester", "tools": [TOOL], "parallel_tool_calls": False}
+    history = asked(words)
+    made: Any = ada.chat.completions.create(messages=history, **options).choices[0].message.tool_calls
+    history.append({"role": "assistant", "tool_calls": [made[1].to_dict()]})
+    history.append({"role": "tool", "tool_call_id": made[1].id, "content": "rain"})
+    answers = [ada.chat.completions.create(messages=history, **options) for _ in range(2)]
+    assert answers[0] == answers[1]
+    sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "tool"]
+    assert sent == ["The client did not make this call. Repeat it if it is still needed.", "rain"]
+    history[-1] = {**history[-1], "content": "sunny"}
+    with pytest.raises(openai.ConflictError):
+        ada.chat.completions.create(messages=history, **options)
 
 
 def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> None:

@@ -218,6 +218,23 @@ def test_some_answers_to_calls_that_were_decided_come_too_late(
     assert "add a user message" in late.json()["error"]["message"]
 
 
+def test_a_call_that_is_left_out_of_a_history_was_not_made(wire: httpx.Client) -> None:
+    """Without a history that it is missing in, it waits for its output."""
+    asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
+    first, _ = asked["output"]
+    elsewhere = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    for alone in ([output(first)], [elsewhere, output(first)]):
+        refused = wire.post("/responses", json={"input": alone})
+        assert (refused.status_code, "waits, too" in refused.text) == (400, True)
+    history = [{"role": "user", "content": f"{ASK} and {ASK}"}, first, output(first)]
+    answer = create(wire, input=history, tools=[WEATHER])
+    assert answer["conversation"] == asked["conversation"]
+    given = wire.get(f"/responses/{answer['id']}/input_items").json()["data"]
+    texts = {each["call_id"]: each["output"] for each in given}
+    assert texts.pop(first["call_id"]) == "sunny"
+    assert [text.partition(".")[0] for text in texts.values()] == ["The client did not make this call"]
+
+
 def test_the_items_say_that_a_call_was_rejected_elsewhere(service: ServiceThread, wire: httpx.Client) -> None:
     """Its output is what the model got; an output that is empty stays empty."""
     asked = create(wire, input=ASK, tools=[WEATHER])
