@@ -235,11 +235,19 @@ class ModelFailed(RunFailure):
     code = "model_error"
 
     def __init__(
-        self, detail: str, /, *, retry_after: float | None = None, http_status: int | None = None
+        self,
+        detail: str,
+        /,
+        *,
+        retry_after: float | None = None,
+        http_status: int | None = None,
+        too_long: bool = False,
     ) -> None:
         super().__init__(detail, retry_after=retry_after)
         #: the status with which the model service refused; None if it did not
         self.http_status = http_status
+        #: True if the service says that the messages are longer than its model can read
+        self.too_long = too_long
 
 
 class ModelTimeout(RunFailure):

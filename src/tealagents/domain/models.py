@@ -437,11 +437,13 @@ class Outcome(Struct, frozen=True):
     ended_at: datetime | None = None
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, omit_defaults=True):
     """Why a request ended without an answer: the code of an error and its text."""
 
     code: str
     detail: str
+    #: the messages were longer than the model can read
+    too_long: bool = False
 
     def redacted(self, status: Status) -> "Failure":
         """The failure as an approver who is not the owner may see it."""

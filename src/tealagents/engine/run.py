@@ -19,6 +19,7 @@ from tealagents.domain.errors import (
     LEARN_THE_OUTCOME,
     InternalError,
     Interrupted,
+    ModelFailed,
     NotFound,
     PersistenceUnavailable,
     RequestCanceled,
@@ -462,4 +463,4 @@ def _stored(error: TealError) -> Failure:
             "The store was unavailable while the request ran, so it failed. Send the message again, under a "
             "new idempotency key or id if you use one.",
         )
-    return Failure(error.code, error.detail)
+    return Failure(error.code, error.detail, too_long=isinstance(error, ModelFailed) and error.too_long)

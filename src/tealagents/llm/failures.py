@@ -24,6 +24,8 @@ MAX_QUOTE = 500
 #: the most characters of a text that are searched for secrets, and of an HTML page for its title
 MAX_SEARCHED, MAX_PAGE = 4 * MAX_QUOTE, 16 * 1024
 
+#: the service's code for messages that are longer than its model can read
+_TOO_LONG = "context_length_exceeded"
 _MASK = "***"
 _SECRETS = (
     re.compile(r"\b(?:sk|rk|pk|sess)-[A-Za-z0-9_\-*.]{4,}"),
@@ -166,7 +168,9 @@ def refused(
     if retry_after is None:
         retry_after = BUSY_CODES.get(said.code)
     return AttemptFailed(
-        ModelFailed(detail, retry_after=retry_after, http_status=said.status),
+        ModelFailed(
+            detail, retry_after=retry_after, http_status=said.status, too_long=said.code == _TOO_LONG
+        ),
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,
@@ -176,6 +180,11 @@ def refused(
 
 
 def _advice(said: Complaint, url: str) -> str:
+    if said.code == _TOO_LONG:
+        return (
+            " — send less, or begin a new conversation; a `token_budget` among the config's "
+            "`spec.thread.reducers` keeps conversations within what the model can read."
+        )
     match said.status:
         case 401:
             return f" — {url} refuses this service's own credentials; check TA_API_KEY and TA_BASE_URL."
@@ -195,8 +204,9 @@ def _advice(said: Complaint, url: str) -> str:
 def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
     """An error in place of an answer, or of the rest of one, although the status was 200."""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
+    detail = f"The model service failed while answering{code}: {quoted(said.message, secrets)}"
     return AttemptFailed(
-        ModelFailed(f"The model service failed while answering{code}: {quoted(said.message, secrets)}"),
+        ModelFailed(detail, too_long=said.code == _TOO_LONG),
         passing=said.code in PASSING_CODES or said.code in map(str, PASSING),
         complaint=said,
     )

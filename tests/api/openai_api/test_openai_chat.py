@@ -156,7 +156,7 @@ def test_each_result_may_stand_right_behind_its_call(ada: OpenAI) -> None:
 def test_a_client_that_makes_one_call_at_a_time_leaves_out_the_others(
     ada: OpenAI, model: OfflineModel
 ) -> None:
-    """The model learns that they were not made. The same history gets the same answer, another output none."""
+    """The model learns that they were not made. The same history gets the same answer again."""
     words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
     options: Any = {"model": "Tester", "tools": [TOOL], "parallel_tool_calls": False}
     history = asked(words)

@@ -33,6 +33,8 @@ rules:
     reply: {text: cut sho, finish_reason: length}
   - when: {text: indecent}
     reply: {refusal: 'No.'}
+  - when: {text: a whole book}
+    reply: {error: {status: 400, message: Too long., code: context_length_exceeded}}
   - when: {text: broken}
     reply: {error: {status: 400, message: no such thing}}
 """
@@ -128,6 +130,35 @@ def test_the_items_of_a_conversation_are_those_of_its_responses(wire: httpx.Clie
     response = create(wire, input=words)
     items = wire.get(f"/conversations/{response['conversation']['id']}/items").json()["data"]
     assert items[0] == response["output"][0]
+
+
+def test_a_client_whose_messages_are_too_long_learns_it_by_openais_code(
+    ada: OpenAI, wire: httpx.Client, service: ServiceThread
+) -> None:
+    """Frameworks shorten their history then. The HTTP API keeps its own code, and says what to do."""
+    messages: Any = [{"role": "user", "content": "a whole book"}]
+    for create_it in (
+        lambda: ada.responses.create(model="Tester", input="a whole book"),
+        lambda: ada.chat.completions.create(model="Tester", messages=messages),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create_it()
+        assert (refused.value.code, refused.value.type) == (
+            "context_length_exceeded",
+            "invalid_request_error",
+        )
+        assert "token_budget" in refused.value.message
+    for begin in (ada.responses.create, ada.chat.completions.create):
+        given: Any = {"input": "a whole book"} if begin == ada.responses.create else {"messages": messages}
+        with pytest.raises(openai.APIError) as raised:
+            list(begin(model="Tester", stream=True, **given))
+        assert raised.value.code == "context_length_exceeded"
+    last = stream(wire, input="a whole book")[-1]["response"]
+    assert last["error"]["type"] == "context_length_exceeded"
+    assert retrieved(wire, last["id"]) == last
+    with service.client() as v1alpha1:
+        request = v1alpha1.get(f"/requests/{last['id'].split('_')[1]}").json()
+    assert request["error"]["code"] == "model_error"
 
 
 def test_a_request_that_fails_raises(ada: OpenAI, wire: httpx.Client) -> None:

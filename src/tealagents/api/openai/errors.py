@@ -22,6 +22,8 @@ _ADVICE: Mapping[str, str] = {
 
 def of_failure(failure: Failure) -> Json:
     """The body of the error that a request ended with."""
+    if failure.too_long:  # by this code, clients know that they have to send less
+        return _body(400, "context_length_exceeded", failure.detail)
     return _body(STATUSES[failure.code], failure.code, failure.detail)
 
 
@@ -31,20 +33,17 @@ def respond(error: TealError, headers: Mapping[str, str]) -> Response:
     if isinstance(error, InvalidRequest):
         status, param = 400, error.field if error.field != "body" else None
     headers = {**headers, **({"x-request-id": error.ids["request_id"]} if "request_id" in error.ids else {})}
-    if "retry-after" in headers and isinstance(error, Refusal):
-        headers = {"x-should-retry": "true", **headers}
-    return _respond(status, error.code, worded(error, _ADVICE), headers, param or None)
+    again = "true" if "retry-after" in headers and isinstance(error, Refusal) else "false"
+    body = _body(status, error.code, worded(error, _ADVICE), param or None)
+    return json_response(body, status=status, headers={"x-should-retry": again, **headers})
 
 
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
     """The response for a request that ended without an answer; not to be repeated, its tools may have run."""
-    extra = {"retry-after": str(RETRY_AFTER[failure.code])} if failure.code in RETRY_AFTER else {}
-    return _respond(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra}, None)
-
-
-def _respond(status: int, code: str, message: str, headers: Mapping[str, str], param: str | None) -> Response:
-    shown = {"x-should-retry": "false", **headers}
-    return json_response(_body(status, code, message, param), status=status, headers=shown)
+    after = {"retry-after": str(RETRY_AFTER[failure.code])} if failure.code in RETRY_AFTER else {}
+    status = 400 if failure.too_long else STATUSES[failure.code]
+    shown = {"x-should-retry": "false", **headers, **after}
+    return json_response(of_failure(failure), status=status, headers=shown)
 
 
 def _body(status: int, code: str, message: str, param: str | None = None) -> Json:

@@ -176,9 +176,10 @@ class ResponseFold(EventFold):
         self._finish(status, outcome.usage, outcome.ended_at, incomplete_details=cause and {"reason": cause})
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        error = {"code": "server_error", "message": failure.detail, "type": failure.code}
+        raised = _raised(failure)
+        error = {"code": "server_error", "message": failure.detail, "type": raised["code"]}
         if not canceled:
-            self._emit("error", **_raised(failure))
+            self._emit("error", **raised)
         self._finish("cancelled" if canceled else "failed", None, None, error=None if canceled else error)
 
     def _finish(self, status: str, total: TokenUsage | None, at: datetime | None, **outcome: object) -> None:
