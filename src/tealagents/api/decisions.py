@@ -83,7 +83,7 @@ def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Comm
         return None
     wanted = 'must be one data part, a decision such as {"action": "approve"}'
     if not isinstance(value, dict):
-        raise InvalidRequest(field, wanted)
+        raise InvalidRequest(field, f"{wanted}; to send anything else, cancel the task first")
     try:
         command = decision(value)
     except InvalidRequest as error:

@@ -175,6 +175,7 @@ def test_what_decides_nothing_is_told_what_does(wire: Wire, file: Path) -> None:
     for part in ({"text": "yes"}, approve, {**approve, "data": None}, {"text": '{"sure": true}'}, *files):
         refused = wire.call("SendMessage", {"message": message(parts=[part], taskId=task["id"])})
         assert "must be one data part" in refused.json()["error"]["message"], refused.text
+        assert "cancel the task" in refused.json()["error"]["message"], refused.text
     assert state(wire.get(task["id"])) == "INPUT_REQUIRED"
     assert not lines(file)
 

@@ -384,6 +384,9 @@ async def test_a_host_that_cannot_ask_decides_with_a_tool(
         assert isinstance(text, types.TextContent)
         assert paused["request_id"] in text.text
         assert paused["approval"]["approval_id"] in text.text
+        # some hosts show their model the structured content alone
+        assert "Ask the user" in paused["approval"]["what_to_do"]
+        assert text.text.endswith(paused["approval"]["what_to_do"])
         decision = {
             "request_id": paused["request_id"],
             "approval_id": paused["approval"]["approval_id"],

@@ -37,12 +37,12 @@ def of_request(record: RequestRecord) -> Json:
     found: Json = {**_ids(record.ids), "status": record.status}
     if (pause := record.pause) is not None:
         links = "".join(f"\nTo authorize {each['server']}: {each['url']}" for each in pause.authorizations)
-        text = (
-            f"{question(pause)}{links}\nAsk the user; do not decide for them. Then call `decide` with "
-            f"request_id {pause.request_id}, approval_id {pause.approval_id}, "
-            "and the action approve or reject."
+        what_to_do = (
+            f"Ask the user; do not decide for them. Then call `decide` with request_id {pause.request_id}, "
+            f"approval_id {pause.approval_id}, and the action approve or reject."
         )
-        return _result(text, {**found, "approval": {**pending(pause), "message": pause.message}})
+        asked = {**pending(pause), "message": pause.message, "what_to_do": what_to_do}
+        return _result(f"{question(pause)}{links}\n{what_to_do}", {**found, "approval": asked})
     if record.error is not None:
         error = {"code": record.error.code, "message": record.error.detail}
         return _result(record.error.detail, {**found, "error": error}, is_error=True)
