@@ -46,6 +46,9 @@ def test_an_answer_without_content_is_sent_again(reply: Any) -> None:
         messages: Any = asked("odd")
         first = ada.chat.completions.create(model="Tester", messages=messages).choices[0].message
         assert first.content == reply.get("text")
+        with ada.chat.completions.stream(model="Tester", messages=messages) as events:
+            streamed = events.until_done().get_final_completion().choices[0].message
+        assert (streamed.content, streamed.refusal) == (first.content, first.refusal)
         messages += [first.to_dict(), *asked("hello")]
         assert ada.chat.completions.create(model="Tester", messages=messages).choices[0].message.content
 
@@ -213,9 +216,11 @@ def test_calls_that_are_streamed_come_one_in_a_chunk(ada: OpenAI) -> None:
     """Some clients read only the first of a chunk."""
     words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
     options: Any = {"model": "Tester", "tools": [TOOL], "stream": True}
-    chunks: Any = ada.chat.completions.create(messages=asked(words), **options)
+    chunks: Any = list(ada.chat.completions.create(messages=asked(words), **options))
     found = [chunk.choices[0].delta.tool_calls for chunk in chunks]
     assert [[each.index for each in calls] for calls in found if calls] == [[0], [1]]
+    # some show a text for any content that is not null
+    assert {chunk.choices[0].delta.content for chunk in chunks} == {None}
 
 
 def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:

@@ -88,7 +88,7 @@ class Chunks(EventFold):
         self.completion = {**head, "object": "chat.completion", "choices": [self._choice], "usage": None}
 
     def started(self, status: str) -> None:
-        self._chunk({"role": "assistant", "content": ""})
+        self._chunk({"role": "assistant", "content": None})  # an empty text would show before a call
 
     def text(self, text: str, *, refusal: bool) -> None:
         """What is said behind a call of a tool stands apart from what was said before it."""
@@ -112,7 +112,8 @@ class Chunks(EventFold):
         self._end("tool_calls" if calls else "stop", approval.usage)
 
     def completed(self, outcome: Outcome) -> None:
-        self._texts = self._texts or {"content": [""]}
+        if not self._texts:
+            self.text("", refusal=False)
         reason = outcome.finish_reason
         self._end(reason if reason in ("length", "content_filter") else "stop", outcome.usage)
 

@@ -21,8 +21,6 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
-_CALLS = ("mcpr", "fc", "call")
-
 
 @bodies.fields_as(items="input", earlier="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
@@ -81,8 +79,9 @@ async def send(
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=unstored.until(exchange) if body.store is False else None,
     )
+    kinds = ("mcpr", "fc", "call")
     return await sending.send(
-        exchange, caller, given, _CALLS, message, key, behind, declared=tools, streamed=streamed
+        exchange, caller, given, kinds, message, key, behind, declared=tools, streamed=streamed
     )
 
 
