@@ -11,7 +11,9 @@ from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 
 _NAME = re.compile(r"([a-z]+)_([0-9a-fA-F-]{36})(?:_(.+))?", re.ASCII)
-_SHORT = re.compile(r"(call_[0-9a-f]{8})([0-9a-f]{4})([0-9a-f]{4})([0-9a-f]{4})([0-9a-f]{12}_\d+)", re.ASCII)
+_SHORT = re.compile(
+    r"(call_[\da-f]{8})([\da-f]{4})([\da-f]{4})([\da-f]{4})([\da-f]{12}_\d+)", re.ASCII | re.I
+)
 _NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
 
 

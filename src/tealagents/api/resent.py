@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.api.decisions import CallAnswer
 from tealagents.api.names import is_message
@@ -65,6 +66,11 @@ class Resent(Struct, frozen=True):
         return {each.call_id for each in self.before if isinstance(each, Made)}
 
     @property
+    def calls_only(self) -> "Resent":
+        """The same for a conversation that has its own history: of what was said before, only the calls."""
+        return replace(self, before=[each for each in self.before if isinstance(each, Made)])
+
+    @property
     def holds_calls(self) -> bool:
         """Whether it holds calls. If so, the client keeps the whole history itself."""
         return any(isinstance(each, Made) for each in self.before)
@@ -110,13 +116,18 @@ def in_words(entries: Sequence[Entry]) -> list[Earlier]:
     return said
 
 
-def unresolved(reference: Json, where: str) -> Earlier:
-    """An empty message for a reference to an unknown item. `InvalidRequest` if it can name no item."""
+def unresolved(reference: Json, where: str) -> Earlier | Made:
+    """What stands for an item that is referred to and was not looked up: a call, or an empty message.
+
+    `InvalidRequest` if the reference can name no item.
+    """
     name = reference.get("id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{where}.id", "must be the id of an item of a response")
     if is_message(name.lower()):
         raise InvalidRequest(f"{where}.id", "names a message that was sent: send the message itself")
+    if name[:3].lower() == "fc_":
+        return Made(f"call{name[2:]}")
     return Earlier("assistant", ())
 
 

@@ -15,9 +15,11 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
-from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
+from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Decision, Head, RequestSetup
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
+#: the kinds of names that calls have: of those that wait for approval, and of the client's own
+_CALLS = ("mcpr", "fc", "call")
 #: how often a request that failed behind answers is tried again with them; then its last failure stays
 MOST_ATTEMPTS = 20
 #: what remains as the first response had it, in a request that is tried again too
@@ -32,18 +34,19 @@ async def send(
     exchange: Exchange,
     caller: Caller,
     given: Resent,
-    kinds: Sequence[str],
     message: NewMessage,
     key: Key | None,
     behind: Place,
     *,
     declared: Collection[int] | None,
+    shaped: bool,
     streamed: bool,
 ) -> Stretch:
-    """Begins a request with a message, or continues one with answers to calls that have names of these kinds.
+    """Begins a request with a message, or continues one with answers to its calls.
 
     `message` is what a client sends, `given` the history that it is of, `behind` what it continues;
-    `declared`: the places of the client's own tools in its list; None: it has sent no list. Raises what
+    `declared`: the places of the client's own tools in its list; None: it has sent no list; `shaped`: it has
+    sent a format of the answer, if only the usual one. Raises what
     `stretches.decided` and `continued` do; `InvalidRequest` where the answers are not those to the calls of
     one request.
     """
@@ -53,11 +56,9 @@ async def send(
     async with bodies.fields_as(**places):
         if given.answers:
             # a client that resends its history, or sets anything anew, says all that is to hold
-            sets = declared is not None or replace(message.setup, tool_choice=None) != AS_CONFIGURED
-            resets = given.holds_calls or sets
-            return await _answered(
-                exchange, caller, given, kinds, message, behind, resets=resets, streamed=streamed
-            )
+            brings = replace(message.setup, tool_choice=None) != AS_CONFIGURED
+            resets = given.holds_calls or brings or shaped or declared is not None
+            return await _answered(exchange, caller, given, message, behind, resets=resets, streamed=streamed)
         message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
         try:
             view = await _begun(exchange, caller, message, key, behind, streamed=streamed)
@@ -85,7 +86,6 @@ async def _answered(
     exchange: Exchange,
     caller: Caller,
     given: Resent,
-    kinds: Sequence[str],
     message: NewMessage,
     behind: Place,
     *,
@@ -101,18 +101,17 @@ async def _answered(
     its request is, or are to be in the background though it is not. `NotFound` where nothing of that name
     waits, in the task that is named.
     """
-    meant = _meant(given, kinds)
-    answers, earlier = _by_place(given, meant, kinds)
+    meant = _meant(given)
+    answers, earlier = _by_place(given, meant)
     named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
     last = meant[-1].call_id
-    waiting, _ = await requests.find_call(exchange, caller, "call", last, *kinds)
+    waiting, _ = await requests.find_call(exchange, caller, "call", last, *_CALLS)
     if max(answers) >= len(waiting.calls) or (named is not None and named.task_id != waiting.task_id):
         raise names.unknown("call", last)
     view = await exchange.request(caller, waiting.request_id)
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
-    answers |= {n: _NOT_MADE for n in _left_out(waiting, given, kinds) if n not in answers}
-    _check_answers(waiting, answers)
+    answers = _completed(waiting, answers, given if not isinstance(behind, Stretch) else None)
     setup = _set_anew(view.record.setup, message.setup, resets=resets)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
     for _ in range(MOST_ATTEMPTS):
@@ -129,7 +128,7 @@ def _set_anew(held: RequestSetup, asked: RequestSetup, *, resets: bool) -> Reque
     return replace(held, tool_choice=asked.tool_choice) if asked.tool_choice is not None else None
 
 
-def _meant(given: Resent, kinds: Sequence[str]) -> list[AnsweredCall]:
+def _meant(given: Resent) -> list[AnsweredCall]:
     """The answers, without outputs that belong to no call if a call is rejected.
 
     For a rejected call, some clients add an output under an id of their own. It says nothing new.
@@ -137,31 +136,25 @@ def _meant(given: Resent, kinds: Sequence[str]) -> list[AnsweredCall]:
     answers, made = given.answers, given.calls
     if all(each.answer.action != "reject" for each in answers):
         return answers
-    return [
-        each
-        for each in answers
-        if each.answer.output is None or each.call_id in made or _is_named(each, kinds)
-    ]
+    return [each for each in answers if each.answer.output is None or each.call_id in made or _is_named(each)]
 
 
-def _is_named(answered: AnsweredCall, kinds: Sequence[str]) -> bool:
-    """Whether the call that is answered has a name of one of these kinds: it was made here."""
-    return names.parsed(answered.call_id, *kinds)[0] is not None
+def _is_named(answered: AnsweredCall) -> bool:
+    """Whether the call that is answered has a name that calls have here."""
+    return names.parsed(answered.call_id, *_CALLS)[0] is not None
 
 
-def _by_place(
-    given: Resent, meant: Sequence[AnsweredCall], kinds: Sequence[str]
-) -> tuple[dict[int, CallAnswer], dict[str, str]]:
+def _by_place(given: Resent, meant: Sequence[AnsweredCall]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
     """The answers to the last pause, by the position of the call; and earlier pauses, each with the field of
     its answer."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
     made = given.calls
     for each in reversed(meant):
-        if each.call_id in made and not _is_named(each, kinds):
+        if each.call_id in made and not _is_named(each):
             raise InvalidRequest(
                 each.answer.field, "answers a call that was made elsewhere: a user message must follow"
             )
-        approval_id, place = names.read("call", each.call_id, *kinds)
+        approval_id, place = names.read("call", each.call_id, *_CALLS)
         check_reason(each.answer)
         named = named or approval_id
         if approval_id != named:
@@ -172,9 +165,10 @@ def _by_place(
             answers[place] = each.answer
     for each in reversed(given.answered):
         with suppress(NotFound):  # what answers others is history
-            approval_id, place = names.read("call", each.call_id, *kinds)
-            if approval_id == named:
-                answers.setdefault(place, each.answer)
+            approval_id, place = names.read("call", each.call_id, *_CALLS)
+            if approval_id == named and place not in answers:
+                check_reason(each.answer)
+                answers[place] = each.answer
     return answers, earlier
 
 
@@ -221,9 +215,10 @@ async def _retried(
         return await stretches.cut(exchange, view, 1)
     said = await requests.user_message(exchange, failed.view.partition, record)
     first = {name: record.client[name] for name in SET_FIRST if name in record.client}
+    later = {name: value for name, value in sent.client.items() if name not in SET_FIRST}
     anew = {
         "setup": setup or record.setup,
-        "client": sent.client | first,
+        "client": later | first,
         "retries": record.request_id,
     }
     message = replace(sent, items=said.items if said is not None else (), **record.per_request | anew)
@@ -234,19 +229,37 @@ async def _retried(
     return await stretches.cut(exchange, view, 1)
 
 
-def _left_out(waiting: Approval, given: Resent, kinds: Sequence[str]) -> list[int]:
+def _left_out(waiting: Approval, history: Resent) -> list[int]:
     """The places of calls that are missing in the history that a client keeps, where others of the pause are
     there: some clients make only one call at a time."""
     kept = set[int]()
-    for each in given.calls:
+    for each in history.calls:
         with suppress(NotFound):  # a call that was made elsewhere
-            approval_id, place = names.read("call", each, *kinds)
-            kept |= {place} if approval_id == waiting.approval_id else set()
+            approval_id, place = names.read("call", each, *_CALLS)
+            if approval_id == waiting.approval_id and place < len(waiting.calls):
+                kept.add(place)
     return [n for n, call in enumerate(waiting.calls) if kept and call.by_client and n not in kept]
 
 
-def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:
-    """`InvalidRequest` unless each call of a pause that waits has an answer of its kind."""
+def _as_decided(of: Decision) -> CallAnswer:
+    """The answer that led to a decision."""
+    action = of.action if of.output is None else None
+    arguments = bodies.parse(of.arguments.encode()) if of.arguments is not None else None
+    return CallAnswer(action=action, arguments=arguments, output=of.output, is_error=of.is_error)
+
+
+def _completed(
+    waiting: Approval, answers: Mapping[int, CallAnswer], kept: Resent | None
+) -> dict[int, CallAnswer]:
+    """The answers, with those that need not be sent: what was decided before, and that a call was not made
+    which is missing in the history that the client has `kept`.
+
+    `InvalidRequest` unless each call of a pause that waits has an answer of its kind.
+    """
+    if waiting.status == "decided":
+        return {**dict(enumerate(map(_as_decided, waiting.decisions))), **answers}
+    left_out = _left_out(waiting, kept) if kept is not None else []
+    answers = {**dict.fromkeys(left_out, _NOT_MADE), **answers}
     for n, call in enumerate(waiting.calls if waiting.status == "pending" else ()):
         if n not in answers:
             raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
@@ -255,3 +268,4 @@ def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None
                 "say what {} returned, which the client runs" if call.by_client else "approve or reject {}"
             )
             raise InvalidRequest("input", f"must {wanted.format(call.tool)}")
+    return answers

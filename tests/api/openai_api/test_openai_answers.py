@@ -205,6 +205,17 @@ def test_a_response_is_tried_again_behind_an_output(wire: httpx.Client) -> None:
     assert failed["status"] == "failed"
 
 
+def test_what_the_first_response_did_not_say_is_not_said_of_one_that_is_tried_again(
+    wire: httpx.Client,
+) -> None:
+    """Whether it runs in the background and its metadata are set with the message."""
+    asked = create(wire, input=f"{ASK} then fail", tools=[WEATHER])
+    answer: Any = {"input": [output(asked["output"][0])], "background": True, "metadata": {"a": "b"}}
+    ended = [settled(wire, create(wire, **answer)["id"]) for _ in range(2)]
+    assert [each["status"] for each in ended] == ["failed", "completed"]
+    assert [(each["background"], each["metadata"]) for each in ended] == [(False, {})] * 2
+
+
 def test_what_is_tried_again_in_a_remote_thread_shows_the_calls_that_were_sent_again() -> None:
     """The model service keeps what came before the request, and nothing of the attempt that failed."""
     with serving(SCRIPT, thread={"kind": "remote"}) as (service, model), raw(service) as wire:

@@ -132,7 +132,7 @@ def test_a_call_has_an_id_that_is_as_short_as_openais(wire: httpx.Client, ada: O
     assert len(wanted.id) <= 40
     items = wire.get(f"/conversations/{reply.headers['x-conversation-id']}/items").raise_for_status()
     (longer,) = (each["call_id"] for each in items.json()["data"] if each["type"] == "function_call")
-    for name in (wanted.id, longer):
+    for name in (wanted.id, longer, "call_" + wanted.id[5:].upper()):
         made: Any = {"role": "assistant", "tool_calls": [{**wanted.to_dict(), "id": name}]}
         result: Any = {"role": "tool", "tool_call_id": name, "content": "sunny"}
         answer = ada.chat.completions.create(messages=[*history, made, result], **options)
@@ -156,14 +156,18 @@ def test_each_result_may_stand_right_behind_its_call(ada: OpenAI) -> None:
         assert "sunny" in (done.choices[0].message.content or "")
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_client_that_makes_one_call_at_a_time_leaves_out_the_others(
-    ada: OpenAI, model: OfflineModel
+    ada: OpenAI, model: OfflineModel, named: bool
 ) -> None:
     """The model learns that they were not made. The same history gets the same answer again."""
     words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
     options: Any = {"model": "Tester", "tools": [TOOL], "parallel_tool_calls": False}
     history = asked(words)
-    made: Any = ada.chat.completions.create(messages=history, **options).choices[0].message.tool_calls
+    reply = ada.chat.completions.with_raw_response.create(messages=history, **options)
+    if named:
+        options["extra_headers"] = {"X-Conversation-Id": reply.headers["x-conversation-id"]}
+    made: Any = reply.parse().choices[0].message.tool_calls
     history.append({"role": "assistant", "tool_calls": [made[1].to_dict()]})
     history.append({"role": "tool", "tool_call_id": made[1].id, "content": "rain"})
     answers = [ada.chat.completions.create(messages=history, **options) for _ in range(2)]

@@ -186,6 +186,9 @@ def test_a_call_alone_can_be_referred_to() -> None:
             unknown = client.post("/responses", json={"input": [ask, referred, output(made), more]})
             assert (unknown.status_code, identifier in unknown.text) == (404, True)
         assert kinds(create(wire, input=loop)) == ["message"]
+        keyed: dict[str, Any] = {"json": {"input": [*loop, more]}, "headers": {"Idempotency-Key": "loop"}}
+        first, again = (wire.post("/responses", **keyed).raise_for_status() for _ in range(2))
+        assert (again.json(), again.headers["idempotent-replayed"]) == (first.json(), "true")
 
 
 def test_a_call_that_has_expired_cannot_be_referred_to() -> None:
@@ -219,12 +222,17 @@ def test_some_answers_to_calls_that_were_decided_come_too_late(
 
 
 def test_a_call_that_is_left_out_of_a_history_was_not_made(wire: httpx.Client) -> None:
-    """Without a history that it is missing in, it waits for its output."""
+    """Without a history that it is missing in, it waits for its output. Later, any output may come alone."""
     asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
-    first, _ = asked["output"]
+    first, second = asked["output"]
     elsewhere = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
-    for alone in ([output(first)], [elsewhere, output(first)]):
-        refused = wire.post("/responses", json={"input": alone})
+    unknown = {**first, "call_id": first["call_id"][:-1] + "9"}
+    for alone in (
+        {"input": [output(first)]},
+        {"input": [elsewhere, unknown, output(first)]},
+        {"input": [first, output(first)], "previous_response_id": asked["id"]},
+    ):
+        refused = wire.post("/responses", json=alone)
         assert (refused.status_code, "waits, too" in refused.text) == (400, True)
     history = [{"role": "user", "content": f"{ASK} and {ASK}"}, first, output(first)]
     answer = create(wire, input=history, tools=[WEATHER])
@@ -233,6 +241,21 @@ def test_a_call_that_is_left_out_of_a_history_was_not_made(wire: httpx.Client) -
     texts = {each["call_id"]: each["output"] for each in given}
     assert texts.pop(first["call_id"]) == "sunny"
     assert [text.partition(".")[0] for text in texts.values()] == ["The client did not make this call"]
+    for again in ({"input": history}, {"input": [output(first)], "previous_response_id": asked["id"]}):
+        assert create(wire, **again, tools=[WEATHER]) == answer
+    late = wire.post("/responses", json={"input": [output(second)]})
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
+
+
+def test_one_of_several_outputs_may_be_sent_again(wire: httpx.Client) -> None:
+    """With the others missing in the history, or without a history."""
+    asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
+    first, second = asked["output"]
+    answer = create(wire, input=[output(first), output(second, "rain")])
+    assert create(wire, input=[output(second, "rain")]) == answer
+    history = [{"role": "user", "content": f"{ASK} and {ASK}"}, first, output(first)]
+    assert create(wire, input=history) == answer
+    assert wire.post("/responses", json={"input": [output(second, "snow")]}).status_code == 409
 
 
 def test_the_items_say_that_a_call_was_rejected_elsewhere(service: ServiceThread, wire: httpx.Client) -> None:

@@ -227,6 +227,17 @@ def test_a_reason_that_cannot_be_taken_is_refused(wire: httpx.Client, file: Path
     assert "reason given: xxx" in said(create(wire, input=[{**answer, "reason": "x" * 4000}]))
 
 
+def test_a_long_reason_right_behind_its_request_is_refused(wire: httpx.Client, file: Path) -> None:
+    """Each answer may stand behind the request that it answers, in a history that the client keeps."""
+    words = " and ".join(call("Work-write", file=str(file), line=line) for line in ("one", "two"))
+    first, second = create(wire, input=words)["output"][-2:]
+    answers = [approval(each)[0] for each in (first, second)]
+    history = [{"role": "user", "content": words}, first, {**answers[0], "reason": "x" * 4001}, second]
+    refused = wire.post("/responses", json={"input": [*history, answers[1]]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.2.reason")
+    assert lines(file) == []
+
+
 def test_a_long_reason_in_a_resent_history_is_no_reason_to_refuse_what_follows(wire: httpx.Client) -> None:
     """It decided long ago, or elsewhere."""
     decided = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}

@@ -123,6 +123,16 @@ def test_a_format_holds_for_its_request_and_is_shown_with_it(wire: httpx.Client,
     assert third["text"] == {"format": {"type": "text"}}
 
 
+def test_an_answer_may_bring_the_usual_format(wire: httpx.Client, model: OfflineModel) -> None:
+    """As it may bring any other."""
+    shape = {"type": "json_object"}
+    first = create(wire, input=call("get_weather", place="Rome"), tools=[WEATHER], text={"format": shape})
+    output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "sunny"}
+    second = create(wire, input=[output], text={"format": {"type": "text"}})
+    assert "response_format" not in body(model)
+    assert [each["text"]["format"] for each in (first, second)] == [shape, {"type": "text"}]
+
+
 def test_any_json_object_can_be_asked_for(wire: httpx.Client, model: OfflineModel) -> None:
     made = create(wire, input="hi", text={"format": {"type": "json_object"}})
     assert body(model)["response_format"] == {"type": "json_object"}

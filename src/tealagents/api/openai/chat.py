@@ -6,7 +6,7 @@ A client resends the whole history. It becomes a new conversation, or only its e
 
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -57,7 +57,7 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
         **{name: value.get(name) for name in ("metadata", "store", "stream", "tool_choice")},
     }
     body = bodies.validated(CreateResponse, wanted)
-    return body, replace(given, before=()) if conversation is not None else given
+    return body, given.calls_only if conversation is not None else given
 
 
 def _entries(each: Json, where: str) -> list[Entry]:

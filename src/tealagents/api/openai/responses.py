@@ -79,9 +79,8 @@ async def send(
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=unstored.until(exchange) if body.store is False else None,
     )
-    kinds = ("mcpr", "fc", "call")
     return await sending.send(
-        exchange, caller, given, kinds, message, key, behind, declared=tools, streamed=streamed
+        exchange, caller, given, message, key, behind, declared=tools, shaped=bool(shape), streamed=streamed
     )
 
 
