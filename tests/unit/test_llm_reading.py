@@ -168,6 +168,9 @@ def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
         fragment(None, None, None, "}"),
         fragment(None, "b", "A-c", "{}"),
     ]
+    of_one_id = [fragment(0, "a", "A-b", '{"x":1}'), fragment(0, "a", "A-b", '{"x":2}')]
+    done = ending(chat(*of_one_id, chunk(finish_reason="tool_calls")))
+    assert [each.arguments for each in done.tool_calls] == ['{"x":1}', '{"x":2}']
     for said in (numbered_zero, unnumbered):
         done = ending(chat(*said, chunk(finish_reason="tool_calls")))
         assert done.tool_calls == (ToolCall("a", "A-b", "{}"), ToolCall("b", "A-c", "{}"))
@@ -533,6 +536,15 @@ def test_a_response_is_read_from_its_events() -> None:
             response_id="resp_1",
         ),
     ]
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "error"}])
+def test_an_error_among_the_events_of_a_response_is_quoted(kind: dict[str, Any]) -> None:
+    """Some gateways send it without a type."""
+    with pytest.raises(AttemptFailed) as failed:
+        responses({**kind, "error": {"code": "content_policy_violation", "message": "Not this."}})
+    assert failed.value.error.detail.endswith("(content_policy_violation): Not this.")
+    assert not failed.value.passing
 
 
 def test_a_hidden_thought_does_not_begin_a_response() -> None:

@@ -704,6 +704,13 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             "class P(Plugin):\n    @tool\n    def f(self, *args): 'x'\n",
             r"P\.f: \*args has no name that a model could give it by",
         ),
+        *(
+            (
+                f"class P(Plugin):\n    @tool\n    def f(self, {parameters}): 'x'\n",
+                rf"P\.f: {name}.* must be its only context, and have a name",
+            )
+            for parameters, name in (("context, /", "context"), ("context, more: ToolContext", "more"))
+        ),
         (
             "class P(Plugin):\n    @tool\n    async def f(self):\n        yield 1\n",
             r"P\.f: a tool returns one result; a generator cannot be a tool",

@@ -985,6 +985,17 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
         assert await consents.tokens.get(Context(), server) == "granted"
 
 
+async def test_a_public_client_sends_no_secret(pretender: Pretender) -> None:
+    """Nor one that it was given when it registered as a public client."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    pretender.registered = {"client_secret": "s", "token_endpoint_auth_method": "none"}
+    consents = Consents(CALLBACK)
+    asked = await consents.need(Context(), ProtectedServer(name="x", issuer=pretender.url, scopes=("a",)))
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert "client_secret" not in pretender.forms[-1]
+    assert "authorization" not in pretender.headers[-1]
+
+
 async def test_a_registration_that_was_forgotten_is_made_again(pretender: Pretender) -> None:
     """By the next link: it ended, or the authorization server has lost it (`invalid_client`)."""
     pretender.publish(registration_endpoint=f"{pretender.url}/register")

@@ -441,6 +441,42 @@ def test_a_body_that_others_derive_from_takes_their_fields() -> None:
             assert json.loads(request_of(operation, arguments).body["content"]) == arguments
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["name"]}]}, {"name": "x"}, {}),
+        (
+            {"allOf": [{"$ref": "#/components/schemas/Base"}], "properties": {"kind": {"enum": ["cat"]}}},
+            {"kind": "cat"},
+            {"kind": "dog"},
+        ),
+        (
+            {"allOf": [{"properties": {"q": {"type": "integer"}}}, {"properties": {"q": {"title": "Q"}}}]},
+            {"q": 1},
+            {"q": "no"},
+        ),
+        (
+            {
+                "properties": {
+                    "pet": {"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["id", "name"]}]}
+                }
+            },
+            {"pet": {"name": "x"}},
+            {"pet": {}},
+        ),
+    ],
+)
+def test_a_body_of_several_parts_has_to_fit_each(schema: Json, good: Json, bad: Json) -> None:
+    """Whichever part says what of a field. What only the server sets is required by none."""
+    fields = {"id": {"type": "string", "readOnly": True}, "name": {}, "kind": {"type": "string"}}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    document = one_operation({"requestBody": body}, Base={"type": "object", "properties": fields})
+    [operation] = operations(document, "it")
+    check_against(operation.schema, good)
+    with pytest.raises(ToolFailed):
+        check_against(operation.schema, bad)
+
+
 async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str) -> None:
     """In JSON, also by way of references and where nothing else is said; else null means absent."""
     due = {"$ref": "#/components/schemas/Due"}

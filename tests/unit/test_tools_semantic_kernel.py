@@ -14,6 +14,7 @@ from tealagents.tools import Sources
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.options import MCPServerOptions
+from tealagents.tools.signature import Signature
 
 FOLDER = FIXTURES / "earlier"
 FILE = FOLDER / "custom_plugins.py"
@@ -46,6 +47,14 @@ async def test_parameters_for_the_framework_are_hidden() -> None:
     assert await tool.call(Context(), {"text": "storm"}) == "storm on default for None"
     with pytest.raises(ToolFailed, match="channel: there is no such argument"):
         await tool.call(Context(), {"text": "storm", "channel": "all"})
+
+
+def test_a_parameter_without_a_type_is_the_models_whatever_its_name() -> None:
+    """The earlier platform knew no context."""
+
+    summarize = lambda context, length=3: context[:length]  # noqa: E731
+    shown = Signature(summarize, "P.summarize", lenient=True).schema["properties"]
+    assert list(shown) == ["context", "length"]
 
 
 async def test_declared_scopes_give_a_delegated_token() -> None:

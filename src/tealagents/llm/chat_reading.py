@@ -317,14 +317,14 @@ def _text(content: list[_ContentPart] | None) -> str:
 def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
     """Whether a fragment with the index of `call` begins another call.
 
-    It does if it has a name and another id; without ids, if it has another name, or if its arguments begin an
-    object after the complete object of `call`.
+    It does if it has a name and another id; with the same id, or without ids, if it has another name, or if
+    its arguments begin an object after the complete object of `call`.
     """
     function = fragment.function
     if function is None or not function.name:
         return False
-    if fragment.id and call.id:
-        return fragment.id != call.id
+    if fragment.id and call.id and fragment.id != call.id:
+        return True
     if not call.name or function.name != call.name:
         return bool(call.name)
     more = argument_text(function.arguments or "")

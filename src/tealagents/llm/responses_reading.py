@@ -80,6 +80,8 @@ class _Event(Struct, gc=False):
     delta: Any = None
     item: StoredItem | None = None
     response: _StoredResponse | None = None
+    #: an error without a type, as some gateways send it
+    error: Any = None
 
 
 _read_event = reader(_Event, {"delta"})
@@ -140,7 +142,7 @@ class ResponsesReading:
                 if event.type == "response.output_item.done":
                     self._items.append(event.item)
                     self.called += _size(_calls_of([event.item]))
-            case "error":
+            case "error" | "" if event.type or event.error:
                 raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
             case kind if kind in _ENDS and event.response is not None:
                 yield from self._end(event.response, event.response.status or kind.partition(".")[2])

@@ -308,7 +308,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     auth = None
     if client.secret and client.method == "client_secret_post":
         body["client_secret"] = client.secret
-    elif client.secret:
+    elif client.secret and client.method != "none":
         # RFC 6749, section 2.3.1: id and secret are form-encoded before they are joined
         auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
     issuer = Issuer(at.issuer, at.named, at.resource)

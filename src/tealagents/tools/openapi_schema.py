@@ -128,11 +128,15 @@ class Schemas:
         return value
 
     def _leave_out_read_only(self, schema: Json, result: Json) -> None:
-        hidden = {name for name, one in schema.get("properties", {}).items() if self._is_read_only(one)}
-        for name in hidden:
-            del result["properties"][name]
-        if hidden and "required" in result:
-            result["required"] = [name for name in result["required"] if name not in hidden]
+        """Leaves them out of the schema; and out of what it, or a part of its `allOf`, requires."""
+        parts = [each for part in schema.get("allOf", ()) for each in self._followed(part)]
+        declared = [sound(part).get("properties", {}).items() for part in (schema, *parts)]
+        hidden = {name for each in declared for name, one in each if self._is_read_only(one)}
+        for part in (result, *result.get("allOf", ())):
+            for key in ("properties", "required") if hidden else ():
+                if key in part:
+                    kept = [name for name in part[key] if name not in hidden]
+                    part[key] = kept if key == "required" else {name: part[key][name] for name in kept}
 
     def definitions(self, schema: Any) -> Json:
         """Name → definition, for all that a converted schema refers to, directly or through others.
@@ -162,6 +166,9 @@ class Schemas:
         fields = self._fields(schema, ())
         if fields is None or not fields.properties:
             return None
+        shown = {name: one for name, one in fields.properties.items() if not self._is_read_only(one)}
+        required = dict.fromkeys(name for name in fields.required if isinstance(name, str) and name in shown)
+        fields = Fields(shown, list(required), fields.open)
         named = {key: value for one in self._followed(schema) for key, value in one.items()}
         # a discriminator means that other schemas extend this one with fields of their own
         derived = "discriminator" in named and named.get("additionalProperties") is not False
@@ -240,11 +247,20 @@ class Schemas:
             fields = self._fields(part, seen)
             if fields is None:
                 return None
-            properties, required = {**properties, **fields.properties}, [*required, *fields.required]
-            is_open = is_open or fields.open
-        shown = {name: one for name, one in properties.items() if not self._is_read_only(one)}
-        known = dict.fromkeys(name for name in required if isinstance(name, str) and name in shown)
-        return Fields(shown, list(known), is_open)
+            for name, one in fields.properties.items():
+                properties[name] = self._both(properties[name], one) if name in properties else one
+            required, is_open = [*required, *fields.required], is_open or fields.open
+        return Fields(properties, required, is_open)
+
+    def _both(self, former: Any, latter: Any) -> Any:
+        """A schema for what has to fit two of them. The latter says whether only the server sets it."""
+        if not isinstance(former, dict) or not isinstance(latter, dict):
+            return former if isinstance(former, dict) else latter
+        former = {key: value for key, value in former.items() if key != "readOnly"}
+        if "$ref" not in former and all(latter.get(key, value) == value for key, value in former.items()):
+            return {**former, **latter}
+        hidden = {"readOnly": True} if self._is_read_only(latter) else {}
+        return {"allOf": [former, latter], **hidden}
 
     def _is_read_only(self, schema: Any) -> bool:
         """Whether the schema, or one that it refers to, is marked as read-only."""

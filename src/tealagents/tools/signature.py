@@ -90,7 +90,9 @@ class Signature:
             hint = hints.get(parameter.name, Any)
             if parameter.name in hidden:
                 continue
-            if _is_context(parameter, hint):
+            if not lenient and _is_context(parameter, hint):
+                if self.context_parameter is not None or parameter.kind in _NAMELESS:
+                    raise ToolsetError(f"{where}: {parameter} must be its only context, and have a name.")
                 self.context_parameter = parameter.name
             elif parameter.kind in _NAMELESS:
                 if not lenient:
