@@ -78,6 +78,15 @@ def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
     assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
 
 
+def test_a_context_in_upper_case_is_the_same_context(wire: Wire) -> None:
+    """Where it is begun, continued and listed."""
+    context = str(uuid.uuid4())
+    tasks = [wire.send(contextId=name) for name in (context.upper(), context)]
+    assert [task["contextId"] for task in tasks] == [context] * 2
+    listed = wire.result("ListTasks", {"contextId": context.upper()})["tasks"]
+    assert {task["id"] for task in listed} == {task["id"] for task in tasks}
+
+
 def test_a_context_that_another_message_has_begun_meanwhile_is_continued(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +301,18 @@ def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model
     other = wire.call("SendMessage", {"message": {**sent["message"], "parts": [{"text": "something else"}]}})
     assert wire.refusal(other)[1] == "INVALID_PARAMS"
     assert "The messageId stands for another message." in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "absent", [{"contextId": ""}, {"contextId": None}, {"metadata": None}, {"extensions": []}]
+)
+def test_a_repeated_message_may_leave_out_what_is_empty(wire: Wire, absent: Json) -> None:
+    """In ProtoJSON an empty field and one that is left out are the same."""
+    sent = message()
+    first, again = (
+        wire.result("SendMessage", {"message": each})["task"] for each in ({**sent, **absent}, sent)
+    )
+    assert again["id"] == first["id"]
 
 
 def test_the_same_message_over_both_bindings_is_one(service: ServiceThread, model: Any) -> None:
@@ -549,6 +570,13 @@ def test_lists_are_filtered(wire: Wire) -> None:
         {"status": "completed"},
     ):
         assert wire.error("ListTasks", {**context, **wrong})[1] == "INVALID_PARAMS", wrong
+
+
+def test_what_no_list_can_be_asked_for_is_refused_of_an_empty_one_too(service: ServiceThread) -> None:
+    """A mistake does not wait for the first task to be noticed."""
+    with Wire(service, RPC, "nil") as rpc:
+        assert rpc.result("ListTasks", {"historyLength": 1})["totalSize"] == 0
+        assert rpc.error("ListTasks", {"historyLength": -1}) == (-32602, "INVALID_PARAMS")
 
 
 # --- canceling ---------------------------------------------------------------------------------------

@@ -61,6 +61,14 @@ def test_an_approval_runs_what_was_shown_once(wire: Wire, file: Path) -> None:
     assert lines(file) == ["one"]
 
 
+def test_a_decision_may_name_its_context_in_upper_case(wire: Wire, file: Path) -> None:
+    """As the task's own id; another context is refused."""
+    task = pause(wire, file)
+    sent = {**decision({"id": task["id"].upper()}), "contextId": task["contextId"].upper()}
+    assert state(wire.result("SendMessage", {"message": sent})["task"]) == "COMPLETED"
+    assert lines(file) == ["one"]
+
+
 def test_a_stream_of_a_decision_that_was_carried_out_ends_once(wire: Wire, file: Path) -> None:
     """What came of it comes again, from a task that works on it."""
     sent = {"message": decision(pause(wire, file))}

@@ -80,14 +80,14 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        key = key_of(f"a2a\n{message.message_id}", sent)
+        key = key_of(f"a2a\n{message.message_id}", {k: v for k, v in sent.items() if v})  # empty is absent
         where: Json = {"name": message.context_id, "field": "message.contextId"}
         return await task_names.sent_to(self._exchange, call.caller, new, key, **where, streamed=streamed)
 
     async def _decide(self, message: pb.Message, sent: Json, call: AdmittedCall, **how: bool) -> RequestView:
         """Carries out what a message to a task decides. Text does not: a model may have written it."""
         record = (await requests.own(self._exchange, call.caller, message.task_id)).record
-        if message.context_id not in ("", record.task_id):
+        if message.context_id.lower() not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
         texts = (p.HasField("text") or (p.HasField("raw") and is_text(p.media_type)) for p in message.parts)
         said = () if any(texts) else documents.items(message, sent)
@@ -113,15 +113,15 @@ class Handler(RequestHandler):
 
     @_answers
     async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
-        size = params.page_size if params.HasField("page_size") else 50
-        validate_page_size(size)
+        validate_history_length(params)
+        validate_page_size(size := params.page_size if params.HasField("page_size") else 50)
         unset = str(call.query.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
         if not (params.status or unset) or params.status not in pb.TaskState.values():
             raise InvalidRequest("status", "is not a state of a task")
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
 
         def wanted(record: RequestRecord) -> bool:
-            sent = params.context_id in ("", record.task_id) and not record.resent  # a history is no task
+            sent = params.context_id.lower() in ("", record.task_id) and not record.resent  # no history
             state = pb.TaskState.Value(documents.task(record)["status"]["state"])
             return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
 
