@@ -57,9 +57,17 @@ def test_a_call_that_the_form_leaves_is_decided_as_all_are(given: Any, decided: 
     assert command.approval_id == PAUSE.approval_id
 
 
-@pytest.mark.parametrize("given", [{}, {"action": None}, {"call_1": "same", "reason": "because"}])
-def test_a_form_without_a_decision_decides_nothing(given: Any) -> None:
-    """Some hosts have a button to accept, and no form."""
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"action": None},
+        {"call_1": "same", "reason": "because"},
+        {"call_1": "approve", "call_2": "approve"},
+    ],
+)
+def test_a_form_without_its_action_decides_nothing(given: Any) -> None:
+    """Some hosts have a button to accept, and no form; the action is required, whatever else is chosen."""
     assert of_fields(PAUSE, given) is None
 
 

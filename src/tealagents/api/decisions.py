@@ -108,12 +108,11 @@ def fields(pause: Approval) -> Json:
 
 
 def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
-    """What the fields of `fields` decide; None where they decide nothing. `InvalidRequest`."""
-    action = given.get("action")
+    """What the fields of `fields` decide; None without an `action`, which is required. `InvalidRequest`."""
+    if (action := given.get("action")) is None:
+        return None
     each = [{"id": call.id, "action": given.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
     decided = [of_call for of_call in each if of_call["action"] not in (None, _SAME)]
-    if action is None and not decided:
-        return None
     said = {"action": action, "reason": given.get("reason") or None, "decisions": decided}
     try:
         return decision({"approval_id": pause.approval_id, **said})

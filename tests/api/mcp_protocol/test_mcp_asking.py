@@ -147,6 +147,22 @@ async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, 
             assert (await ask(eve, "hello", idempotency_key="k"))["request_id"] != first["request_id"]
 
 
+async def test_a_key_stands_for_the_same_message_however_its_conversation_is_written(
+    service: ServiceThread, era: Era
+) -> None:
+    """Absent or null, in lower or upper case."""
+    async with host(service, era) as client:
+        first, null = f"first-{era}", {"conversation": None}
+        begun = await ask(client, "hello", idempotency_key=first)
+        assert await ask(client, "hello", idempotency_key=first, **null) == begun
+        names = (begun["conversation"], begun["conversation"].upper())
+        one, two = [await ask(client, "hi", idempotency_key=f"then-{era}", conversation=n) for n in names]
+        assert one == two
+        assert error(await ask(client, "hi", idempotency_key=first)) == "idempotency_key_reused"
+        other = await ask(client, "hello", idempotency_key=first, conversation=names[0])
+        assert error(other) == "idempotency_key_reused"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "where"),
     [

@@ -114,6 +114,19 @@ async def test_an_answer_that_decides_nothing_leaves_the_pause(
     assert lines(file) == ["one"]
 
 
+async def test_a_form_that_decides_each_call_but_has_no_action_leaves_the_pause(
+    era: Era, tmp_path: Path
+) -> None:
+    """The action is required."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    script = {"rules": [{"when": "both", "reply": {"tool_calls": _calls(first, second)}}]}
+    each = accepted(call_1="approve", call_2="approve")
+    with serving(script) as (scripted, _):
+        async with host(scripted, era, human=lambda _: each) as client:
+            assert (await ask(client, "both"))["status"] == "Paused"
+    assert (lines(first), lines(second)) == ([], [])
+
+
 async def test_a_pause_that_is_decided_elsewhere_is_asked_about_no_longer(
     service: ServiceThread, file: Path
 ) -> None:
@@ -289,8 +302,10 @@ def test_a_call_that_is_given_up_waits_no_longer_for_what_was_decided_elsewhere(
             assert older.comes().get("method") == "notifications/cancelled"
             assert older.cancel(own) == 202
             (ended,) = older.events
-        if session.startswith("another"):  # in its own process the SDK ends it, with an error
+        if session.startswith("another"):
             assert ended["result"]["structuredContent"]["status"] == "Running"
+        else:  # in its own process the SDK ends it
+            assert ended["error"]["code"] == -32800
         assert own.get(request).json()["status"] == "Running"
         own.post(f"{request}/cancel").raise_for_status()
 
@@ -513,6 +528,55 @@ async def test_a_consent_is_a_link_and_the_form_is_answered_afterwards(
     assert done["status"] == "Completed", done
     assert lines(file) == ["entered"]
     assert sorted(seen) == ["form", "form", "url"]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"authorization_0": {"action": "accept"}},
+        {"decision": {"action": "accept", "content": {"action": "approve"}}},
+        {"authorization_0": {"action": "accept"}, "other": {"action": "cancel"}},
+        {"authorization_0": {"action": "accept"}, "decision": {"roots": []}},
+    ],
+    ids=["link", "form", "another", "no answer"],
+)
+def test_a_consent_that_was_answered_in_part_is_asked_for_again(
+    service: ServiceThread, file: Path, answers: Json
+) -> None:
+    """The link alone runs nothing where the form was asked too, nor does the form alone."""
+    consent = file.with_name("consent")
+    words = call("Work-peek", file=str(file), consent=str(consent))
+    with service.client() as client:
+        asked = post(client, asking(words, elicits=True)).json()["result"]
+        assert set(asked["inputRequests"]) == {"authorization_0", "decision"}
+        consent.touch()
+        body = asking(words, elicits=True)
+        body["params"] |= {"requestState": asked["requestState"], "inputResponses": answers}
+        assert post(client, body).json()["result"] == asked
+        assert lines(file) == []
+        approve = {"action": "accept", "content": {"action": "approve"}}
+        body["params"]["inputResponses"] = {"authorization_0": _VISITED, "decision": approve}
+        done = post(client, body).json()["result"]["structuredContent"]
+    assert done["status"] == "Completed"
+    assert lines(file) == ["peeked"]
+
+
+@pytest.mark.parametrize(("action", "status"), [("cancel", "Paused"), ("decline", "Completed")])
+@pytest.mark.parametrize("name", ["authorization_0", "decision"])
+def test_a_consent_that_is_declined_or_dismissed_in_part_is_not_asked_for_again(
+    service: ServiceThread, file: Path, name: str, action: str, status: str
+) -> None:
+    """One answer that declines rejects the call, and one that dismisses leaves the pause."""
+    consent = file.with_name("consent")
+    words = call("Work-peek", file=str(file), consent=str(consent))
+    with service.client() as client:
+        body = asking(words, elicits=True)
+        state = post(client, body).json()["result"]["requestState"]
+        consent.touch()
+        body["params"] |= {"requestState": state, "inputResponses": {name: {"action": action}}}
+        result = post(client, body).json()["result"]
+    assert result["structuredContent"]["status"] == status
+    assert lines(file) == []
 
 
 def test_a_host_that_shows_links_only_is_asked_for_consent_alone(service: ServiceThread, file: Path) -> None:

@@ -69,7 +69,9 @@ class _Call:
             if approval_id not in view.record.approvals:
                 raise NotFound("`requestState` names no pause of this request.").with_ids(**view.record.ids)
             pause = await exchange.catalog.approval(view.partition, view.record.request_id, approval_id)
-            if not (answers := self._params.input_responses):  # the user is asked again
+            answers, asked = self._params.input_responses or {}, documents.questions(pause, self._elicits)
+            actions = {getattr(answers.get(name), "action", None) for name in asked}
+            if not answers or actions in ({None}, {None, "accept"}):  # the user is asked again
                 return await self._concluded(await self._settled(view))
             return await self._answered(pause, documents.command(pause, answers))
         if self._params.name == tools.DECIDE:

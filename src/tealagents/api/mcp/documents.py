@@ -97,17 +97,15 @@ def questions(pause: Approval, how: str) -> dict[str, types.ElicitRequest]:
 
 def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
     """What the answers decide; None where the user has not decided. `InvalidRequest`."""
-    which, names = {"approval_id": pause.approval_id}, [*_links(pause)]
-    if _FORM in answers or not pause.consent_only:
-        names.append(_FORM)
+    form = _FORM in answers or not pause.consent_only
+    names = [*_links(pause), *[_FORM] * form]
     given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
     if any(each.action == "decline" for each in given):
-        return decision({**which, "action": "reject"})
+        return decision({"approval_id": pause.approval_id, "action": "reject"})
     if len(given) < len(names) or any(each.action == "cancel" for each in given):
         return None
-    if _FORM not in names:  # the host shows links only: having been there is consent
-        return decision({**which, "action": "approve"})
-    return of_fields(pause, given[-1].content or {})
+    # a host that shows links only has no form: having been there is consent
+    return of_fields(pause, (given[-1].content or {}) if form else {"action": "approve"})
 
 
 def _links(pause: Approval) -> dict[str, types.ElicitRequest]:

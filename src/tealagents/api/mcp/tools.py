@@ -32,7 +32,8 @@ def message(arguments: Json) -> tuple[NewMessage, Key | None]:
     """The message that a call of `ask` sends, and its idempotency key. `InvalidRequest`."""
     given = bodies.validated(_Ask, arguments)
     task_id = None if given.conversation is None else ids.canonical(given.conversation, "conversation")
-    key = None if given.idempotency_key is None else key_of(f"mcp\n{given.idempotency_key}", arguments)
+    same = given.model_copy(update={"conversation": task_id}).model_dump(exclude_none=True)
+    key = None if given.idempotency_key is None else key_of(f"mcp\n{given.idempotency_key}", same)
     return NewMessage(items=(Item("text", given.message),), task_id=task_id), key
 
 
