@@ -558,6 +558,7 @@ async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
         ),
         ("message_count", {"max_messages": 3, "trigger": "never"}, "trigger"),
         ("summarize", {"max_messages": 5, "keep_messages": 5}, "keep_messages must be less"),
+        ("summarize", {"max_messages": 400}, "max_messages must be less than max_read"),
         ("token_budget", {}, "context window of the model 'mine' is not known.*windows: {mine: 128000}"),
         ("token_budget", {"max_tokens": 10, "reserve": 10}, "leaves nothing"),
         ("token_budget", {"max_tokens": 10, "tokenizer": "base64"}, "Unknown tokenizer 'base64'"),

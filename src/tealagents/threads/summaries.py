@@ -42,6 +42,8 @@ class SummarizeOptions(ReducerOptions):
     def _leaves_something_to_summarise(self) -> "SummarizeOptions":
         if self.keep_messages >= self.max_messages:
             raise ValueError("keep_messages must be less than max_messages")
+        if self.max_messages >= self.max_read:  # no more are read, so that more would never be counted
+            raise ValueError("max_messages must be less than max_read")
         return self
 
 
