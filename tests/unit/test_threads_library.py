@@ -18,6 +18,7 @@ import pytest
 import yaml
 from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
 from llm_setup import RawConnection, RawService, sse
+from msgspec.structs import replace
 from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
@@ -1269,6 +1270,17 @@ async def test_messages_can_be_read_and_edited(make: MakeAgent) -> None:
         assert (await agent.run("What is my name?", thread)).text == "Your name is Eve."
         with pytest.raises(NotFound):
             await thread.edit("nothing", "x")
+
+
+async def test_an_edit_keeps_the_images_of_a_message() -> None:
+    """They follow the new text, wherever they stood in the old one."""
+    first, second = Item("image", "data:image/png;base64,AAAA"), Item("image", "data:image/png;base64,BBBB")
+    asked, answer = exchange("", "a cat")
+    items = (first, Item("text", "What is"), second, Item("text", "this?"))
+    thread = LocalThread([replace(asked, items=items), answer])
+    edited = await thread.edit(asked.message_id, "Which animal is this?")
+    assert edited.items == (Item("text", "Which animal is this?"), first, second)
+    assert edited == thread.messages[0]
 
 
 async def test_a_summary_does_not_repeat_what_an_edit_has_replaced(

@@ -184,8 +184,8 @@ class LocalThread(AgentThread):
             raise InvalidRequest("", "the thread's messages are in its store: await thread.create() first")
 
     async def edit(self, message_id: str, text: str) -> Message:
-        """Replaces the content of a message from now on: earlier checkpoints and the message store keep the
-        original. `NotFound` if there is no such message."""
+        """Replaces the text of a message from now on; its images stay. Earlier checkpoints and the message
+        store keep the original. `NotFound` if there is no such message."""
         check_encodable(text, "text")
         self._check_free()
         await self.create()
@@ -348,8 +348,12 @@ def _edits_of(checkpoints: Iterable[ThreadCheckpoint]) -> dict[str, str]:
 
 
 def _edited(message: Message, edits: Mapping[str, str]) -> Message:
+    """The message with the text of its edit, if it has one, before its images."""
     text = edits.get(message.message_id)
-    return message if text is None else replace(message, items=(Item("text", text),))
+    if text is None:
+        return message
+    images = (item for item in message.items if item.content_type == "image")
+    return replace(message, items=(Item("text", text), *images))
 
 
 def _with_new_ids(edits: Mapping[str, str], new_ids: Mapping[str, str]) -> dict[str, str]:
