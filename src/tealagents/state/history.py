@@ -145,7 +145,7 @@ class History:
         """A page of the messages of a path, oldest first, and the number to continue after (None: no more).
 
         A page may be short: it ends before a round of tools, and not within it, and it holds no more than
-        `PAGE_BYTES`.
+        `PAGE_BYTES`. A round that is larger than a page comes in the order of the log, on several.
         """
         found: list[Message] = []
         seqs: list[int] = []
@@ -154,8 +154,8 @@ class History:
             if isinstance(logged.body, MessageBody):
                 size += logged.size
                 if len(found) == limit or (found and size > PAGE_BYTES):
-                    end = _page_end(found, logged.body.message)
-                    return in_call_order(found[:end]), seqs[end - 1]
+                    page = _page_of(found, logged.body.message)
+                    return page, seqs[len(page) - 1]
                 found.append(logged.body.message)
                 seqs.append(logged.seq)
         return in_call_order(found), None
@@ -354,13 +354,17 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def _page_end(found: Sequence[Message], following: Message) -> int:
-    """How many of the messages make a page: a tool round that continues after them is left to the next."""
-    if following.role != "tool":
-        return len(found)
-    before = before_open_tool_round(found)
-    begins = len(before) - 1 if before and before[-1].tool_calls else 0
-    return begins or len(found)
+def _page_of(found: Sequence[Message], following: Message) -> list[Message]:
+    """Those of the messages that make a page: a tool round that continues after them is left to the next.
+
+    If there is nothing before that round, its beginning is the page, in the order of the log: sorted without
+    the rest, its results would be in an order that depends on the size of the page.
+    """
+    if following.role == "tool":
+        begins = max(len(before_open_tool_round(found)) - 1, 0)
+        if found[begins].tool_calls:
+            return in_call_order(found[:begins]) or list(found)
+    return in_call_order(found)
 
 
 def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
