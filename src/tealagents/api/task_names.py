@@ -133,8 +133,16 @@ class Named(Struct, frozen=True):
         fresh = [mark for mark in marks if known.get(mark) is None]
         if fresh or not marks:
             return fresh, None
-        again = newest and newest.request_id == known[marks[-1]] and newest.status in ("Failed", "Canceled")
-        return marks[-1:] if again else (), known[marks[-1]]
+        of = known[marks[-1]]
+        if newest is None or newest.request_id != of or newest.status not in ("Failed", "Canceled"):
+            return (), of
+        return [mark for mark in marks if sent[mark] and known[mark] == of][-1:], of
+
+    async def is_of(
+        self, record: RequestRecord, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str]
+    ) -> bool:
+        """Whether a request began with all of the messages, under the names `issued` for it or others."""
+        return sent.keys() <= set(await self._begun_by(record, sent, issued.get(record.request_id)))
 
     async def _begun_by(
         self, record: RequestRecord, sent: Mapping[str, tuple[Item, ...]], issued: str | None

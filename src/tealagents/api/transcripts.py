@@ -105,10 +105,10 @@ def continues(stretch: Stretch, seen: str | None) -> bool:
     record = stretch.record
     if stretch.number > 1 or record.client.get("seeded"):
         return seen == (record.request_id if stretch.number > 1 else None)
-    if seen is None or seen != record.parent:
-        return seen == record.parent
+    if seen is None:
+        return record.parent is None and record.first_seq == 1
     behind = requests.kept(record, "behind", int)
-    return behind is not None and record.first_seq == behind + 1
+    return seen == record.parent and behind is not None and record.first_seq == behind + 1
 
 
 async def _once(exchange: Exchange, partition: str, messages: Sequence[Message]) -> list[Message]:
@@ -117,9 +117,9 @@ async def _once(exchange: Exchange, partition: str, messages: Sequence[Message])
     for message in messages:
         if message.role == "user":
             again = last is not None and last.items[-len(message.items) :] == message.items
-            if again:  # or the user has said the same anew
+            if again:  # or the user has said the same anew; in a fork the id is that of the source's request
                 record = (await exchange.tasks.request(partition, message.request_id, reading=True)).value
-                again = last is not None and record.client.get("repeats") == last.request_id
+                again = requests.kept(record, "repeats", str) is not None
             last = message
             if again:
                 continue

@@ -169,6 +169,27 @@ def test_a_run_of_answers_and_a_message_that_comes_again_is_the_same_run(page: P
     assert lines(file) == ["one"]
 
 
+def test_a_message_does_not_hide_that_something_else_was_decided(page: Page, file: Path) -> None:
+    """It is refused with the answers, and not stored; also where it came before, with those decided."""
+    asked = page.say(write(file))
+    held = list(page.messages)
+    page.answer(asked, None)
+    page.messages = [*held, user("and hello")]
+    sent = list(page.messages)
+    approved = resume(asked, APPROVE)
+    refusal(page.post(resume=approved), 409, "already_decided")
+    late = Page(page.client, page.thread)
+    late.run()
+    assert late.said("user") == [write(file)]
+    for _ in range(2):
+        page.messages = list(sent)
+        assert page.answer(asked, {"action": "reject"})[-1]["outcome"] == {"type": "success"}
+        assert page.said("user") == [write(file), "and hello"]
+    page.messages = sent
+    refusal(page.post(resume=approved), 409, "already_decided")
+    assert lines(file) == []
+
+
 @pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
 def test_answers_that_lead_to_another_pause_end_with_its_interrupts(file: Path, answered: str) -> None:
     """Whatever was said besides, also when the run comes again. What was said is sent with the next ones."""
@@ -253,6 +274,27 @@ def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: Offlin
     assert ("get_time" in str(sent["tools"])) is brings
     for before, after in (("FIRST", "SECOND"), ("Oslo", "Lima")):
         assert (before in str(sent["messages"]), after in str(sent["messages"])) == (not brings, brings)
+
+
+@pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
+def test_a_message_inherits_what_the_answers_beside_it_do(
+    page: Page, model: OfflineModel, file: Path, answered: str
+) -> None:
+    """The tools, instructions and context of the run before, where theirs leaves them out."""
+    page.messages = [{"id": "s", "role": "system", "content": "FIRST"}]
+    said = write(file) if answered == "interrupt" else weather()
+    asked = page.say(said, tools=[WEATHER], context=[{"description": "city", "value": "Oslo"}])
+    given: Json = {}
+    if answered == "interrupt":
+        given["resume"] = resume(asked, APPROVE)
+    else:
+        output(page, "28 degrees")
+    del page.messages[0]
+    page.say("and now?", **given)
+    sent = model.requests[-1]["body"]
+    assert "get_weather" in str(sent["tools"])
+    for each in ("FIRST", "Oslo", "and now?"):
+        assert each in str(sent["messages"])
 
 
 def test_what_another_protocol_has_set_holds_when_a_page_decides(

@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from agui_talk import (
     WEATHER,
+    Json,
     Page,
     events,
     kinds,
@@ -36,6 +38,9 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
+
+AUDIO: Json = {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}}
+PNG: Json = {"type": "image", "source": {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png"}}
 
 
 def test_a_message_is_answered(page: Page) -> None:
@@ -114,6 +119,41 @@ def test_the_same_run_is_replayed(page: Page) -> None:
     page.messages.append(user("two"))
     refusal(page.post(runId="r1"), 422, "idempotency_key_reused")
     assert page.post(runId="r2").status_code == 200
+
+
+def test_a_run_is_the_same_under_each_spelling_of_its_threads_name(ada: httpx.Client) -> None:
+    """The id of the task in upper case, and that of the task which another name stands for."""
+    for name in (None, "spelled twice"):
+        page = Page(ada, name)
+        first = page.say("one", runId="r")
+        task = first[0]["metadata"]["tealagents"]["task_id"]
+        for spelling in (task, task.upper()):
+            other = Page(ada, spelling)
+            other.messages = page.messages[:1]
+            assert streamed_text(other.run(runId="r")) == streamed_text(first)
+            other.messages = [user("two")]
+            refusal(other.post(runId="r"), 422, "idempotency_key_reused")
+
+
+def test_a_run_is_replayed_to_a_page_that_has_its_message_from_a_snapshot() -> None:
+    """One that failed as well, although it was answered when it was sent again; not with other words."""
+    flaky = {"when": {"text": "flaky"}, "reply": {"error": {"status": 400}}, "times": 1}
+    with serving({"rules": [flaky]}) as (service, model), service.client() as client:
+        page, ends = Page(client), dict[str, Json]()
+        late = Page(client, page.thread)
+        for run in ("failed", "answered"):
+            page.messages = page.messages[:1] or [user("flaky")]
+            ends[run] = page.run(runId=run)[-1]
+        late.run()
+        sent = late.messages[:1]
+        assert sent != page.messages[:1]
+        asked = len(model.requests)
+        for run, end in ends.items():
+            late.messages = list(sent)
+            assert late.run(runId=run)[-1] == end
+            late.messages = [{**sent[0], "content": "edited"}]
+            refusal(late.post(runId=run), 422, "idempotency_key_reused")
+        assert len(model.requests) == asked
 
 
 def test_a_run_that_was_imported_is_replayed_with_its_calls(
@@ -216,6 +256,30 @@ def test_the_same_message_under_another_run_is_answered_once(page: Page, model: 
     assert kinds(found) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
     assert page.said() == shown
     assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": "hello"}],
+        [{"type": "text", "text": "hello"}, {"type": "text", "text": ""}, AUDIO],
+        [{"type": "image", "source": {**PNG["source"], "mimeType": "image/PNG; q=1"}}],
+    ],
+    ids=["one part", "parts that are ignored", "another spelling"],
+)
+def test_a_message_that_a_snapshot_has_rewritten_is_not_new(
+    page: Page, model: OfflineModel, content: list[Json]
+) -> None:
+    """A page that drops the answer, and runs again, is shown the answer that there is."""
+    asked = len(model.requests)
+    page.say(content)
+    page.run()
+    shown = list(page.messages)
+    assert shown[0]["content"] != content
+    del page.messages[1:]
+    page.run()
+    assert page.messages == shown
+    assert len(model.requests) == asked + 1
 
 
 def test_a_message_that_was_answered_long_ago_is_not_answered_again(
@@ -524,6 +588,21 @@ def test_a_page_edits_a_message_on_a_fork_of_its_thread(page: Page, ada: httpx.C
         assert [m["items"][0]["content"] for m in stored if m["role"] == "user"] == ["one", content]
 
 
+def test_a_fork_shows_a_message_once_that_was_sent_again_after_its_run_failed() -> None:
+    """As its source does, although its requests have other ids."""
+    flaky = {"when": {"text": "flaky"}, "reply": {"error": {"status": 400}}, "times": 1}
+    with serving({"rules": [flaky]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.say("flaky")
+        kept = page.run()[0]["metadata"]["tealagents"]
+        fork = {"checkpoint_id": kept["request_id"]}
+        made = client.post(f"/tasks/{kept['task_id']}/fork", json=fork).raise_for_status().json()
+        for thread in (page.thread, made["task_id"]):
+            late = Page(client, thread)
+            late.run()
+            assert late.said("user") == ["flaky"]
+
+
 def test_a_conversation_continues_over_another_protocol(page: Page, ada: httpx.Client) -> None:
     """A task of the agent's own API is a thread, and a thread is a task of it."""
     begun = ada.post("", json={"items": [{"content_type": "text", "content": "one"}]}).json()
@@ -552,9 +631,9 @@ def test_what_the_page_brings_reaches_the_model_in_this_run(page: Page, model: O
     page.messages = [{"id": "s", "role": "system", "content": "Answer in French."}]
     parts = [
         {"type": "text", "text": "look"},
-        {"type": "image", "source": {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png"}},
+        PNG,
         {"type": "image", "source": {"type": "url", "value": "http://127.0.0.1:1/x.png"}},
-        {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}},
+        AUDIO,
     ]
     page.say(parts, context=[{"description": "page", "value": "the cart"}])
     sent = str(model.requests[-1]["body"]["messages"])
@@ -654,6 +733,32 @@ def test_of_messages_that_were_new_at_once_the_one_that_is_sent_again_is_shown_o
             page.run()
         assert page.said("user") == ["this is", "flaky"]
         assert [m["role"] for m in page.messages] == ["user", "user", "assistant"]
+
+
+@pytest.mark.parametrize("behind", ["", [AUDIO]], ids=["empty", "unusable"])
+def test_a_message_that_failed_is_answered_although_one_without_content_came_with_it(behind: Any) -> None:
+    """The text is sent again, and the other message passed over, as in the first run."""
+    flaky = {"when": {"text": "flaky"}, "reply": {"error": {"status": 400}}, "times": 1}
+    with serving({"rules": [flaky]}) as (service, model), service.client() as client:
+        page = Page(client)
+        page.messages = [user("flaky"), user(behind)]
+        assert page.run()[-1]["type"] == "RUN_ERROR"
+        assert page.run()[-1]["outcome"] == {"type": "success"}
+        assert page.said("user") == ["flaky"]
+        sent = model.requests[-1]["body"]["messages"]
+        assert [m["content"] for m in sent if m["role"] == "user"] == ["flaky"]
+
+
+def test_a_page_is_shown_the_failed_message_that_begins_the_thread_of_its_own() -> None:
+    """Another page has sent that one. Once this page shows it, no snapshot is needed."""
+    rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        first = Page(client)
+        first.say("broken")
+        second = Page(client, first.thread)
+        assert kinds(second.say("hello"))[1] == "MESSAGES_SNAPSHOT"
+        assert second.said("user") == ["broken", "hello"]
+        assert "MESSAGES_SNAPSHOT" not in kinds(second.say("and now?"))
 
 
 def test_a_failed_message_is_not_sent_again_by_a_page_that_was_reloaded() -> None:

@@ -64,8 +64,8 @@ def read(value: Any) -> Given:
     kept = tuple(Kept(m.id, m.role, () if isinstance(m, core.ToolMessage) else _items(m)) for m in talk)
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
     end = talk[start:]
-    users = [m for m in end if isinstance(m, core.UserMessage)]
-    last = {_mark(m): _items(m) for m in users}
+    users = [each for each in kept[start:] if each.role == "user"]
+    last = {_mark(each): each.items for each in users}
     said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
     context: dict[str, list[str]] = {}
     for each in body.context or ():
@@ -82,7 +82,7 @@ def read(value: Any) -> Given:
     return Given(
         body=body,
         last=last,
-        issued={parsed(m.id, "msg")[0]: _mark(m) for m in users},
+        issued={parsed(each.name, "msg")[0]: _mark(each) for each in users},
         message=message,
         outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
         resume=_resume(body),
@@ -109,8 +109,8 @@ def _item(part: core.ContentPart, _: str) -> Item | None:
     return None
 
 
-def _mark(message: core.UserMessage) -> str:
-    said = message.model_dump(mode="json", by_alias=True, include={"id", "content"})
+def _mark(message: Kept) -> str:
+    said = [message.name, *([item.content_type, item.content] for item in message.items)]
     return hashlib.sha256(canonical(said)).hexdigest()[:32]
 
 

@@ -26,7 +26,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     fresh, of = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
-    if pause is not None and (pause.status == "pending" or not given.last or of == pause.request_id):
+    if pause is not None:
         held = (await exchange.request(caller, pause.request_id)).record.setup
         setup, answers = setups.renewed(held, given.message.setup), _answers(pause, given)
         try:
@@ -35,17 +35,18 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
             if any(given.resume.values()) or (isinstance(late, GONE) and given.outputs and not given.last):
                 raise
         else:
-            if of or not fresh:
+            given = replace(given, message=replace(given.message, setup=setup))
+            if not given.last or (of and (pause.status == "pending" or of == pause.request_id)):
                 return await _stream(exchange, given, stretch)
-            view = await requests.settled(exchange, stretch.view, receive)  # then what was said besides
-            if view.record.status == "Canceled":  # this run was, and that is a part of it
+            view = stretch.view if of else await requests.settled(exchange, stretch.view, receive)
+            if view.record.status == "Canceled" and pause.status == "pending":  # else what was said besides
                 return await _stream(exchange, given, await stretches.cut(exchange, view, stretch.number))
         now = await task_names.named(exchange, caller, given.body.thread_id)
     if fresh:  # the same may have come before, and its answers may be on their way
         now = await now.settled(answered)
     if now is not thread:
         thread, (fresh, of) = now, await now.fresh(given.last, given.issued, given.seen)
-    key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
+    key = key_of(f"ag-ui\0{thread.task_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
         pending = thread.head.pending if thread.head else None
         if not fresh or (pending and pending.request_id in answered):  # which led to another pause
@@ -55,7 +56,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         except (AlreadyExists, CheckpointMoved) as refusal:  # another run was quicker
             await thread.check_taken(refusal)
             return await carried_out(exchange, caller, given, receive)
-    elif not given.last.keys() <= set(first.record.client.get("messages", ())):
+    elif of != first.record.request_id and not await thread.is_of(first.record, given.last, given.issued):
         raise IdempotencyKeyReused(**first.record.ids)
     first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
@@ -91,8 +92,7 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], of: str | Non
     if not items:
         raise InvalidRequest("messages", "must end with a text or an image from the user")
     message = thread.at_tip(given.message)
-    all_new = len(fresh) == len(given.last)  # else not all was answered
-    behind = await thread.answered_to(given.answer) if all_new else None
+    behind = await thread.answered_to(given.answer) if len(fresh) == len(given.last) else None
     client = {**message.client, "seeded": bool(message.earlier), "repeats": of, "behind": behind}
     message = replace(message, items=items, client=client)
     return await requests.submitted(thread.exchange, thread.caller, message, key, streamed=True)
