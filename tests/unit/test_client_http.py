@@ -200,6 +200,21 @@ def test_failure(client: Client) -> None:
         client.stream("fail").answer()
 
 
+def test_what_a_stream_raises_knows_the_key_of_its_message(client: Client) -> None:
+    """A key that the client made would be lost with the stream, and with it the message's outcome."""
+    with pytest.raises(ModelError) as failed:
+        client.stream("fail", idempotency_key="key-1").answer()
+    assert failed.value.idempotency_key == "key-1"
+    *_, end = client.stream("fail", idempotency_key="key-2")
+    assert isinstance(end, Failed)
+    assert end.error.idempotency_key == "key-2"
+    stream = client.stream("hello")
+    stream.close()
+    with pytest.raises(ClientError, match="closed before its end") as closed:
+        next(stream)
+    assert closed.value.idempotency_key
+
+
 def test_idempotency(client: Client, service: ContractServer) -> None:
     """The same key gives the same answer without another model call; another message is refused."""
     key, before = str(uuid.uuid4()), service.model_calls
@@ -446,6 +461,18 @@ def test_a_token_function_that_is_used_up_is_no_end_of_a_call(
     assert service.calls == []
 
 
+async def test_an_async_token_function_that_is_used_up_is_no_end_of_a_list(service: ContractServer) -> None:
+    """A list that ended with it would pass for a complete one."""
+
+    async def token() -> str:
+        raise StopAsyncIteration
+
+    async with AsyncClient(service.url, token) as client:
+        with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+            await anext(client.tasks())
+    assert service.calls == []
+
+
 async def test_async_token_function(service: ContractServer) -> None:
     """The asynchronous client awaits a token that takes time."""
 
@@ -505,12 +532,30 @@ def test_what_cannot_be_meant_is_not_sent(
     assert not service.calls
 
 
+def test_metadata_that_is_nested_too_deeply_is_not_sent(service: ContractServer, client: Client) -> None:
+    """It is a mistake in the program, as any other value that JSON cannot hold."""
+    metadata: dict[str, Any] = {}
+    for _ in range(100_000):
+        metadata = {"a": metadata}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        client.send("hello", metadata=metadata)
+    assert not service.calls
+
+
 def test_a_token_is_text_or_a_function(connect: Connect) -> None:
     """Anything else, such as a variable that is not set, is refused when the client is made."""
     with pytest.raises(
         TypeError, match="the token is a string, or a function that returns one, not NoneType"
     ):
         connect("http://127.0.0.1:1/A/1", None)
+
+
+@pytest.mark.parametrize("token", [" ", "\n"])
+def test_a_token_of_blanks_is_none(service: ContractServer, connect: Connect, token: str) -> None:
+    """A token file that holds only a line break is a mistake, and no wish to call without a token."""
+    with pytest.raises(ValueError, match="printable ASCII"):
+        connect(service.url, lambda: token).send("hello")
+    assert not service.calls
 
 
 def test_blanks_around_a_token_are_none_of_it(service: ContractServer, connect: Connect) -> None:
@@ -546,9 +591,9 @@ def test_a_url_that_is_none_is_refused_at_once(connect: Connect, url: str) -> No
         connect(url)
 
 
-@pytest.mark.parametrize("key", ["né", "a\nb"])
+@pytest.mark.parametrize("key", ["né", "a\nb", "", " ", "k ", " k"])
 def test_a_key_that_no_header_can_hold_is_not_sent(service: ContractServer, client: Client, key: str) -> None:
-    """It is a mistake in the program, and the error names the key."""
+    """It is a mistake in the program, and the error names the key. An empty one is not made anew."""
     with pytest.raises(ValueError, match="printable ASCII"):
         client.send("hello", idempotency_key=key)
     assert not service.calls

@@ -401,6 +401,13 @@ def test_a_message_whose_stream_may_not_be_followed_is_not_sent_again() -> None:
     assert [call.method for call in network.calls] == ["POST", "GET"]
 
 
+def test_a_message_that_is_answered_with_nothing_is_an_unexpected_answer() -> None:
+    """An empty 204 is the answer of another server: no request is known whose end could be read."""
+    network = Network(sending(Reply(status=204)))
+    with pytest.raises(UnexpectedAnswer, match="HTTP 204"):
+        network.stream()
+
+
 def test_a_stream_answered_without_one() -> None:
     """An outcome sent as JSON, by a service or a proxy that does so, ends the stream as well."""
     assert shown(Network(sending(document(ANSWER))).stream()) == [(None, Final)]
@@ -679,6 +686,16 @@ def test_deleted_already() -> None:
     assert network.run(network.operations().delete_task("t")) is None
     with pytest.raises(ProblemError):
         network.run(network.operations().delete_task("t"))
+
+
+@pytest.mark.parametrize("first", [problem(503, "draining"), UNSENT], ids=["refused", "not sent"])
+def test_what_only_a_refused_attempt_could_have_deleted_is_not_found(first: Reply | Lost) -> None:
+    """Nothing was deleted: the id is wrong, and saying that the deletion worked would hide it."""
+    network = Network(sending(first, problem(404, "not_found")))
+    with pytest.raises(NotFound):
+        network.run(network.operations().delete_task("t"))
+    network = Network(sending(LOST, first, problem(404, "not_found")))
+    assert network.run(network.operations().delete_task("t")) is None
 
 
 def test_a_page_in_answer_to_a_deletion() -> None:

@@ -98,8 +98,11 @@ class AsyncBackend:
         """A token that is valid now."""
         if isinstance(self._token, str):
             return self._token
-        given = self._token()
-        return await given if inspect.isawaitable(given) else given
+        try:
+            given = self._token()
+            return await given if inspect.isawaitable(given) else given
+        except StopAsyncIteration as end:  # a list or a stream would end with it, as if it had been read
+            raise RuntimeError("the token function raised StopAsyncIteration") from end
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)

@@ -51,6 +51,7 @@ class TaskChanges(TypedDict, total=False):
 
 def message(content: Content, options: MessageOptions) -> Call:
     _check(options, MessageOptions)
+    key = options.get("idempotency_key")
     body = {
         **{name: options.get(name) for name in ("session_id", "task_id", "user_context", "metadata")},
         "items": items_of(content),
@@ -59,7 +60,7 @@ def message(content: Content, options: MessageOptions) -> Call:
     return Call(
         method="POST",
         body=_present(body),
-        headers={IDEMPOTENCY_KEY: printable(options.get("idempotency_key") or str(uuid.uuid4()))},
+        headers={IDEMPOTENCY_KEY: printable(str(uuid.uuid4()) if key is None else key)},
         timeout="answer",
         repeatable=True,
     )

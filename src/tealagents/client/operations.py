@@ -48,6 +48,7 @@ class Operations(Rules):
         self, content: Content, options: MessageOptions, position: Position
     ) -> Stream[StreamEvent, None]:
         call = calls.as_stream(calls.message(content, options))
+        position.idempotency_key = call.headers[calls.IDEMPOTENCY_KEY]
         return _keyed(call, self.followed(call, position))
 
     def background(self, content: Content, options: MessageOptions) -> Flow[Accepted]:

@@ -32,13 +32,10 @@ class Budget:
         self._retry = retry
         self._jitter = jitter
         self._failures = 0
+        #: an attempt failed that may have been executed all the same
+        self.in_doubt = False
         #: the time, by the clock of the rules, after which nothing is repeated
         self.until = until
-
-    @property
-    def used(self) -> bool:
-        """Whether something has failed since the beginning, or since the last progress."""
-        return self._failures > 0
 
     def renew(self) -> None:
         """There was progress: earlier failures no longer count."""

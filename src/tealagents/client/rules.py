@@ -52,6 +52,7 @@ from tealagents.client.wire import (
 )
 
 T = TypeVar("T")
+F = TypeVar("F", bound=ClientError)
 
 #: why a call, or a connection, has to be repeated
 Trouble = Lost | ProblemError
@@ -79,6 +80,8 @@ class Position:
     #: the service is known to have the message: its events can be followed
     located: bool = False
     ended: bool = False
+    #: of the message that the stream began with
+    idempotency_key: str | None = None
     #: a pause that ends the stream, unless it has been decided in the meantime and events follow
     _pause: ApprovalRequired | None = None
 
@@ -115,7 +118,13 @@ class Position:
     def closed_early(self) -> ClientError:
         """What reading on raises after the stream was closed, or an error was raised, before its end."""
         rest = f"; follow({self.request_id!r}, after={self.last_event_id}) continues it"
-        return ClientError("this stream was closed before its end" + (rest if self.request_id else ""))
+        closed = "this stream was closed before its end"
+        return self.keyed(ClientError(closed + (rest if self.request_id else "")))
+
+    def keyed(self, error: F) -> F:
+        """The error, which knows the key of the message."""
+        error.idempotency_key = error.idempotency_key or self.idempotency_key
+        return error
 
     def _pass(self, number: int | None, event: StreamEvent | None) -> None:
         self.last_event_id = max(self.last_event_id, number or 0)
@@ -255,8 +264,8 @@ class Rules:
         if reply.ok:
             raise UnexpectedAnswer(f"HTTP {reply.status} in answer to a deletion")
         problem = reply.problem()
-        # an earlier attempt deleted it, and its answer was lost
-        if not (isinstance(problem, NotFound) and call.repeatable and budget.used):
+        # an earlier attempt may have deleted it, and its answer was lost
+        if not (isinstance(problem, NotFound) and budget.in_doubt):
             raise problem
 
     def health(self) -> Flow[Health]:
@@ -342,7 +351,7 @@ class Rules:
         self, start: Call, call: Call, reply: Reply, position: Position
     ) -> Stream[StreamEvent, ProblemError | None]:
         """Handle an answer that is no stream. None: connect again, unless the stream has ended."""
-        if reply.status == 204:
+        if reply.status == 204 and position.request_id is not None:
             return (yield from self._settle(position))
         if reply.ok:
             answer = Answer.parse(reply.document())
@@ -401,6 +410,7 @@ class Rules:
         self, trouble: Trouble, budget: Budget, call: Call, position: Position | None = None
     ) -> Flow[None]:
         """Wait before the next attempt; raise the trouble when none is left."""
+        budget.in_doubt = budget.in_doubt or not _refused(trouble)
         asked = trouble.retry_after if isinstance(trouble, ProblemError) else None
         delay, left = budget.delay(asked), budget.until - self.clock()
         if delay is not None and left > (asked or 0):
@@ -433,14 +443,21 @@ def _is_message(call: Call) -> bool:
 
 def may_repeat(call: Call, trouble: Trouble) -> bool:
     """Whether repeating the call can succeed, and cannot execute it twice."""
-    if isinstance(trouble, Lost):
-        return call.repeatable or not trouble.sent
-    if trouble.status == 503 and trouble.code in REFUSED:
+    if _refused(trouble):
         return True
+    if isinstance(trouble, Lost):
+        return call.repeatable
     # a replayed failure is the outcome of the request, and stays so; `interrupted` is one, too
     if not call.repeatable or trouble.replayed or trouble.code == "interrupted":
         return False
     return trouble.status == 503 or _of_gateway(trouble)
+
+
+def _refused(trouble: Trouble) -> bool:
+    """Whether the call was not executed: it did not arrive, or was rejected before anything happened."""
+    if isinstance(trouble, Lost):
+        return not trouble.sent
+    return trouble.status == 503 and trouble.code in REFUSED
 
 
 def _of_gateway(trouble: Trouble) -> TypeGuard[ProblemError]:
@@ -464,6 +481,8 @@ def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
 
 
 def _emitted(event: StreamEvent, position: Position) -> Stream[StreamEvent, None]:
+    if isinstance(event, Failed):
+        position.keyed(event.error)
     if position.ended:
         # before the last event is returned, since most callers stop reading there
         yield Close()

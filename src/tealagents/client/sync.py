@@ -367,7 +367,7 @@ class EventStream(Items[StreamEvent], Positioned):
             for event in self:
                 if (answer := outcome_of(event)) is not None:
                     return answer
-        raise UnexpectedAnswer("the stream was read to its end before")
+        raise self._position.keyed(UnexpectedAnswer("the stream was read to its end before"))
 
 
 class _Wire:

@@ -41,7 +41,7 @@ DIRECT: Mapping[str, None] = {f"all://{host}": None for host in ("localhost", "1
 #: bytes of the slowest upload that is waited for
 UPLOADED_PER_SECOND = 16_000
 
-_PRINTABLE = re.compile(r"[ -~]*")
+_PRINTABLE = re.compile(r"[ -~]+")
 _SECONDS = re.compile(r"[0-9]+")
 
 
@@ -210,8 +210,7 @@ def build_request(
     content = None
     if call.body is not None:
         headers["Content-Type"] = "application/json"
-        # ASCII: lone surrogates, which UTF-8 cannot hold, reach the service, which rejects them with a reason
-        content = json.dumps(call.body, separators=(",", ":"), allow_nan=False).encode("ascii")
+        content = _encoded(call.body)
     return http.build_request(
         call.method,
         base_url + call.path,
@@ -226,6 +225,15 @@ def build_request(
             write=_finite(timeouts.call + len(content or b"") / UPLOADED_PER_SECOND),
         ),
     )
+
+
+def _encoded(body: Any) -> bytes:
+    """`ValueError` for what JSON cannot hold, or Python cannot write."""
+    try:
+        # ASCII: lone surrogates, which UTF-8 cannot hold, reach the service, which rejects them with a reason
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except RecursionError as error:
+        raise ValueError("what was to be sent is nested too deeply") from error
 
 
 def _finite(seconds: float) -> float | None:
@@ -283,9 +291,9 @@ def prefix(base_url: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The value of a header. `ValueError` for what no header can hold."""
-    if not _PRINTABLE.fullmatch(text):
-        raise ValueError(f"{text!r} is not one line of printable ASCII characters")
+    """The value of a header. `ValueError` for what no header can hold, such as blanks at its ends."""
+    if not _PRINTABLE.fullmatch(text) or text.strip() != text:
+        raise ValueError(f"{text!r} is not one line of printable ASCII characters without blanks at its ends")
     return text
 
 
