@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import json
 import os
 import pty
 import re
@@ -13,8 +14,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Self
+from functools import partial
+from typing import Self, cast
 
+import httpx
 import pytest
 import typer
 from contract_server import ContractServer, Problem
@@ -24,8 +27,10 @@ from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner
 
 from tealagents.cli.chat import chat, chat_command, showing
+from tealagents.cli.chat.conversation import Chat
 from tealagents.cli.chat.finding import NoAgent, find_agent, joined, login_name_for
 from tealagents.cli.chat.showing import AnswerView, exact, finished_length, printable
+from tealagents.client import NO_RETRY, Client, Retry
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.waits import until
 
@@ -239,6 +244,43 @@ def test_token_from_the_environment(
     monkeypatch.setenv("TA_TOKEN", "somebody")
     assert CliRunner().invoke(command, [service.root], input="hi").exit_code == 0
     assert [task.owner for task in service.tasks.values()] == ["somebody"]
+
+
+class _Interrupting(io.StringIO):
+    """Standard output; when the first text is written, the user presses Ctrl-C."""
+
+    def write(self, text: str) -> int:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_service_is_away_ends_as_interrupted(service: ContractServer) -> None:
+    """After few attempts, it says that the request could not be canceled."""
+    asked: list[Retry] = []
+
+    def connect_to_nothing(*, retry: Retry, **_: object) -> Client:
+        asked.append(retry)
+        return Client("http://127.0.0.1:9/A/1", retry=NO_RETRY)
+
+    stdout, stderr = Console(file=_Interrupting()), Console(file=io.StringIO())
+    with Client(service.url, "me") as client:
+        here = Chat(connect_to_nothing, client, stdout, input, None, None)
+        assert here.answer_once("hello", stderr) == 130
+    assert "no answer from the service" in cast(io.StringIO, stderr.file).getvalue()
+    assert [retry.attempts for retry in asked] == [2]
+
+
+def test_the_command_that_decides_a_pause_is_shown_as_it_is() -> None:
+    """An IPv6 address in brackets is text, and not markup of the library that prints it."""
+    ids = {"session_id": "s", "task_id": "t", "request_id": "r"}
+    pause = {**ids, "status": "Paused", "content": {**ids, "approval_id": "a", "tool_calls": []}}
+    stream = f"event: approval-required\nid: 1\ndata: {json.dumps(pause)}\n\n"
+    paused = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=stream)
+    stderr = Console(file=io.StringIO(), width=200)
+    with httpx.Client(transport=httpx.MockTransport(lambda _: paused)) as http:
+        connect = partial(Client, "http://[fd00::1]:8000/A/1", http=http)
+        here = Chat(connect, connect(), Console(file=io.StringIO()), input, None, None)
+        assert here.answer_once("delete /x", stderr) == 3
+    assert "tealagents chat http://[fd00::1]:8000/A/1 --task t" in cast(io.StringIO, stderr.file).getvalue()
 
 
 # --- with a real terminal -----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ The command line registers `chat_command`; programs and tests call `chat`.
 
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -47,8 +48,9 @@ def chat(
         console if input is not None else Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     )
     try:
-        with Client(find_agent(url), token or login_name_for(url)) as client:
-            here = Chat(client, console, input or _line_of_terminal, session, task)
+        connect = partial(Client, find_agent(url), token or login_name_for(url))
+        with connect() as client:
+            here = Chat(connect, client, console, input or _line_of_terminal, session, task)
             if input is not None or (sys.stdin is not None and sys.stdin.isatty()):
                 return here.converse()
             # None if it was closed before the start

@@ -34,7 +34,9 @@ from tealagents.client import (
     MessageOptions,
     PendingCall,
     Request,
+    Retry,
     StreamEvent,
+    Timeouts,
     ToolCall,
     ToolResult,
 )
@@ -43,6 +45,9 @@ from tealagents.client import (
 Input = Callable[[str], str]
 
 OK, FAILED, UNUSABLE, PAUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: for canceling: who presses Ctrl-C does not wait for a service that is away
+SOON, BRIEF = Retry(attempts=2), Timeouts(connect=2.0, call=10.0)
 
 HELP = """\
 Type a message. A line that starts with a slash is a command:
@@ -75,11 +80,18 @@ class UserDecision:
 
 
 class Chat:
-    """One conversation."""
+    """One conversation. `connect` makes further clients like `client`."""
 
     def __init__(
-        self, client: Client, console: Console, ask: Input, session: str | None, task: str | None
+        self,
+        connect: Callable[..., Client],
+        client: Client,
+        console: Console,
+        ask: Input,
+        session: str | None,
+        task: str | None,
     ) -> None:
+        self._connect = connect
         self._client = client
         self._console = console
         self._ask = ask
@@ -114,7 +126,10 @@ class Chat:
         try:
             return self._print_plainly(stream, errors)
         except KeyboardInterrupt:
-            errors.print(self._cancel(stream, message, options))
+            try:
+                errors.print(Text(self._cancel(stream, message, options)))
+            except ClientError as error:
+                complain(errors, error)
             return INTERRUPTED
 
     def _print_plainly(self, stream: EventStream, errors: Console) -> int:
@@ -130,7 +145,8 @@ class Chat:
                 raise event.error
             elif isinstance(event, ApprovalRequired):
                 show_approval(errors, event.approval)
-                errors.print(f"To decide: tealagents chat {self._client.base_url} --task {event.task_id}")
+                command = f"tealagents chat {self._client.base_url} --task {event.task_id}"
+                errors.print(Text(f"To decide: {command}"))
                 return PAUSED
         return OK
 
@@ -238,12 +254,13 @@ class Chat:
     def _cancel(self, stream: EventStream, message: str, options: MessageOptions) -> str:
         """Cancel the stream's request, even if its ids have not arrived yet. Returns a note for the user."""
         request_id = stream.request_id
-        if request_id is None:
-            # with the same idempotency key, the service returns the ids and starts no second request
-            accepted = self._client.background(message, **options)
-            request_id, self._task_id = accepted.request_id, accepted.task_id
-            self._session_id = accepted.session_id
-        return f"request {request_id}: {self._client.cancel(request_id).status}"
+        with self._connect(retry=SOON, timeouts=BRIEF) as client:
+            if request_id is None:
+                # with the same idempotency key, the service returns the ids and starts no second request
+                accepted = client.background(message, **options)
+                request_id, self._task_id = accepted.request_id, accepted.task_id
+                self._session_id = accepted.session_id
+            return f"request {request_id}: {client.cancel(request_id).status}"
 
     # --- approvals ------------------------------------------------------------------------------------
 
@@ -290,7 +307,8 @@ class Chat:
             self._show(stream)
         except KeyboardInterrupt:
             request_id = pause.approval.request_id
-            self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
+            with self._connect(retry=SOON, timeouts=BRIEF) as client:
+                self._note(f"request {request_id}: {client.cancel(request_id).status}")
 
     def _user_decision(self, approval: Approval) -> UserDecision | None:
         """The user's decision on each call; None to decide later."""
