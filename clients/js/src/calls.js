@@ -1,4 +1,4 @@
-/** @import {Accepted, Answer, ClientOptions, Health, Reconnection, RequestDocument} from "./index.js" */
+/** @import {Accepted, Answer, ClientOptions, Health, Problem, Reconnection, RequestDocument} from "./index.js" */
 /** @import {Call, Reply} from "./wire.js" */
 import {
   ClientError,
@@ -16,7 +16,8 @@ import {Lost, Wire, segment} from "./wire.js";
 
 export const IDEMPOTENCY_KEY = "Idempotency-Key";
 
-/** Refused before anything happened, so that any call may be made again. */
+/** Refused before anything happened, so that any call may be made again.
+ * @type {Set<string | null>} */
 const REFUSED = new Set(["overloaded", "draining", "auth_unavailable"]);
 /** How a gateway says that the service is away. */
 const GATEWAY = new Set([502, 503, 504]);
@@ -174,8 +175,8 @@ export class Calls {
     if (reply.status === 204) return;
     if (reply.ok) throw new UnexpectedAnswer(`HTTP ${reply.status} in answer to a deletion`);
     const problem = reply.problem();
-    // not found after a failure: the answer to an earlier attempt was lost, and that attempt did it
-    if (!(problem instanceof NotFound && call.repeatable && budget.failures)) throw problem;
+    // not found after a failure: the answer to an earlier attempt was lost, and that attempt may have done it
+    if (!(problem instanceof NotFound && budget.inDoubt)) throw problem;
   }
 
   /**
@@ -229,6 +230,7 @@ export class Calls {
    *   onReconnect?: ((reconnection: Reconnection) => void) | undefined}} around
    */
   async holdOn(trouble, budget, call, {signal, onReconnect, ...known}) {
+    budget.inDoubt ||= !didNothing(trouble);
     const error = keyed(trouble instanceof Lost ? givenUp(trouble, call, known) : trouble, call);
     const delayMs = budget.delayMs(trouble instanceof Lost ? null : trouble.retryAfter);
     if (delayMs === null) throw error;
@@ -243,13 +245,20 @@ export class Calls {
  * @param {Call} call
  * @param {Lost | ProblemError} trouble
  */
-export function mayRepeat(call, trouble) {
-  const repeatable = call.repeatable ?? false;
-  if (trouble instanceof Lost) return repeatable || !trouble.sent;
-  if (trouble.status === 503 && REFUSED.has(trouble.code ?? "")) return true;
+export function mayRepeat({repeatable = false}, trouble) {
+  if (didNothing(trouble)) return true;
+  if (trouble instanceof Lost || !repeatable) return repeatable;
   // a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
-  if (!repeatable || trouble.replayed || trouble.code === "interrupted") return false;
-  return trouble.status === 503 || ofGateway(trouble);
+  return !trouble.replayed && trouble.code !== "interrupted" && (trouble.status === 503 || ofGateway(trouble));
+}
+
+/**
+ * Whether the call was not carried out: it did not arrive, or was refused before anything happened.
+ *
+ * @param {Lost | ProblemError} trouble
+ */
+function didNothing(trouble) {
+  return trouble instanceof Lost ? !trouble.sent : trouble.status === 503 && REFUSED.has(trouble.code);
 }
 
 /**
@@ -335,9 +344,13 @@ export function isGoingOn({status}) {
  * @returns {Answer}
  */
 export function answerOf(request) {
-  const {session_id, task_id, request_id, status, content, error} = request;
-  if (error) throw problemError({session_id, task_id, request_id, ...error});
-  return /** @type {any} */ ({session_id, task_id, request_id, status, content});
+  if (request.error) throw problemError(failureOf(request));
+  return /** @type {any} */ ({...idsAndStatus(request), content: request.content});
+}
+
+/** @param {RequestDocument} request */
+export function failureOf({session_id, task_id, request_id, error}) {
+  return /** @type {Problem} */ ({session_id, task_id, request_id, ...error});
 }
 
 /**

@@ -101,8 +101,8 @@ export class Client {
    * @returns {Promise<api.ApprovalWithTools>}
    */
   approval({request_id, approval_id}, {signal} = {}) {
-    const call = read(`/requests/${segment(request_id)}/approvals/${segment(approval_id)}`);
-    return this.#calls.document(call, signal, ["approval_id"]);
+    const path = `/requests/${segment(request_id)}/approvals/${segment(approval_id)}`;
+    return this.#calls.document(read(path), signal, ["approval_id"]);
   }
 
   // --- sessions and tasks ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ export class Client {
   /** @param {api.CallOptions} [options] @returns {Promise<api.Me>} */
   async me({signal} = {}) {
     const me = await this.#calls.document(read("/me"), signal, []);
-    if (!me.user?.oid) throw new UnexpectedAnswer("an answer without a user: is this the URL of an agent?");
+    if (!me.user?.oid) throw new UnexpectedAnswer("an answer without its user: is this the URL of an agent?");
     return me;
   }
 
@@ -284,8 +284,7 @@ function resumption(of, decision) {
 
 /** @param {Call} call @returns {Call} */
 function asStream(call) {
-  const headers = {...call.headers, Accept: EVENT_STREAM};
-  return {...call, path: `${call.path}/sse`, headers, timeout: "silenceMs"};
+  return {...call, path: `${call.path}/sse`, headers: {...call.headers, Accept: EVENT_STREAM}, timeout: "silenceMs"};
 }
 
 /** @param {Call} call @returns {Call} */

@@ -51,7 +51,10 @@ export class List {
     let cursor = this.#query.cursor;
     do {
       const {items, next_cursor} = /** @type {Page<T>} */ (await this.page(cursor));
-      yield* items;
+      for (const item of items) {
+        this.#signal?.throwIfAborted();
+        yield item;
+      }
       if (next_cursor && next_cursor === cursor) {
         throw new UnexpectedAnswer(`the list ${this.#path} names the same page as its next one`);
       }

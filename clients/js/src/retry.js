@@ -5,6 +5,8 @@ export class Budget {
   #bounds;
   /** failures in a row, without progress between them */
   failures = 0;
+  /** an attempt failed that may have been carried out all the same */
+  inDoubt = false;
 
   /** @param {Retry} [retry] */
   constructor({attempts = 10, firstDelayMs = 200, longestDelayMs = 8_000, longestWaitMs = 60_000} = {}) {

@@ -3,11 +3,12 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {answerOf, attempt, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
+import {answerOf, attempt, failureOf, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
+/** @type {Set<string | undefined>} */
 const KNOWN = new Set([...ENDS, "request", "partial-response", "tool-call", "tool-result"]);
 
 /** The events of a request: what `EventStream` of the types says, and how far they have been read. */
@@ -48,8 +49,9 @@ export class EventStream {
     if (typeof start === "string") {
       this.requestId = start;
       this.#located = true;
+      start = follow(start, after);
     }
-    this.#start = typeof start === "string" ? follow(start, after) : start;
+    this.#start = start;
   }
 
   /**
@@ -129,7 +131,7 @@ export class EventStream {
    * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
    */
   async *#withoutStream(call, reply) {
-    if (reply.status === 204) return yield* this.#settle();
+    if (reply.status === 204 && this.requestId) return yield* this.#settle();
     if (reply.ok) {
       const answer = /** @type {any} */ (identified(reply.document()));
       this.#locate(answer);
@@ -172,10 +174,16 @@ export class EventStream {
    */
   #take(message) {
     const id = numberOf(message);
-    if ((id !== null && id <= this.lastEventId) || !KNOWN.has(message.event ?? "")) return null;
+    if (id !== null && id <= this.lastEventId) return null;
+    this.#pause = null;
+    if (!KNOWN.has(message.event)) {
+      this.lastEventId = id ?? this.lastEventId;
+      return null;
+    }
     const event = /** @type {StreamEvent} */ ({event: message.event, id, data: dataOf(message)});
-    this.#pause = event.event === "approval-required" ? event : null;
-    return this.#pause ? null : event;
+    if (event.event !== "approval-required") return event;
+    this.#pause = event;
+    return null;
   }
 
   /**
@@ -202,9 +210,12 @@ export class EventStream {
    * @param {Budget} budget
    */
   #holdOn(trouble, budget) {
-    const {requestId, lastEventId} = this;
-    const around = {requestId, lastEventId, signal: this.#signal, onReconnect: this.#onReconnect};
-    return this.#calls.holdOn(trouble, budget, this.#start, around);
+    return this.#calls.holdOn(trouble, budget, this.#start, {
+      requestId: this.requestId,
+      lastEventId: this.lastEventId,
+      signal: this.#signal,
+      onReconnect: this.#onReconnect,
+    });
   }
 }
 
@@ -239,7 +250,7 @@ function isOfTheWay(event) {
  * @param {EventSourceMessage} message
  */
 function numberOf({id}) {
-  return id !== undefined && /^\d{1,15}$/.test(id) ? Number(id) : null;
+  return /^\d{1,15}$/.test(id ?? "") ? Number(id) : null;
 }
 
 /** @param {EventSourceMessage} message */
@@ -264,7 +275,5 @@ function ending(answer) {
  * @returns {StreamEvent}
  */
 function endOf(request) {
-  if (!request.error) return ending(answerOf(request));
-  const {session_id, task_id, request_id, error} = request;
-  return {event: "error", id: null, data: {session_id, task_id, request_id, ...error}};
+  return request.error ? {event: "error", id: null, data: failureOf(request)} : ending(answerOf(request));
 }

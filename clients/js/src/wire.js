@@ -138,18 +138,9 @@ export class Reply {
     this.#response = response;
     this.#watch = watch;
     this.#text = text;
-  }
-
-  get status() {
-    return this.#response.status;
-  }
-
-  get ok() {
-    return this.#response.ok;
-  }
-
-  get isStream() {
-    return isStream(this.#response);
+    this.status = response.status;
+    this.ok = response.ok;
+    this.isStream = isStream(response);
   }
 
   /** Of a stream: a byte has come, be it of a keepalive. */
@@ -351,9 +342,11 @@ export function parsed(text) {
  */
 function seconds(retryAfter, date) {
   if (!retryAfter) return null;
-  if (/^\d+$/.test(retryAfter)) return Number(retryAfter);
-  const wait = Date.parse(retryAfter) - (date ? Date.parse(date) : Date.now());
-  return Number.isNaN(wait) ? null : Math.max(0, wait / 1000);
+  // `Date.parse` would take a negative number for a year
+  const wait = /[a-z]/i.test(retryAfter)
+    ? (Date.parse(retryAfter) - (date ? Date.parse(date) : Date.now())) / 1000
+    : Number(retryAfter);
+  return wait < 0 ? 0 : isNaN(wait) ? null : wait;
 }
 
 /** @param {unknown} error */

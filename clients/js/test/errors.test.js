@@ -117,6 +117,10 @@ test("whatever a stream brings is an event or a ClientError", async () => {
   await assert.rejects(answeredWith(null, STREAM).stream("hello").answer(), ClientError);
 });
 
+test("a message that is answered with nothing is an unexpected answer", async () => {
+  await assert.rejects(answeredWith(null, {status: 204}).stream("hello").answer(), {name: "UnexpectedAnswer"});
+});
+
 test("a mistake in the program is said before anything is sent", async () => {
   const secret = "http://user:secret@host/A/1";
   for (const url of ["A/1", "ftp://host/A/1", secret, "http://host/A/1?b=c", "http://host/A/1?", "http://host/A/1#"]) {

@@ -390,3 +390,62 @@ test("a page in answer to a deletion has deleted nothing", async () => {
   const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response("<html>sign in</html>")});
   await assert.rejects(agent.deleteTask("t"), UnexpectedAnswer);
 });
+
+test("what only a refused attempt could have deleted is not found", async () => {
+  const [draining, gone] = ['{"code": "draining"}', '{"code": "not_found"}'];
+  for (const lost of [false, true]) {
+    const answers = [() => new Response(draining, {status: 503}), () => new Response(gone, {status: 404})];
+    if (lost) answers.unshift(() => assert.fail(new TypeError("network")));
+    const answered = async () => /** @type {() => Response} */ (answers.shift())();
+    const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+    if (lost) await agent.deleteTask("t");
+    else await assert.rejects(agent.deleteTask("t"), NotFound);
+  }
+});
+
+test("a list that is aborted gives no further item, even if its page has come already", async () => {
+  const leave = new AbortController();
+  const page = '{"items": [{"task_id": "1"}, {"task_id": "2"}], "next_cursor": null}';
+  const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response(page)});
+  let seen = 0;
+  await assert.rejects(async () => {
+    for await (const _ of agent.tasks({signal: leave.signal})) {
+      seen += 1;
+      leave.abort(new Error("enough"));
+    }
+  }, /enough/);
+  assert.equal(seen, 1);
+});
+
+test("a pause that an event of a later version follows is no end", async () => {
+  const ids = {session_id: "s", task_id: "t", request_id: "r"};
+  const event = (/** @type {string} */ name, /** @type {number} */ id, content = {}) =>
+    `event: ${name}\nid: ${id}\ndata: ${JSON.stringify({...ids, content})}\n\n`;
+  const logs = [
+    event("request", 1) + event("approval-required", 2) + event("decided", 3),
+    event("final-response", 4, {output: "done"}),
+  ];
+  /** @type {(string | null)[]} */
+  const after = [];
+  /** @type {typeof fetch} */
+  const answered = async (_, {headers} = {}) => {
+    after.push(new Headers(headers).get("Last-Event-ID"));
+    return new Response(logs.shift() ?? "", {headers: {"Content-Type": "text/event-stream"}});
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  const names = [];
+  for await (const {event} of agent.stream("hello")) names.push(event);
+  assert.deepEqual(names, ["request", "final-response"]);
+  assert.deepEqual(after, [null, "3"]);
+});
+
+test("a `Retry-After` is a number or a date, and a negative number is no year", async () => {
+  const date = "Thu, 01 Jan 1970 00:00:00 GMT";
+  for (const [said, seconds] of /** @type {[string, number | null][]} */ ([
+    ["7", 7], ["-3600", 0], ["Thu, 01 Jan 1970 00:00:09 GMT", 9], [date, 0], ["soon", null],
+  ])) {
+    const headers = {"Retry-After": said, Date: date};
+    const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response("{}", {status: 429, headers})});
+    await assert.rejects(agent.me(), {retryAfter: seconds}, said);
+  }
+});
