@@ -259,6 +259,54 @@ def test_what_cannot_be_edited_is_refused(tmp_path: Path, change: tuple[str, str
     assert upgrade(write(tmp_path, shared + ADDER))[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("service_name:", "name: Other\nservice_name:"),
+            "service_name becomes name, and there is already name",
+        ),
+        (
+            ("  agents:", "  agent: {model: gpt-4o}\n  agents:"),
+            "agents becomes agent, and there is already spec.agent",
+        ),
+    ],
+)
+def test_a_key_is_not_written_twice(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """Where the file has the new name of a key already, although it means nothing there."""
+    file = write(tmp_path, ADDER.replace(*change))
+    code, output = upgrade(file)
+    assert code == 2, output
+    assert said in output.replace("\n", " ")
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize("literal", ["5", "true", "False", "none", "None.real"])
+def test_a_literal_is_no_field(tmp_path: Path, literal: str) -> None:
+    """A template that fills one in does more than name fields."""
+    code, said = upgrade(write(tmp_path, ADDER.replace("{{ _add }}", f"{{{{ {literal} }}}}")))
+    assert code == 2, said
+    assert f"do more than name fields, in {{{{ {literal} }}}}: write" in said.replace("\n", " ")
+
+
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    """Those of Windows, also in the lines that are new."""
+    file = tmp_path / "config.yaml"
+    file.write_bytes(ADDER.replace("\n", "\r\n").encode())
+    assert upgrade(file)[0] == 0
+    made = (tmp_path / "config.v1alpha1.yaml").read_bytes()
+    assert made == UPGRADED.replace("\n", "\r\n").encode()
+
+
+def test_a_pipe_is_refused(tmp_path: Path, nursery: Nursery) -> None:
+    """It can be read only once; what to do is said in a sentence, without a traceback."""
+    command = [nursery.program, "upgrade", "/dev/stdin", "-o", str(tmp_path / "new.yaml")]
+    ended = subprocess.run(command, input=CHAT, capture_output=True, text=True, timeout=60)
+    said = "/dev/stdin: is no regular file, and can be read only once: save it to a file first"
+    assert (ended.returncode, ended.stderr) == (2, f"✗ {said}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_signs_that_look_like_others(tmp_path: Path) -> None:
     """A dash in a comment is no item, and a number sign in a prompt begins no comment."""
     prompt = "|  # long\n        You add.\n        # Output\n"

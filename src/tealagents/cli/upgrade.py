@@ -29,7 +29,10 @@ What changes for clients:
   events     each with an id; the last one is final-response, approval-required or error
   callers    Authorization: Bearer … on every call, as TA_AUTH requires; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
-_REPLACEABLE = re.compile(r"\{#(?s:.*?)#\}|\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*-?\}\}")
+_LITERAL = r"(?:[Tt]rue|[Ff]alse|[Nn]one)\b"
+_REPLACEABLE = re.compile(
+    rf"\{{#(?s:.*?)#\}}|\{{\{{-?\s*(?P<name>(?!{_LITERAL})[^\W\d]\w*(?:\.\w+)*)\s*-?\}}\}}"
+)
 _BY_HAND = "write that part in another way first, or upgrade the file by hand"
 _CODE = re.compile(r"\{[{%#](?s:.*?)(?:[}%#]\}|$)")
 
@@ -62,7 +65,7 @@ def upgrade_command(
     try:
         if target.exists() and target.resolve() != file.resolve():
             raise fail(f"{target} exists; name another with --output")
-        before = file.read_text(encoding="utf-8-sig")
+        before = _text(file)
         after = upgraded(before, config)
         _write(target, after)
     except NotUpgraded as error:
@@ -78,12 +81,19 @@ def upgrade_command(
     print(f"\n{_CLIENTS}\n\nWritten: {target}")
 
 
+def _text(file: Path) -> str:
+    """The text of the file, with its line ends as they are."""
+    if not file.is_file():  # `load` has read it already, and there is nothing left to read
+        raise NotUpgraded("is no regular file, and can be read only once: save it to a file first")
+    return file.read_bytes().decode("utf-8-sig")
+
+
 def _write(target: Path, text: str) -> None:
     """Writes a file atomically: it appears, or replaces an existing one, only once it is complete."""
     target = target.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(text.encode())
         if target.exists():
             shutil.copymode(target, partial)
         partial.replace(target)
@@ -137,7 +147,7 @@ def upgraded(text: str, config: EarlierConfig) -> str:
     meant["apiVersion"] = API_VERSIONS[0]
     if config.api_version == V1:
         edit.value(_entry_at(root, ("service_name",))[0], "name")
-        meant["name"] = meant.pop("service_name")
+        _rename(meant, "service_name", ("name",))
     for key in ("input_type", "output_type"):
         if key in meant:
             edit.comment(root, (key,))
@@ -199,10 +209,19 @@ def _merge_tasks(edit: "_Edit", config: EarlierConfig, root: yaml.Node, meant: J
     agent, place = agents.value[0], ("spec", "agents", 0, "system_prompt")
     prompt = f"{_entry_at(agent, place)[1].value.strip()}\n\n{steps}"
     edit.block(agent, prompt, place)
-    [own] = meant["spec"].pop("agents")
+    _rename(meant["spec"], "agents", ("spec", "agent"))
+    [own] = meant["spec"]["agent"]
     del meant["spec"]["tasks"]
     meant["spec"]["agent"] = {**own, "system_prompt": f"{prompt}\n"}
     meant["kind"] = "Agent"
+
+
+def _rename(meant: Json, key: str, place: KeyPath) -> None:
+    """Gives an entry of a mapping another key. In the file, its new path is `place`."""
+    new = str(place[-1])
+    if new in meant:
+        raise NotUpgraded(f"{key} becomes {new}, and there is already {key_text(place)}: remove it first")
+    meant[new] = meant.pop(key)
 
 
 def _task(node: yaml.Node, place: KeyPath) -> tuple[str, str]:
@@ -248,6 +267,7 @@ class _Edit:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._line_end = "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
         #: start, end and replacement
         self._changes: list[tuple[int, int, str]] = []
 
@@ -277,7 +297,7 @@ class _Edit:
         indent = " " * (key.start_mark.column + 2)
         lines = [indent + line if line else "" for line in text.split("\n")]
         head = f"| {behind}" if behind else "|"
-        self._changes.append((start, end, "\n".join([head, *lines]) + "\n"))
+        self._changes.append((start, end, "".join(f"{line}{self._line_end}" for line in (head, *lines))))
 
     def _comment(self, value: yaml.Node) -> str:
         """The comment on the line on which a value ends, or a block scalar begins; empty if there is none."""
