@@ -7,7 +7,7 @@ from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
 from typer.testing import CliRunner
 
 from tealagents.cli.main import command_line
-from tealagents.config import ConfigError, ServiceConfig, load, summary
+from tealagents.config import ConfigError, ConfigProblem, ServiceConfig, load, summary
 from tealagents.config.skagents import EarlierConfig
 
 OURS = """
@@ -58,6 +58,50 @@ def test_every_shape_is_read(tmp_path: Path, text: str, version: str, prefix: st
     assert (config.api_version, config.prefix) == (version, prefix)
     assert given in (None, config.input_type)
     assert [task.name for task in config.tasks] in ([], ["look", "outline", "check", "write"])
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [(CHAT, "skagents/v1"), (AGENT, "skagents/v2alpha1"), (OURS, "tealagents/v1alpha1")]
+)
+def test_the_version_may_come_from_a_variable(tmp_path: Path, text: str, version: str) -> None:
+    """Which is an error if it is not set, also for `check`: how the file is read depends on it."""
+    text = text.replace(version, "${VERSION}")
+    assert read(tmp_path, text, VERSION=version).api_version == version
+    file = write(tmp_path, text)
+    for unset in (None, list[ConfigProblem]()):
+        with pytest.raises(ConfigError) as refused:
+            load(file, env={}, dotenv=None, unset=unset)
+        [problem] = refused.value.problems
+        assert "apiVersion: the variable VERSION is not set" in str(problem)
+    assert (
+        "'${OTHER}' is not known"
+        in complaints(tmp_path, OURS.replace(OURS.split()[1], "${VERSION}"), VERSION="${OTHER}", OTHER="x")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (CHAT, "kind: Chat"),
+        (AGENT, "kind: Agent"),
+        (SEQUENTIAL, "kind: Sequential"),
+        (SEQUENTIAL, "task_no: 2"),
+        (SEQUENTIAL, "agent: writer"),
+        (SEQUENTIAL, "agent: reader"),
+        (SEQUENTIAL, "name: reader"),
+        (SEQUENTIAL, "name: writer"),
+    ],
+)
+def test_what_a_variable_that_is_not_set_says_is_left_open(tmp_path: Path, text: str, written: str) -> None:
+    """A kind, a number, an agent's name: something that fits the rest of the file stands in for it."""
+    text = text.replace(written, f"{written.partition(':')[0]}: ${{OPEN}}")
+    unset: list[ConfigProblem] = []
+    config = load(write(tmp_path, text), env={}, dotenv=None, unset=unset)
+    assert config.kind == ("Agent" if text is AGENT else read(tmp_path, text, OPEN=written.split()[1]).kind)
+    assert {"OPEN is not set" in str(each) for each in unset} == {True}
+    wrong = text.replace("model: gpt-4o\n", "modle: gpt-4o\n")
+    with pytest.raises(ConfigError, match="modle"):
+        load(write(tmp_path, wrong), env={}, dotenv=None, unset=[])
 
 
 @pytest.mark.parametrize(
@@ -192,6 +236,20 @@ def test_redis_is_called_over_tls_unless_it_is_turned_off(tmp_path: Path) -> Non
     assert read(tmp_path, OURS, **redis).persistence == "rediss://cache:6379/0"
     for said, scheme in {"false": "redis", "0": "redis", " TRUE ": "rediss", "required": "rediss"}.items():
         assert read(tmp_path, OURS, **redis, TA_REDIS_SSL=said).persistence == f"{scheme}://cache:6379/0"
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_redis_at_an_ipv6_address(tmp_path: Path, host: str) -> None:
+    """It is in brackets in a URL, whether or not it is in the variable."""
+    redis = {"TA_STATE_MANAGEMENT": "redis", "TA_REDIS_HOST": host}
+    assert read(tmp_path, OURS, **redis).persistence == "rediss://[::1]:6379/0"
+
+
+@pytest.mark.parametrize(("name", "said"), [("PORT", "http"), ("PORT", "70000"), ("DB", "-1"), ("DB", "²")])
+def test_a_wrong_number_of_redis_is_reported_under_its_name(tmp_path: Path, name: str, said: str) -> None:
+    """And not under that of the variable that replaces it."""
+    [complaint] = complaints(tmp_path, OURS, TA_STATE_MANAGEMENT="redis", **{f"TA_REDIS_{name}": said})
+    assert complaint.startswith(f"TA_REDIS_{name}: must be a whole number")
 
 
 def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_dotenv_is_below_the_environment(tmp_path: Path) -> None:
         ("'my #1'", "my #1"),
         ('"my #1"  # mine', "my #1"),
         ("my#1", "my#1"),
+        ("' my 1 '", "my 1"),
         (r'"a\tb\\"', "a\tb\\"),
         (r"'a\tb\\'", r"a\tb" + "\\"),
         (r"a\tb", r"a\tb"),

@@ -1,11 +1,13 @@
 """Variables of the earlier platform: those that are understood, and what takes the place of the others."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from tealagents.config.environment import Environment
+from tealagents.config.problems import ConfigProblem
 from tealagents.config.urls import masked
 
 _STATE = "TA_STATE_MANAGEMENT"
@@ -43,7 +45,9 @@ def without_state(environment: Environment) -> Iterator[str]:
             yield str(environment.problem(name, "has no effect: this version keeps no state"))
 
 
-def translated(environment: Environment, persistence: Any, warnings: list[str]) -> Environment:
+def translated(
+    environment: Environment, persistence: Any, warnings: list[str], problems: list[ConfigProblem]
+) -> Environment:
     """The environment with their choice of a store as ours, unless a store was chosen our way.
 
     `persistence` is the config file's.
@@ -60,7 +64,7 @@ def translated(environment: Environment, persistence: Any, warnings: list[str]) 
         message = f"has no effect: known values are redis and in-memory; set {_PERSISTENCE}"
         warnings.append(str(environment.problem(_STATE, message)))
         return environment
-    url = _redis(environment) if kind == "redis" else "memory://"
+    url = _redis(environment, problems) if kind == "redis" else "memory://"
     replaced = f"is understood; the line that replaces it: {_PERSISTENCE}={masked(url)}"
     warnings.append(str(environment.problem(_STATE, replaced)))
     if environment.get(_TTL) is not None:
@@ -72,11 +76,22 @@ def translated(environment: Environment, persistence: Any, warnings: list[str]) 
     return replace(environment, variables={**environment.variables, _PERSISTENCE: url}, places=places)
 
 
-def _redis(environment: Environment) -> str:
+def _redis(environment: Environment, problems: list[ConfigProblem]) -> str:
     def get(name: str, default: str = "") -> str:
         return environment.get(_REDIS + name) or default
+
+    def number(name: str, default: int, least: int, most: int) -> int:
+        said = get(name, str(default))
+        if re.fullmatch(r"[0-9]{1,10}", said) and least <= int(said) <= most:
+            return int(said)
+        message = f"must be a whole number, {least} to {most}"
+        problems.append(environment.problem(_REDIS + name, message))
+        return default
 
     # as there, TLS is used unless it is turned off
     scheme = "redis" if get("SSL").strip().lower() in ("0", "false", "no", "off") else "rediss"
     password = f":{quote(get('PWD'), safe='')}@" if get("PWD") else ""
-    return f"{scheme}://{password}{get('HOST', 'localhost')}:{get('PORT', '6379')}/{get('DB', '0')}"
+    host = get("HOST", "localhost")
+    if host.count(":") > 1 and not host.startswith("["):  # an IPv6 address
+        host = f"[{host}]"
+    return f"{scheme}://{password}{host}:{number('PORT', 6379, 1, 65535)}/{number('DB', 0, 0, 2**31 - 1)}"

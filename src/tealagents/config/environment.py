@@ -120,12 +120,15 @@ def expand(text: str, environment: Environment) -> str:
 def expand_all(
     value: Any, environment: Environment, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, ValueError]]:
-    """Expands every text within `value`, in place, and yields what is wrong with which of them."""
+    """Expands every text within `value`, in place, and yields what is wrong with which of them.
+
+    What a variable brought already is not searched again.
+    """
     entries = enumerate(value) if isinstance(value, list) else value.items()
     for key, item in list(entries):
         if isinstance(item, list | dict):
             yield from expand_all(item, environment, (*path, key))
-        elif isinstance(item, str):
+        elif isinstance(item, str) and not isinstance(item, FromEnvironment):
             try:
                 value[key] = expand(item, environment)
             except ValueError as error:

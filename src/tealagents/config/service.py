@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
 from tealagents.config.earlier import translated
-from tealagents.config.environment import Environment, Unset, expand_all, read_environment
+from tealagents.config.environment import Environment, Unset, expand, expand_all, read_environment
 from tealagents.config.file import Document, read_document
 from tealagents.config.models import (
     API_VERSIONS,
@@ -28,7 +28,7 @@ from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
 from tealagents.mistakes import did_you_mean, explain, file_reason, key_of, key_text, keys_of, model_at
-from tealagents.options import Concurrency, OnDisconnect, Options
+from tealagents.options import Concurrency, FromEnvironment, OnDisconnect, Options
 
 if TYPE_CHECKING:
     from tealagents.tools.options import MCPServerOptions
@@ -41,6 +41,8 @@ _Structure = TypeVar("_Structure", bound=BaseModel)
 _Judged = TypeVar("_Judged")
 #: what stands in for a `${NAME}` that is not set, where that text itself does not fit: the first that fits
 _STAND_INS = ("unset", "https://unset.invalid", "00000000-0000-0000-0000-000000000000")
+#: where there must be something, and no text fits
+_STAND_IN_NUMBER = FromEnvironment("1")
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
@@ -146,7 +148,7 @@ def load(
         from tealagents.config import skagents
 
         return skagents.load(loading, unset, upgrading=upgrading)
-    loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings)
+    loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings, problems)
     loading.apply_environment(unset)
     if not _is_of_this_version(document, problems):
         raise loading.error()
@@ -188,7 +190,9 @@ def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Lo
         document = read_document(path, problems)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
-    return Loading(document, settings, environment, problems, warnings)
+    loading = Loading(document, settings, environment, problems, warnings)
+    loading.expand_version()
+    return loading
 
 
 @dataclass
@@ -200,6 +204,19 @@ class Loading:
     environment: Environment
     problems: list[ConfigProblem]
     warnings: list[str]
+
+    def expand_version(self) -> None:
+        """Replaces each `${NAME}` in the file's version, which says how the file is read.
+
+        Raises ConfigError where that is wrong, also if the variable is merely not set.
+        """
+        version = self.document.data.get("apiVersion")
+        if isinstance(version, str):
+            try:
+                self.document.data["apiVersion"] = expand(version, self.environment)
+            except ValueError as error:
+                self.problems.append(self.document.problem(("apiVersion",), str(error)))
+                raise self.error() from None
 
     def apply_environment(self, unset: list[ConfigProblem] | None) -> None:
         """Puts what the environment says over the file, and makes the paths of both absolute."""
@@ -240,7 +257,7 @@ class Loading:
 
         A `${NAME}` that may stay unset is no mistake: something that fits takes its place, or nothing does.
         """
-        for stand_in in (*_STAND_INS, None, None):
+        for stand_in in (*_STAND_INS, None, _STAND_IN_NUMBER, None):
             mistakes: list[Mistake] = []
             if (made := judge(mistakes)) is not None:
                 return made

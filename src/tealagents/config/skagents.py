@@ -24,7 +24,7 @@ from tealagents.config.models import (
     Spec,
     contradiction,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath
 from tealagents.config.service import (
     GATEWAY,
     Loading,
@@ -44,6 +44,9 @@ V1, V2 = "skagents/v1", "skagents/v2alpha1"
 #: keys of `spec` that are about state, or need it
 _OF_STATE = ("persistence", "thread", "concurrency", "on_disconnect", "protocols", "console")
 _A2A = "TA_A2A_ENABLED"
+_KIND: KeyPath = ("kind",)
+_AGENTS: KeyPath = ("spec", "agents")
+_TASKS: KeyPath = ("spec", "tasks")
 
 
 class EarlierTask(LenientOptions):
@@ -205,6 +208,7 @@ def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool
 def _file(loading: Loading, v2: bool) -> ChatFile | SequentialFile | AgentFile | None:
     if v2:
         return loading.validated(AgentFile)
+    _fill_in(loading.document)
     match loading.document.get(("kind",)):
         case "Sequential":
             return loading.validated(SequentialFile)
@@ -212,6 +216,28 @@ def _file(loading: Loading, v2: bool) -> ChatFile | SequentialFile | AgentFile |
             return loading.validated(ChatFile)
     loading.validated(_V1)  # what `spec` is to hold depends on the kind, which is wrong
     return None
+
+
+def _fill_in(document: Document) -> None:
+    """Where the kind or the name of an agent is a `${NAME}` that may stay unset: what fits the rest."""
+    tasks, agents = (
+        items if isinstance(items := document.get(key), list) else [] for key in (_TASKS, _AGENTS)
+    )
+    if _KIND in document.unset:
+        document.replace(_KIND, "Sequential" if tasks else "Chat")
+    names: list[KeyPath] = [(*_AGENTS, n, "name") for n in range(len(agents))]
+    doers: list[KeyPath] = [(*_TASKS, n, "agent") for n in range(len(tasks))]
+
+    def known() -> list[Any]:
+        return [document.get(name) or "default" for name in names]
+
+    nameless = [name for name in names if name in document.unset]
+    for doer in doers:
+        if nameless and doer not in document.unset and document.get(doer) not in known():
+            document.replace(nameless.pop(0), document.get(doer))
+    for doer in doers:
+        if doer in document.unset and document.get(doer) not in known():
+            document.replace(doer, next(iter(known()), "default"))
 
 
 def _refuse_orchestrators(loading: Loading) -> None:
