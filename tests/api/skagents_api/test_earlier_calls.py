@@ -552,6 +552,39 @@ spec:
     assert "host of AnyUrl cannot be read in templates" in refused.json()["detail"]
 
 
+def test_fields_that_are_not_in_the_json_of_their_type(tmp_path: Path) -> None:
+    """Templates read them by name; an object as a whole is filled in without them."""
+    types = """
+from datetime import date
+from pydantic import BaseModel, Field
+
+
+class Author(BaseModel):
+    name: str
+    born: date = Field(exclude=True)
+
+
+class ReportInput(BaseModel):
+    chat_history: list[dict] = Field([], exclude=True)
+    topic: str = Field(exclude=True)
+    author: Author
+
+
+class Report(BaseModel):
+    title: str
+"""
+    text = "Look at the picture of {{ topic }} by {{ author.name }}."
+    config = SEQUENTIAL.replace(
+        text, "On {{ topic }} by {{ author.name }} ({{ author.born.year }}), {{ author }}"
+    )
+    body = {"topic": "Hats", "author": {"name": "Ada", "born": "1815-12-10"}, "chat_history": HISTORY}
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        post(service, body)
+        said = [message["content"] for message in sent(model)[0]]
+    assert said[-1] == "On Hats by Ada (1815), {'name': 'Ada'}"
+    assert HISTORY[0]["content"] in said
+
+
 def test_types_that_files_import(tmp_path: Path) -> None:
     """A file of types may name what a piece of a message is, and what agents answer with."""
     types = """

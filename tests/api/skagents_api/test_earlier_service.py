@@ -735,6 +735,26 @@ class Hostile(BaseModel):
         assert model.requests == []
 
 
+def test_a_type_that_does_not_serialize_to_an_object(tmp_path: Path) -> None:
+    """It has no fields to fill in, which is a 422, as is what a type's own code raises."""
+    types = """
+from pydantic import BaseModel, model_serializer
+
+
+class Written(BaseModel):
+    chat_history: list[dict] = []
+
+    @model_serializer
+    def written(self):
+        return "text"
+"""
+    config = CHAT.replace("BaseInputWithUserContext", "Written")
+    with served(write(tmp_path, config, custom_types=types)) as (service, _):
+        refused = post(service.url, json=HELLO)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "body: is refused by Written: TypeError"
+
+
 def test_traces_continue_at_the_model(nursery: Nursery, tmp_path: Path) -> None:
     """A call is a part of the caller's trace, and so are the calls of the model, which see no more of it."""
     trace = "0af7651916cd43dd8448eb211c80319c"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from tealagents.api import bodies
 from tealagents.api.items import image
@@ -64,13 +65,26 @@ def _read_value(kind: type[BaseModel], body: Any) -> tuple[Json, Json, tuple[Ite
     """The body as plain data, as the data that templates read (`values`), and its images."""
     try:
         value = bodies.validated(kind, body)
-        plain = value.model_dump(mode="json", by_alias=False)
+        plain = _plain(value)
         return plain, values.template_value(value, plain), tuple(_images(value))
     except InvalidRequest:
         raise
     except Exception as error:  # the config's own types may raise anything
         log.exception("the type %s raised", kind.__name__)
         raise InvalidRequest("body", f"is refused by {kind.__name__}: {type(error).__name__}") from None
+
+
+def _plain(value: BaseModel) -> Json:
+    """The fields as plain data, also those that are excluded from the type's JSON. Raises `TypeError` for a
+    type whose JSON is no object."""
+    written = value.model_dump(mode="json", by_alias=False)
+    if not isinstance(written, dict):
+        raise TypeError("the type does not serialize to an object")
+    excluded = {
+        name: to_jsonable_python(getattr(value, name), by_alias=False)
+        for name in values.excluded(type(value))
+    }
+    return excluded | written
 
 
 def _context_message(context: Json) -> SentMessage:

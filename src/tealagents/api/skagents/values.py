@@ -81,6 +81,12 @@ def template_value(value: Any, plain: Any) -> Any:
     return typed
 
 
+def excluded(kind: type[Any]) -> frozenset[str]:
+    """The fields of a type that are not in its JSON (`Field(exclude=True)`)."""
+    fields = kind.model_fields if issubclass(kind, BaseModel) else {}
+    return frozenset(name for name, field in fields.items() if field.exclude)
+
+
 def part(typed: Typed, name: str) -> Any:
     """The item or part of a value with this name, or `MISSING`.
 
@@ -98,14 +104,15 @@ def part(typed: Typed, name: str) -> Any:
 
 
 def attribute(typed: Typed, name: str) -> Any:
-    """As `part`, for a name that the template itself contains: also properties of the config's own types.
+    """As `part`, for a name that the template itself contains: also properties of the config's own types, and
+    fields that are not in their JSON.
 
     Raises `LookupError`, also if the property raises.
     """
     value = typed._of
     if isinstance(typed, dict) and name in typed:
         return typed[name]
-    if not name.startswith("_") and _is_property(value, name):
+    if not name.startswith("_") and (_is_property(value, name) or name in excluded(type(value))):
         try:
             return _plain(getattr(value, name))
         except Exception as error:  # the config's own types may raise anything
