@@ -98,7 +98,7 @@ def questions(pause: Approval, how: str) -> dict[str, types.ElicitRequest]:
 def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
     """What the answers decide; None where the user has not decided. `InvalidRequest`."""
     form = _FORM in answers or not pause.consent_only
-    names = [*_links(pause), *[_FORM] * form]
+    names = [*_links(pause), *([_FORM] if form else [])]
     given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
     if any(each.action == "decline" for each in given):
         return decision({"approval_id": pause.approval_id, "action": "reject"})
