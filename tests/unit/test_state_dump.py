@@ -1,6 +1,7 @@
 """Export and import of all state: what is large comes back with all that leads to it."""
 
 import json
+import re
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 from engine_setup import ADA, Process, Scripted, calls, names, noting, process, says
 from threads_setup import said
 
+from tealagents.domain.errors import CorruptState
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Commit, Put, Record, Store, WrappedStore
 from tealagents.engine.approvals import Command
-from tealagents.state import keys
-from tealagents.state.dump import ATTEMPTS, Exporter, Importer
+from tealagents.state import codec, keys
+from tealagents.state.dump import ATTEMPTS, FORMAT, Exporter, Importer, Refused
 from tealagents.state.inventory import Inventory
 from tealagents.state.new_message import Key
 from tealagents.stores import sealed
@@ -169,6 +171,73 @@ async def test_a_damaged_record_of_a_sealed_store_does_not_lock_the_one_it_is_mo
             assert await exported(there) == lines
         await there.ask("hello")
         await Inventory(there.records).check_key(keyed=key is not None)
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"key":"","partition":"Tester/user/a","damaged":"AAAA"}',
+        b'{"key":"task/\\u0000","partition":"Tester/user/a","damaged":"AAAA"}',
+        b'{"key":"%b","partition":"Tester/user/a","damaged":"AAAA"}' % (b"k" * 256),
+        b'{"key":"k","partition":"Tester/a b","damaged":"AAAA"}',
+        b'{"key":"k","partition":"Tester/%b","damaged":"AAAA"}' % (b"p" * 256),
+        b'{"key":"k","partition":"Tester/user/a","damaged":"%b"}' % (b"AAAA" * 350_000),
+        b'{"key":"k","partition":"Tester/user/a","sha256":"","value":%b}' % NESTED,
+    ],
+    ids=[
+        "no key",
+        "NUL in the key",
+        "long key",
+        "space in the partition",
+        "long partition",
+        "large",
+        "nested",
+    ],
+)
+async def test_a_record_that_no_store_can_hold_is_refused_by_the_check(line: bytes) -> None:
+    """With the number of its line: nothing has been written by then. covers: STATE-4"""
+    lines = [codec.encode_json({"agent": "Tester", "format": FORMAT}), line, b'{"records":1}']
+    async with process() as there:
+        with pytest.raises(Refused, match=r"^line 2: "):
+            await Importer(there.records, key_seconds=1000).compare(lines)
+
+
+def test_a_record_that_is_nested_too_deeply_to_be_read_is_damaged() -> None:
+    """As any other that cannot be read: it is reported, and the rest is read."""
+    with pytest.raises(CorruptState):
+        codec.parse("k", NESTED, object)
+
+
+class Leaving(WrappedStore):
+    """Another process does something, once, when the sessions are about to be read."""
+
+    armed = True
+
+    async def other(self) -> None:
+        raise NotImplementedError
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        if prefix == keys.session("") and self.armed:
+            self.armed = False
+            await self.other()
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_a_session_that_is_deleted_after_its_tasks_were_exported_is_reported() -> None:
+    """An import would have tasks without it; other sessions are whole."""
+    async with Leaving(MemoryStore()) as store, process(store, Scripted(says("a"), says("b"))) as here:
+        gone, kept = await here.ask(), await here.ask()
+        store.other = lambda: here.eraser.delete_session(here.partition(), gone.session_id)  # type: ignore[method-assign]
+        exporter = Exporter(here.records)
+        lines = b"".join([line async for line in exporter.lines()]).decode()
+        assert keys.task(gone.task_id) in lines
+        assert keys.session(gone.session_id) not in lines
+        assert keys.session(kept.session_id) in lines
+        [problem] = exporter.problems
+        assert re.search(f"the session {gone.session_id} is gone", problem)
 
 
 class Between(WrappedStore):

@@ -4,6 +4,7 @@ A port can be implemented from its docstrings alone. Adapters live in `stores`, 
 or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, `.tools`, …).
 """
 
+import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -39,6 +40,12 @@ class Clock(Protocol):
 #: the first bytes of every value that is encrypted at rest
 SEALED = b"TEAL1"
 
+#: a partition or a key, and the rule in words
+NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
+NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
+#: the most bytes of all values of one commit
+COMMIT_BYTES = 1_000_000
+
 
 class Record(NamedTuple):
     """A stored value and the operation id of the commit that wrote it: its version."""
@@ -57,7 +64,7 @@ class Put(NamedTuple):
 class Commit(Struct, frozen=True, kw_only=True):
     """What one commit expects, writes and deletes, all within one partition.
 
-    At most 10 records are expected, put and deleted together, and their values sum to at most 1 MB.
+    At most 10 records are expected, put and deleted together, and their values sum to at most `COMMIT_BYTES`.
     """
 
     #: 24 hexadecimal digits: new for each commit, the same when this one is retried

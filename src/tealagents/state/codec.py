@@ -53,7 +53,7 @@ def parse(key: str, value: bytes, kind: type[T]) -> T:
     """The record whose JSON is `value`; `CorruptState` if it is not of that kind."""
     try:
         return decoder(kind).decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptState(key, f"is not a valid {getattr(kind, '__name__', kind)} ({error})") from error
 
 

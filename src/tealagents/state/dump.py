@@ -43,7 +43,7 @@ from tealagents.domain.models import (
     Session,
     User,
 )
-from tealagents.domain.ports import SEALED, Commit, Put, Record
+from tealagents.domain.ports import COMMIT_BYTES, NAME, NAME_RULE, SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Inventory, Progress
 from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, BlobRef, RecordStore, named_in
@@ -146,16 +146,19 @@ class Exporter:
                 yield self._line(row)
         for done, owner in enumerate(owners):
             progress(done, len(owners))
+            lacking: set[str] = set()  # of one user at a time, so that memory is bounded
             async for found in self._inventory.tasks(owner):
                 partition, key = found.partition, keys.task(found.task_id)
                 rows = partial(self._task_rows, partition, found.task_id)
                 with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
                     if await self._whole(partition, key, found.record, rows, spool):
                         self.tasks += 1
+                        if found.head is not None:
+                            lacking.add(found.head.value.session_id)
                         spool.seek(0)
                         for line in spool:
                             yield line
-            async for line in self._besides(owner):
+            async for line in self._besides(owner, lacking):
                 yield line
         partition = keys.threads(self._records.agent)
         async for key, record in self._records.every(partition, keys.THREADS):
@@ -179,14 +182,23 @@ class Exporter:
         async for key, record in self._records.every(partition, prefix):
             yield Row(partition, key, record.value)
 
-    async def _besides(self, owner: User) -> AsyncIterator[bytes]:
-        """A user's records outside tasks, read after the tasks, so that no task comes without its session."""
+    async def _besides(self, owner: User, lacking: set[str]) -> AsyncIterator[bytes]:
+        """A user's records outside tasks, read after the tasks, so that no new task lacks its session.
+
+        `lacking`: the sessions of the tasks. One that was deleted after its tasks were read is reported.
+        """
         partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
                 kept = row if prefix == keys.MEMORIES else await self._kept(row)
                 if kept is not None:
+                    lacking.discard(keys.last_segment(row.key))
                     yield self._line(kept)
+        for session_id in sorted(lacking):
+            self.problems.append(
+                f"{partition}: the session {session_id} is gone, but not its tasks, which were read before; "
+                "export when it is idle"
+            )
 
     async def _kept(self, row: Row) -> Row | None:
         """A session's record, restored if a task keeps it from being pruned; None if it is deleted."""
@@ -295,6 +307,8 @@ class Importer:
                     yield self._mine(_parsed(line))
                 elif msgspec.json.decode(line, type=_End).records != number - 2:
                     raise ValueError("the number of records does not match: some are missing")
+            except RecursionError:
+                raise Refused(f"line {number}: its value is nested too deeply") from None
             except (ValueError, CorruptState) as error:
                 raise Refused(f"line {number}: {error}") from None
         if not whole:
@@ -316,6 +330,10 @@ class Importer:
     def _mine(self, row: Row) -> Row:
         if not row.partition.startswith(keys.plain(self._records.agent) + "/"):
             raise ValueError(f"the partition {row.partition!r} is not this agent's")
+        if not (NAME.fullmatch(row.partition) and NAME.fullmatch(row.key)):
+            raise ValueError(f"partitions and keys have {NAME_RULE}")
+        if len(row.stored) > COMMIT_BYTES:
+            raise ValueError(f"the record has {len(row.stored)} bytes; at most {COMMIT_BYTES}")
         return replace(row, stored=KEPT_SEALED + row.stored) if row.stored.startswith(SEALED) else row
 
     async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:

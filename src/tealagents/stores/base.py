@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
-from tealagents.domain.ports import Commit, Put, Record, Watch
+from tealagents.domain.ports import NAME, NAME_RULE, Commit, Put, Record, Watch
 from tealagents.mistakes import explained, sentence
 from tealagents.stores.watches import Watches
 
@@ -47,7 +47,7 @@ __all__ = [
 MAX_RECORDS = 10
 #: topics that one commit may notify
 MAX_TOPICS = 8
-#: bytes of all values in one commit: the port's 1,000,000, and room for what a wrapper adds
+#: bytes of all values in one commit: the port's `COMMIT_BYTES`, and room for what a wrapper adds
 MAX_BYTES = 1 << 20
 
 #: what to do where a store of files is unavailable
@@ -60,8 +60,6 @@ ADVICE_ON_FILES: Final = (
 PROBE: Final = bytes(16_384)
 PROBE_SECONDS: Final = 60.0
 
-_NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
-_NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
 #: the scheme of a store, or `module:Class`
 _SCHEME = re.compile(r"[\w.+-]+(?::\w+)?")
 _OPERATION = re.compile(r"[0-9a-f]{24}", re.ASCII)
@@ -208,14 +206,14 @@ class StoreOptions(BaseModel):
 
 def check_key(name: str) -> None:
     """`ValueError` unless `name` can be a partition or a key."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"partitions and keys have {_NAME_RULE}")
+    if not NAME.fullmatch(name):
+        raise ValueError(f"partitions and keys have {NAME_RULE}")
 
 
 def check_keys(partition: str, keys: Collection[str]) -> None:
     check_key(partition)
-    if not all(map(_NAME.fullmatch, keys)):
-        raise ValueError(f"keys have {_NAME_RULE}")
+    if not all(map(NAME.fullmatch, keys)):
+        raise ValueError(f"keys have {NAME_RULE}")
 
 
 def check_scan(partition: str, prefix: str, after: str | None, limit: int) -> None:
@@ -237,12 +235,12 @@ def check_commit(partition: str, commit: Commit) -> None:
     keys = {*commit.expect, *put, *delete}
     if len(keys) > MAX_RECORDS:
         raise ValueError(f"{len(keys)} records in one commit; at most {MAX_RECORDS}")
-    if not all(map(_NAME.fullmatch, keys)):
-        raise ValueError(f"keys have {_NAME_RULE}")
+    if not all(map(NAME.fullmatch, keys)):
+        raise ValueError(f"keys have {NAME_RULE}")
     if delete and not put.keys().isdisjoint(delete):
         raise ValueError("a key is both put and deleted")
-    if commit.notify and (len(commit.notify) > MAX_TOPICS or not all(map(_NAME.fullmatch, commit.notify))):
-        raise ValueError(f"a commit notifies at most {MAX_TOPICS} topics, which have {_NAME_RULE}")
+    if commit.notify and (len(commit.notify) > MAX_TOPICS or not all(map(NAME.fullmatch, commit.notify))):
+        raise ValueError(f"a commit notifies at most {MAX_TOPICS} topics, which have {NAME_RULE}")
     total = 0
     for value, ttl in put.values():
         total += len(value)
