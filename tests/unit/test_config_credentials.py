@@ -81,6 +81,21 @@ def test_tool_servers_with_credentials(tmp_path: Path, entry: str) -> None:
     assert "canary" not in str(problem)
 
 
+def test_a_variable_of_the_service_is_proposed_for_its_own_settings_only(tmp_path: Path) -> None:
+    """Elsewhere the same key is another secret."""
+    for text in (with_spec(f"api_key: {SECRET}"), with_agent(f"api_key: {SECRET}")):
+        [problem] = problems(tmp_path, text)
+        assert "; set TA_API_KEY in the environment instead" in problem.message
+    for text in (
+        with_agent(MCP % f"headers: {{api_key: {SECRET}}}"),
+        with_spec(f"thread: {{context_providers: [{{name: mem0, api_key: {SECRET}}}]}}"),
+        with_spec(f"auth: {{name: 'mine:Auth', api_key: {SECRET}}}"),
+    ):
+        found = " ".join(complaints(tmp_path, text))
+        assert "; write ${API_KEY} and set API_KEY in the environment" in found
+        assert "TA_API_KEY" not in found
+
+
 @pytest.mark.parametrize(
     "entry",
     [

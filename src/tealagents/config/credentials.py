@@ -22,13 +22,14 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.+)", re.DOTALL)
 _HEADER = re.compile(r"(?i)[\w-]*authorization\s*:\s*\S.{7,}")
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.+))?", re.DOTALL)
 
-#: Settings that the service itself reads, by the last part of the key.
+#: Settings that the service itself reads, by the last part of the key, and the sections they may stand in.
 _OWN_VARIABLES = {
     "persistence": "TA_PERSISTENCE",
     "api_key": "TA_API_KEY",
     "encryption_key": "TA_ENCRYPTION_KEY",
     "audit_key": "TA_AUDIT_KEY",
 }
+_OWN_SECTIONS = {"spec", "agent", "model"}
 
 
 def credentials(document: Document) -> Iterator[ConfigProblem]:
@@ -85,7 +86,7 @@ def _is_passed_on(text: str) -> bool:
 
 def _advice(path: KeyPath) -> str:
     key = _last_name(path)
-    if own := _OWN_VARIABLES.get(key):
+    if (own := _OWN_VARIABLES.get(key)) and _OWN_SECTIONS.issuperset(path[:-1]):
         return f"credentials are never read from the file; set {own} in the environment instead"
     name = re.sub(r"\W+", "_", key).upper().strip("_")
     if not (names_credential(key) and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)):
