@@ -55,6 +55,7 @@ CHAT: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "a", "parameters": {}}}],
     "tool_choice": "auto",
     "max_tokens": 5,
+    "n": 1,
     "stream": True,
     "stream_options": {"include_usage": True},
 }

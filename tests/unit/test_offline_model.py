@@ -249,7 +249,8 @@ async def test_what_is_unknown_is_refused_in_the_usual_shape(
     with pytest.raises(NotFoundError, match="Unknown request URL"):
         await client.embeddings.create(model="x", input="y")
     async with httpx.AsyncClient(base_url=model.base_url) as plain:
-        for body in (b"", b"{", b"[1]", b'{"messages": 3, "model": "m"}', b'{"messages": [{}]}'):
+        several = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}'
+        for body in (b"", b"{", b"[1]", b'{"messages": 3, "model": "m"}', b'{"messages": [{}]}', several):
             broken = await plain.post("/chat/completions", content=body)
             assert broken.status_code == 400
             assert broken.json()["error"]["type"] == "invalid_request_error"

@@ -37,10 +37,12 @@ class ChatRequest:
 
 
 def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatRequest:
-    """Reads a request body. Raises `ServiceError` for what the real service refuses.
+    """Reads a request body. Raises `ServiceError` for what the real service refuses, and for several choices.
 
     `deployment` is the model's name in the path, with Azure's dated API.
     """
+    if (requested_limit(body, "n") or 1) > 1:
+        raise invalid("The offline model gives one choice.", "n")
     messages = required(body.get("messages"), list, "messages")
     check_messages(messages)
     tools = offered_tools(body.get("tools"), "function")
