@@ -38,8 +38,7 @@ def authority_command(
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # SIGTERM raises KeyboardInterrupt, like Ctrl-C, so that the authority is stopped in order
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not is_tenant_id(tenant):
-        raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens contain only ids")
+    _check_tenant(tenant)
     audiences = audience or [SERVICE_ID, APP_ID_URI]
     try:
         with LocalAuthority(
@@ -74,6 +73,7 @@ def token_command(
     ] = TENANT,
 ) -> None:
     """Print a user's access token from a running local authority."""
+    _check_tenant(tenant)
     try:
         host = httpx.URL(authority).host
     except httpx.InvalidURL:
@@ -91,6 +91,11 @@ def token_command(
         "ver": version,
     }
     typer.echo(_request_token(f"{authority.rstrip('/')}/{tenant}/oauth2/v2.0/token", form))
+
+
+def _check_tenant(tenant: str) -> None:
+    if not is_tenant_id(tenant):
+        raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens contain only ids")
 
 
 def _request_token(url: str, form: dict[str, str]) -> str:
