@@ -17,6 +17,7 @@ HELLO = str(Path(__file__).parents[2] / "configs" / "hello.yaml")
 SENTENCE = (
     "✗ standard output cannot be written: no space left on device; free some space, or send it elsewhere"
 )
+CLOSED = SENTENCE.replace("no space left on device", "bad file descriptor")
 #: a device that is always full
 FULL = Path("/dev/full")
 COMMANDS = {
@@ -44,6 +45,19 @@ def full(program: str, *command: str, input: str = "", unbuffered: str = "") -> 
             timeout=60,
         )
     return ended.returncode, [line for line in ended.stderr.splitlines() if line and line[0] != "!"]
+
+
+def closed(*command: str) -> tuple[int, list[str]]:
+    """The same of a command whose output is closed."""
+    script = ["sh", "-c", 'exec "$@" >&-', "sh", PROGRAM, *command]
+    ended = subprocess.run(script, stderr=subprocess.PIPE, text=True, timeout=60)
+    return ended.returncode, [line for line in ended.stderr.splitlines() if line.startswith(("✗", "Trace"))]
+
+
+@pytest.mark.parametrize("name", ["version", "check", "schema", "doctor"])
+def test_a_closed_output_is_one_that_cannot_be_written(name: str) -> None:
+    """A script that checks the exit status does not take what it has not got for an answer."""
+    assert closed(*COMMANDS[name]) == (1, [CLOSED])
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -79,6 +93,7 @@ def test_an_export_to_standard_output_reports_it_and_ends_silently_where_no_one_
         ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
         os.close(writing)
         assert (ended.returncode, ended.stderr.strip()) == (1, b"")
+        assert closed(*command[1:]) == (1, [CLOSED])
 
 
 def test_an_answer_that_cannot_be_printed_ends_the_chat(nursery: Nursery) -> None:

@@ -1,5 +1,6 @@
 """Standard output: a command ends with an error as soon as its output cannot be written."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,9 +52,8 @@ class _Output:
 @contextmanager
 def checked_output() -> Iterator[None]:
     """Within, a failure of standard output ends the command with exit status 1."""
-    if sys.stdout is None:  # closed before the start: nothing can be printed
-        yield
-        return
+    if sys.stdout is None:  # closed before the start: what is printed fails as in a shell, with EBADF
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
     if isinstance(sys.stdout, TextIOWrapper):  # a character that its encoding lacks becomes `?`
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout = cast(TextIO, _Output(sys.stdout))
