@@ -534,13 +534,17 @@ def test_no_user_is_erased_for_another_whose_tenant_has_dots(agent: Agent) -> No
         ["mock.ada", "--oid=ada"],
         ["mock."],
         ["."],
+        ["mock.\udcff"],
+        ["--tid=\udcff", "--oid=ada"],
     ],
 )
 def test_a_user_who_is_half_named_is_asked_for(agent: Agent, named: list[str]) -> None:
     """Nothing is added to what was typed."""
     with agent.served() as service, service.client("ada") as ada:
         say(ada, "hello")
-    assert agent.run("state", "delete-user", *named, "--yes").exit_code == 2
+    refused = agent.run("state", "delete-user", *named, "--yes")
+    assert refused.exit_code == 2
+    assert ("--oid is empty" in refused.output) is ("--oid=" in named)
     assert agent.stats()["users"] == 1
 
 
@@ -678,6 +682,7 @@ def test_why_a_sealed_record_does_not_open_is_said_as_by_the_service(agent: Agen
     why = f"{keys.task(bad)!r} does not open: it was changed, or moved"
     for command in ("stats", "prune"):
         result = agent.run("state", command, **sealed)
+        assert result.exit_code == 1
         assert why in " ".join(result.output.split())
         assert "ENCRYPTION_KEY" not in result.output
     doctor = agent.run("doctor", **sealed).output
@@ -747,15 +752,44 @@ def test_an_export_for_which_there_is_no_room_is_reported_in_a_line(agent: Agent
     assert not [each for each in agent.folder.iterdir() if "export" in each.name]
 
 
-def test_an_import_from_a_closed_input_is_reported_in_a_line(agent: Agent) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["import", "-"], "there is nothing to import: standard input is closed"),
+        (["delete-user", "mock.ada"], "standard input is closed, so nothing can be confirmed: give --yes"),
+    ],
+    ids=["import", "delete-user"],
+)
+def test_a_closed_input_is_reported_in_a_line(agent: Agent, command: list[str], said: str) -> None:
     """There is none to read from."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
     program = str(Path(sys.executable).with_name("tealagents"))
-    closed = ["sh", "-c", 'exec "$@" <&-', "sh", program, "state", "import", "-"]
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", program, "state", *command]
     env = {**os.environ, **agent.env, "TA_SERVICE_CONFIG": str(agent.folder / "config.yaml")}
     ended = subprocess.run(closed, env=env, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == "✗ there is nothing to import: standard input is closed"
+    assert ended.stderr.splitlines()[-1] == f"✗ {said}"
     assert "Traceback" not in ended.stderr
+    assert agent.stats()["users"] == 1
+
+
+def test_an_import_that_waits_for_its_input_ends_at_ctrl_c(agent: Agent) -> None:
+    """A reader that blocks within the event loop would not."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tealagents", "state", "import", "-"],
+        env={**os.environ, **agent.env, "TA_SERVICE_CONFIG": str(agent.folder / "config.yaml")},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(bytes(1 << 20))  # more than a pipe holds: it is being read
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+    assert not agent.database.exists()
 
 
 def test_a_store_is_migrated(agent: Agent) -> None:

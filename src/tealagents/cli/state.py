@@ -3,11 +3,12 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -170,7 +171,10 @@ def stats_command(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Count users, sessions, tasks and log entries. Reads every task's head."""
+    """Count users, sessions, tasks and log entries. Reads every task's head.
+
+    Exit status 1 if something is damaged.
+    """
     found = _run(config, lambda opened: Inventory(opened.records).count())
     counted = {
         "users": found.users,
@@ -193,7 +197,9 @@ def stats_command(
             )
             table.add_row(label.replace("_", " "), str(shown or 0))
         plain_console(soft_wrap=False).print(table)
-    _show_problems(found.damaged, "damaged records")
+    if found.damaged:
+        _show_problems(found.damaged, "damaged records")
+        raise typer.Exit(1)
 
 
 # --- export and import ------------------------------------------------------------------------------
@@ -271,42 +277,41 @@ def import_command(
     """
 
     async def work(opened: OpenedState) -> Importer:
-        with _input_file(file) as lines:
-            size = _size(lines)
-            checking = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes checked") as report:
-                await checking.compare(lines, lambda row: report(lines.tell(), size))
-            if dry_run:
-                return checking
-            lines.seek(0)
-            importer = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes imported") as report:
-                await importer.write(lines, lambda row: report(lines.tell(), size))
-            return importer
+        size = _size(lines)
+        checking = Importer(opened.records, key_seconds=opened.key_seconds)
+        with _progress("bytes checked") as report:
+            await checking.compare(lines, lambda row: report(lines.tell(), size))
+        if dry_run:
+            return checking
+        lines.seek(0)
+        importer = Importer(opened.records, key_seconds=opened.key_seconds)
+        with _progress("bytes imported") as report:
+            await importer.write(lines, lambda row: report(lines.tell(), size))
+        return importer
 
-    if file != Path("-"):
-        try:
-            file.open("rb").close()  # before a store is created
-        except OSError as error:
-            raise fail(f"{file}: {file_reason(error)}") from None
-    done = _run(config, work, creates=True, dry_run=dry_run)
+    # before a store is created, and before the event loop runs, in which Ctrl-C does not interrupt a read
+    with _input_file(file) as lines:
+        done = _run(config, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")
 
 
 @contextmanager
 def _input_file(file: Path) -> Iterator[IO[bytes]]:
-    if file != Path("-"):
-        with file.open("rb") as lines:
-            yield lines
-        return
-    if sys.stdin is None:
+    """Opens a file, or a copy of standard input, which may be a pipe and is read twice."""
+    if file == Path("-") and sys.stdin is None:
         raise fail("there is nothing to import: standard input is closed")
-    with tempfile.TemporaryFile() as spooled:
-        while chunk := sys.stdin.buffer.read(1 << 20):
-            spooled.write(chunk)
-        spooled.seek(0)
-        yield spooled
+    with ExitStack() as opened:
+        lines: IO[bytes]
+        try:
+            if file == Path("-"):
+                lines = opened.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(sys.stdin.buffer, lines)
+            else:
+                lines = opened.enter_context(file.open("rb"))
+        except OSError as error:
+            raise fail(f"{file}: {file_reason(error)}") from None
+        yield lines
 
 
 def _size(lines: IO[bytes]) -> int:
@@ -335,7 +340,7 @@ def prune_command(
     """Erase tasks that are past their `expires_at`, or old; finish deletions that a crash interrupted.
 
     Nothing is pruned automatically. Tasks that a process works on, or whose pause can still be decided, are
-    kept.
+    kept. Exit status 1 if something is damaged, which is left as it was.
     """
     before = _ago(older_than) if older_than is not None else None
 
@@ -355,7 +360,9 @@ def prune_command(
         print(f"due, but kept while in use: {_count_text(pruning.spared, 'task')}")
     if resumed:
         print(f"finished: {_count_text(resumed, 'interrupted deletion')}")
-    _show_problems(pruning.damaged, "damaged records, left as they were")
+    if pruning.damaged:
+        _show_problems(pruning.damaged, "damaged records, left as they were")
+        raise typer.Exit(1)
 
 
 def _ago(duration: str) -> datetime:
@@ -413,6 +420,8 @@ def delete_user_command(
             + (" would be erased" if dry_run else "")
         )
     if records and not dry_run and not yes:
+        if sys.stdin is None:
+            raise fail("standard input is closed, so nothing can be confirmed: give --yes")
         typer.confirm("Erase them? This cannot be undone.", abort=True)
     # even without records: the count omits expired ones
     erased = 0 if dry_run else _run(config, partial(_erase, whom=whom))
@@ -431,7 +440,13 @@ def _named_user(user: str | None, tid: str | None, oid: str | None) -> tuple[Use
     A key has `~1` in place of each dot of the tenant, and operators may type the dot. `a.b.c` is the user
     `b.c` of the tenant `a`, and may be meant as `c` of `a.b`. Erasing cannot be undone: nothing is guessed.
     """
-    if user is None and tid is not None and oid:
+    try:
+        "".join((user or "", tid or "", oid or "")).encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("the ids are not UTF-8 text") from None
+    if user is None and tid is not None and oid is not None:
+        if not oid:
+            raise typer.BadParameter("--oid is empty; only --tid may be")
         return User(tid, oid), []
     if user is None or tid is not None or oid is not None:
         raise typer.BadParameter("give either TID.OID, or --tid and --oid")
