@@ -197,6 +197,7 @@ def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
         ("TA_ON_DISCONNECT", "cancle", "did you mean 'cancel'?"),
         ("TA_OTEL_ENDPOINT", "collector", "must be an http:// or https:// URL"),
         ("TA_OTEL_ENDPOINT", "http://collector:4318/v1/logs/", "must be without /v1/logs"),
+        ("TA_OTEL_ENDPOINT", "http://collector:4318/?key=k", "put keys into OTEL_EXPORTER_OTLP_HEADERS"),
         ("TA_PERSISTENCE", "memory", "must be the URL of a store"),
         ("TA_PERSISTENCE", "sqlite://state.db", "three slashes"),
         ("TA_PLUGIN_MODULE", "nowhere.py", "there is no such file"),

@@ -42,7 +42,9 @@ def _secrets(value: Any) -> Any:
     return tuple(map(SecretStr, value.split())) if isinstance(value, str) else value
 
 
-def _without_signal(endpoint: str) -> str:
+def _to_be_extended(endpoint: str) -> str:
+    if "?" in endpoint or "#" in endpoint:
+        raise ValueError("must be without a query and a fragment; put keys into OTEL_EXPORTER_OTLP_HEADERS")
     if signal := re.search(r"/v1/(traces|metrics|logs)(?=/?$)", endpoint):
         raise ValueError(f"must be without {signal[0]}: the path of each signal is added to it")
     return endpoint
@@ -108,7 +110,7 @@ class Settings(Options):
 
     telemetry_enabled: Flag | None = None
     """Whether traces, metrics and logs are exported. Unset: exported if there is an endpoint."""
-    otel_endpoint: Annotated[HttpUrl, AfterValidator(_without_signal)] | None = None
+    otel_endpoint: Annotated[HttpUrl, AfterValidator(_to_be_extended)] | None = None
     """Where to export to (OTLP over HTTP). `/v1/traces`, `/v1/metrics` and `/v1/logs` are added to it."""
     metrics_port: Port | None = None
     """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
