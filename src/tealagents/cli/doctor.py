@@ -151,12 +151,14 @@ def _check_certificates() -> list[Diagnosis]:
 
 
 def _check_port(port: int) -> list[Diagnosis]:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            return [Diagnosis(unusable("127.0.0.1", port, error))]
+    """Tries the default of `serve --host`, and all addresses, which fails where another one is in use."""
+    for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - bound for a moment only
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                return [Diagnosis(unusable(host, port, error))]
     return []
 
 
