@@ -389,6 +389,9 @@ def test_finding_the_agent(service: ContractServer) -> None:
     secure = service.root.replace("http:", "https:")
     with pytest.raises(NoAgent, match=f"^{secure} answers in plain http: write {service.root}.$"):
         find_agent(secure)
+    for rest in ("?x=1", "/?x=1#y", "#/tasks"):
+        with pytest.raises(NoAgent, match=r"without a query and a fragment: write [^?#]+\.$"):
+            find_agent(service.url + rest)
     for text in ("agent.yaml", "localhost:8000"):
         with pytest.raises(NoAgent, match=f"{text} is not a URL.* http://127.0.0.1:8000"):
             find_agent(text)

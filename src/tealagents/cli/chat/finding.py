@@ -1,6 +1,7 @@
 """Finds the agent at an address."""
 
 import getpass
+import re
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,9 +27,11 @@ def find_agent(url: str) -> str:
     """The URL of the agent at `url`: that of a service's only agent, or `url` itself.
 
     Raises:
-        NoAgent: nothing answers there, it is not an agent, or there are several.
+        NoAgent: nothing answers there, it is not an agent, there are several, or `url` has a query.
         NotAUrl: `url` does not begin with http:// or https://.
     """
+    if (bare := re.split(r"[?#]", url, maxsplit=1)[0]) != url:
+        raise NoAgent(f"The address must be without a query and a fragment: write {bare}.")
     root = url.rstrip("/")
     try:
         with httpx.Client(mounts=DIRECT, timeout=ANSWER_SECONDS) as http:
