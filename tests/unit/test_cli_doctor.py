@@ -187,6 +187,13 @@ def wrong_key_of_the_model(patient: Patient) -> None:
     patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(401, error)) + "/v1"
 
 
+def identity_that_is_refused(patient: Patient) -> None:
+    """It gets a token, which the model service does not take."""
+    wrong_key_of_the_model(patient)
+    secret = patient.authority.client_secret
+    patient.env.update(AN_IDENTITY, TA_AZURE_AUTHORITY=patient.authority.url, TA_AZURE_CLIENT_SECRET=secret)
+
+
 def unknown_model(patient: Patient) -> None:
     error = {"error": {"message": "There is no model 401", "code": "model_not_found"}}
     patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(404, error)) + "/v1"
@@ -233,11 +240,28 @@ def authority_that_hangs_up(patient: Patient) -> None:
     authority_of(patient, patient.env["TA_ENTRA_TENANT_ID"], answers=2)
 
 
+def over_tls(patient: Patient, **certificate: Any) -> str:
+    """The address of an authority with a certificate of its own."""
+    file = self_signed(patient.folder / "authority.pem", **certificate)
+    return patient.stack.enter_context(LocalAuthority(certificate=file, signing_key=SIGNING_KEY)).url
+
+
 def untrusted_authority(patient: Patient) -> None:
-    certificate = self_signed(patient.folder / "authority.pem")
-    patient.env["TA_ENTRA_AUTHORITY"] = patient.stack.enter_context(
-        LocalAuthority(certificate=certificate, signing_key=SIGNING_KEY)
-    ).url
+    patient.env["TA_ENTRA_AUTHORITY"] = over_tls(patient)
+
+
+def model_with_a_certificate(**certificate: Any) -> Callable[[Patient], None]:
+    """One that is trusted, and still not valid for the model's address or time."""
+
+    def plant(patient: Patient) -> None:
+        patient.env["TA_BASE_URL"] = over_tls(patient, **certificate)
+        patient.env["SSL_CERT_FILE"] = str(patient.folder / "authority.pem")
+
+    return plant
+
+
+def collector_with_a_certificate(patient: Patient) -> None:
+    patient.env["TA_OTEL_ENDPOINT"] = over_tls(patient)
 
 
 def clock_of_the_authority(patient: Patient) -> None:
@@ -322,6 +346,13 @@ def collector_that_knows_no_traces(patient: Patient) -> None:
 
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
+#: of the service, for a model at Azure
+AN_IDENTITY = {
+    "TA_AZURE_CREDENTIAL": "client_secret",
+    "TA_AZURE_TENANT_ID": "example.com",
+    "TA_AZURE_CLIENT_ID": "service",
+    "TA_AZURE_CLIENT_SECRET": "s3cret",
+}
 
 
 OF_QUOTA = "→ Wait, raise the limit at the service, or set TA_API_KEY to another key."
@@ -340,12 +371,22 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (setting(TA_PLUGIN_CATALOG_FILE="catalogues/none.json"), "there is no such file"),
         (setting(TA_API_KEY="", TA_BASE_URL=""), "set TA_API_KEY"),
         (wrong_key_of_the_model, "set TA_API_KEY to one that is valid"),
+        (identity_that_is_refused, "→ The service refuses the identity: grant it its role"),
+        (
+            setting(**AN_IDENTITY, TA_AZURE_AUTHORITY=f"http://{NOWHERE}"),
+            "→ Correct the TA_AZURE_… variable that the error is about; check that this machine can connect",
+        ),
         (unknown_model, "Correct spec.agent.model (offline)"),
         (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "Check that TA_BASE_URL is right"),
         (
             model_that_speaks_no_tls,
             "It speaks no TLS there: write http:// in place of https://, or correct the port.",
         ),
+        (
+            model_with_a_certificate(host="127.0.0.9"),
+            "→ Its certificate is for another name: correct the",
+        ),
+        (model_with_a_certificate(days=-1), "→ Its certificate is not valid at this time: renew it"),
         (model_that(error={"status": 429, "message": "slow down"}), OF_QUOTA),
         (model_that(error={"status": 402, "message": "no balance"}), OF_QUOTA),
         (model_that(fault={"kind": "error", "code": "insufficient_quota"}), OF_QUOTA),
@@ -394,6 +435,10 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
         (certificate_that_is_none, "the tools cannot be opened: "),
         (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}"), "or set TA_OTEL_ENDPOINT to the address"),
+        (
+            collector_with_a_certificate,
+            "→ Its certificate is not trusted: set OTEL_EXPORTER_OTLP_CERTIFICATE to the certificate of",
+        ),
         (collector_that_knows_no_traces, "/v1/traces: Failed to export spans batch code: 404"),
         (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}/v1/traces"), "TA_OTEL_ENDPOINT: must be without /v1/"),
     ],

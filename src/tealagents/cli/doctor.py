@@ -373,13 +373,27 @@ def _was_reached(error: Exception) -> bool:
 
 
 def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) -> str:
+    from tealagents.llm.credentials import NO_CREDENTIAL, AzureCredentialOptions
     from tealagents.llm.options import OPENAI_URL
 
     status, said = getattr(error, "http_status", None), str(error)
     url = config.base_url or OPENAI_URL
     proxy = _proxy_hint(url)
+    identity = AzureCredentialOptions.from_environment(config.environment)
+    if identity is not None and said.startswith(NO_CREDENTIAL):
+        return _remedy_of_connection(
+            said,
+            None if identity.kind == "managed_identity" else identity.authority,
+            "Correct the TA_AZURE_… variable that the error is about; check that this machine can connect to "
+            "the authority, or that it has a managed identity.",
+        )
     if status == 407:
         return f"A proxy asks for credentials.{proxy}"
+    if status in (401, 403) and identity is not None:
+        return (
+            "The service refuses the identity: grant it its role at the resource (Cognitive Services OpenAI "
+            f"User), and check TA_AZURE_SCOPE, TA_AZURE_TENANT_ID and TA_AZURE_CLIENT_ID.{proxy}"
+        )
     if status in (401, 403):
         return f"The service refuses the key: set TA_API_KEY to one that is valid for it.{proxy}"
     if status == 404:
@@ -486,9 +500,13 @@ async def _check_collector(config: ServiceConfig) -> list[Diagnosis]:
     return [
         Diagnosis(
             f"the collector accepts no traces at {shown(url)}: {why}",
-            "Start it, or set TA_OTEL_ENDPOINT to the address at which it accepts OTLP over HTTP, usually "
-            "with port 4318. Set OTEL_EXPORTER_OTLP_HEADERS if it requires a key, and "
-            f"OTEL_EXPORTER_OTLP_CERTIFICATE if its certificate is not trusted.{_proxy_hint(url)}",
+            _remedy_of_connection(
+                why,
+                url,
+                "Start it, or set TA_OTEL_ENDPOINT to the address at which it accepts OTLP over HTTP, "
+                "usually with port 4318. Set OTEL_EXPORTER_OTLP_HEADERS if it requires a key.",
+                trust="OTEL_EXPORTER_OTLP_CERTIFICATE",
+            ),
         )
     ]
 
@@ -534,12 +552,24 @@ async def _check_service(url: str, config: ServiceConfig | None) -> AsyncIterato
         )
 
 
-def _remedy_of_connection(said: str, url: str, otherwise: str = "") -> str:
-    if "WRONG_VERSION_NUMBER" in said:
+def _remedy_of_connection(
+    said: str, url: str | None, otherwise: str = "", *, trust: str = "SSL_CERT_FILE"
+) -> str:
+    """What to do about the error `said` of a connection to `url`; `otherwise`, if it is not one of TLS.
+
+    `trust`: the variable that names further certificates.
+    """
+    from tealagents.cli.chat.finding import NOT_TLS
+
+    if any(each in said for each in NOT_TLS):
         return "It speaks no TLS there: write http:// in place of https://, or correct the port."
-    if "CERTIFICATE" in said.upper():
-        return "Its certificate is not trusted: renew it, or set SSL_CERT_FILE to the certificate of its CA."
-    return (otherwise + _proxy_hint(url)).strip()
+    if "certificate is not valid for" in said:
+        return "Its certificate is for another name: correct the host in the address, or the certificate."
+    if "certificate has expired" in said or "certificate is not yet valid" in said:
+        return "Its certificate is not valid at this time: renew it, or correct the clock of this machine."
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return f"Its certificate is not trusted: set {trust} to the certificate of its CA."
+    return (otherwise + (_proxy_hint(url) if url is not None else "")).strip()
 
 
 def _proxy_hint(url: str) -> str:

@@ -54,6 +54,9 @@ TIMEOUT = 20.0
 #: the most bytes of its answer
 MAX_ANSWER = 256_000
 
+#: how the error of a call without a token begins
+NO_CREDENTIAL = "No token for the model service"
+
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 Kind = Literal["client_secret", "certificate", "managed_identity", "workload_identity"]
@@ -161,11 +164,9 @@ async def provided_token(provider: TokenProvider) -> str:
         raise
     except Exception as error:
         why = quoted(f"{type(error).__name__}: {error}")
-        raise ModelFailed(f"No token for the model service: the token provider failed ({why}).") from error
+        raise ModelFailed(f"{NO_CREDENTIAL}: the token provider failed ({why}).") from error
     if not isinstance(token, str) or not re.fullmatch(r"[\x20-\x7e]+", token):
-        raise ModelFailed(
-            "No token for the model service: the token provider returned what cannot be sent as a token."
-        )
+        raise ModelFailed(f"{NO_CREDENTIAL}: the token provider returned what cannot be sent as a token.")
     return token
 
 
@@ -207,9 +208,7 @@ class AzureCredential:
         try:
             await asyncio.shield(self._renew())
         except TokenRefused as refused:
-            raise ModelFailed(
-                f"No token for the model service: {refused} Check the TA_AZURE_… settings."
-            ) from None
+            raise ModelFailed(f"{NO_CREDENTIAL}: {refused} Check the TA_AZURE_… settings.") from None
         return self._token.value
 
     def _renew(self) -> "asyncio.Task[None]":

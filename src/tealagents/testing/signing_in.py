@@ -76,17 +76,20 @@ def client_info(oid: str, tid: str) -> str:
     return base64.urlsafe_b64encode(claims).rstrip(b"=").decode()
 
 
-def self_signed(path: Path) -> Path:
-    """Writes a key and its certificate for 127.0.0.1, valid for one day, to one PEM file. Returns `path`."""
+def self_signed(path: Path, *, host: str = "127.0.0.1", days: float = 1) -> Path:
+    """Writes a key and its certificate for an address to one PEM file. Returns `path`.
+
+    It is valid for so many days; a negative number is for how long it has expired.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    address = x509.IPAddress(ipaddress.ip_address(host))
     certificate = (
         x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - datetime.timedelta(days=2))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

@@ -12,7 +12,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 #: seconds that a service gets to answer
 ANSWER_SECONDS = 5.0
 #: OpenSSL's errors for an answer that is not TLS; they depend on its version
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 class NoAgent(Exception):
@@ -43,7 +43,7 @@ def find_agent(url: str) -> str:
     except ImportError as error:  # a proxy in the environment needs a package that is not installed
         raise NoAgent(f"{url} cannot be called: {error} Or set NO_PROXY for its host.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        if any(each in str(error) for each in _NOT_TLS):
+        if any(each in str(error) for each in NOT_TLS):
             plain = url.replace("https:", "http:", 1)
             raise NoAgent(f"{url} answers in plain http: write {plain}.") from error
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
