@@ -187,7 +187,10 @@ def _advice(said: Complaint, url: str) -> str:
         )
     match said.status:
         case 401:
-            return f" — {url} refuses this service's own credentials; check TA_API_KEY and TA_BASE_URL."
+            return (
+                f" — {url} refuses this service's own credentials; check TA_BASE_URL, and TA_API_KEY or the "
+                "role of the Azure identity."
+            )
         case 403:
             return (
                 f" — {url} does not allow this call: the message may have been flagged, or the key's rights "
