@@ -292,6 +292,13 @@ def file_in_place_of_a_store(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = f"file://{patient.folder}/notes.txt"
 
 
+def store_in_the_clear(patient: Patient) -> None:
+    """It was made before there was a key."""
+    patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/clear.db"
+    with ServiceThread(patient.config, {**patient.env, "TA_ENCRYPTION_KEY": ""}) as service:
+        patient.send(service.url)
+
+
 def database_of_another_application(patient: Patient) -> None:
     patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/customers.db"
     with closing(sqlite3.connect(patient.folder / "customers.db")) as connection:
@@ -410,9 +417,11 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         ),
         (store_whose_tables_are_locked, "or stop the process that locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
-        (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),
+        (setting(TA_ENCRYPTION_KEY=""), "the store is encrypted, and TA_ENCRYPTION_KEY is not set"),
+        (setting(TA_ENCRYPTION_KEY=""), "→ Set TA_ENCRYPTION_KEY"),
+        (store_in_the_clear, "→ Unset TA_ENCRYPTION_KEY; or, to encrypt the state, run"),
         (setting(TA_ENCRYPTION_KEY=OTHER_KEY), "TA_ENCRYPTION_OLD_KEYS"),
-        (setting(TA_AUDIT_KEY="another-key-" * 3), "If TA_AUDIT_KEY was changed"),
+        (setting(TA_AUDIT_KEY="another-key-" * 3), "set the earlier one, or unset it if there was none"),
         (setting(TA_ENTRA_AUTHORITY=f"http://{NOWHERE}"), "the authority's keys cannot be read"),
         (other_issuer, "every token will be refused"),
         (setting(TA_ENTRA_AUDIENCE=""), "or TA_ENTRA_AUDIENCE in the environment"),

@@ -294,11 +294,7 @@ async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator
     try:
         await inventory.check_key(keyed=config.encryption_key is not None)
     except CorruptState as error:
-        yield Diagnosis(
-            f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}",
-            "Set TA_ENCRYPTION_KEY to the key that it was stored with, and list earlier keys in "
-            "TA_ENCRYPTION_OLD_KEYS.",
-        )
+        yield _other_key(config, error)
         return
     try:
         fault = await _audit_fault(inventory, records)
@@ -313,9 +309,31 @@ async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator
     if fault is not None:
         yield Diagnosis(
             f"an audit does not verify: {fault}",
-            "If TA_AUDIT_KEY was changed, set the earlier one; otherwise run `tealagents state "
-            "verify-audit`.",
+            "If TA_AUDIT_KEY was changed, set the earlier one, or unset it if there was none; otherwise run "
+            "`tealagents state verify-audit`.",
         )
+
+
+def _other_key(config: ServiceConfig, error: CorruptState) -> Diagnosis:
+    """The finding for a record that was stored with another encryption key, or without one."""
+    remedy = (
+        "Set TA_ENCRYPTION_KEY to the key that it was stored with, and list earlier keys in "
+        "TA_ENCRYPTION_OLD_KEYS."
+    )
+    if config.encryption_key is None:
+        return Diagnosis(
+            f"the store is encrypted, and TA_ENCRYPTION_KEY is not set: the record {error.key!r} cannot be "
+            "read",
+            remedy,
+        )
+    if "is not encrypted" in error.reason:
+        remedy = (
+            "Unset TA_ENCRYPTION_KEY; or, to encrypt the state, run `tealagents state export` without the "
+            "key, and `import` with it, into an empty store."
+        )
+    return Diagnosis(
+        f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}", remedy
+    )
 
 
 async def _audit_fault(inventory: "Inventory", records: "RecordStore") -> "BadEntry | None":
