@@ -86,13 +86,16 @@ class Tooling:
             secret_store=secret_store,
         )
 
-    async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
-        """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""
+    async def open(
+        self, changed: Callable[[], None], failed: list[Exception] | None = None
+    ) -> Sequence[Toolset]:
+        """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools;
+        `failed` is that of `open_toolsets`."""
         self._stack.push_async_callback(self.consents.tokens.settled)
         if self.delegation is not None:
             await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
         return await self._stack.enter_async_context(
-            open_toolsets(self._sources, consents=self.consents, changed=changed)
+            open_toolsets(self._sources, consents=self.consents, changed=changed, failed=failed)
         )
 
     def govern(self, tools: Sequence[Tool]) -> Sequence[Tool]:

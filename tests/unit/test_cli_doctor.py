@@ -432,7 +432,7 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (untrusted_authority, "Its certificate is not trusted"),
         (
             editing("plugins: [Clock]", "mcp_servers: [{name: far, command: ./none}]"),
-            "the tools cannot be opened: {config}:5: spec.agent: MCP server far: the command",
+            "the tools cannot be opened: {config}:8: spec.agent.mcp_servers[0]: MCP server far: the command",
         ),
         pytest.param(
             editing("spec:", "spec:\n  thread: {context_providers: [mem0]}"),
@@ -588,6 +588,21 @@ def test_each_agent_of_a_sequence_is_asked(patient: Patient) -> None:
     assert code == 1
     assert "Correct spec.agents[1].model (gone)" in found
     assert found.count("✗") == 1, found
+
+
+def test_each_tool_server_that_cannot_be_used_is_found(patient: Patient) -> None:
+    """At its own entry, with what to do about this one; one that works is no problem."""
+    secure = patient.env["TA_BASE_URL"].replace("http:", "https:")
+    servers = f"[{{name: far, command: ./none}}, {{name: near, transport: http, url: '{secure}'}}]"
+    editing("[Clock]", f"[Clock]\n    mcp_servers: {servers}")(patient)
+    code, found = patient.examined()
+    assert code == 1
+    assert found.count("✗ the tools cannot be opened") == found.count("✗") == 2, found
+    far, near = found.split("✗")[1:]
+    assert f"{patient.config}:9: spec.agent.mcp_servers[0]: MCP server far: the command" in far
+    assert "→ Correct the config, or start the server that it names" in far
+    assert f"{patient.config}:9: spec.agent.mcp_servers[1]: MCP server near" in near
+    assert "→ It speaks no TLS there: write http:// in place of https://, or correct the port." in near
 
 
 def test_of_an_agent_without_state_no_store_and_no_lease_is_examined(patient: Patient) -> None:

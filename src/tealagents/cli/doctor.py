@@ -438,21 +438,26 @@ async def _check_tools(config: ServiceConfig, place: KeyPath) -> list[Diagnosis]
     from tealagents.state.records import SystemClock
     from tealagents.tooling import Tooling
 
+    failed, reasons = list[Exception](), list[str]()
     try:
         async with AsyncExitStack() as stack:
             tooling = Tooling(config, None, SystemClock())
             stack.push_async_callback(tooling.close)
-            await tooling.open(lambda: None)
+            await tooling.open(lambda: None, failed)
+    except ToolFailed as error:
+        failed.append(error)
     except START_ERRORS as error:
-        why = placed_tools(config, place, error) if isinstance(error, ToolFailed) else str(error)
+        reasons.append(str(error))
     except Exception as error:  # noqa: BLE001 — a toolset may be third-party code
-        why = described(error)
-    else:
-        return []
+        reasons.append(described(error))
+    reasons += (placed_tools(config, place, error) for error in failed)
     remedy = (
         "Correct the config, or start the server that it names; check that this machine can connect to it."
     )
-    return [Diagnosis(f"the tools cannot be opened: {why}", remedy)]
+    return [
+        Diagnosis(f"the tools cannot be opened: {why}", _remedy_of_connection(why, None, remedy))
+        for why in reasons
+    ]
 
 
 async def _check_providers(config: ServiceConfig) -> list[Diagnosis]:

@@ -39,7 +39,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import permutations
+from itertools import compress, permutations
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, mismatches
 from tealagents.tools.code import load_plugins
-from tealagents.tools.errors import ToolsetError, errors_at
+from tealagents.tools.errors import Key, ToolsetError, errors_at
 from tealagents.tools.naming import prefix_of
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
@@ -218,29 +218,33 @@ async def open_toolsets(
     consents: Consents | None = None,
     others: Sequence[Toolset] = (),
     changed: Callable[[], None] | None = None,
+    failed: list[Exception] | None = None,
 ) -> AsyncIterator[list[GovernedToolset]]:
     """Opens all toolsets of an agent, and yields them under the catalogue's rules; closes them on leaving.
 
     - `consents`: asks users to authorize servers; None: calls to servers that need authorization fail
     - `others`: further toolsets, not opened yet
     - `changed`: called when an MCP server lists other tools than before; `tools()` then gives them
+    - `failed`: collects the errors of toolsets that cannot be opened, and these are left out; None: the first
+      error is raised
 
     Raises `ToolsetError`, whose text says what to do. Mismatches between catalogue and tools are logged.
     """
     catalogue = sources.catalogue
-    toolsets = [
-        *sources.code(),
-        *sources.services(),
-        *sources.mcp(consents, changed),
-        *sources.third_party(),
-        *others,
+    made = [
+        *((("plugins",), each) for each in sources.code()),
+        *_entries("remote_plugins", sources.services()),
+        *_entries("mcp_servers", sources.mcp(consents, changed)),
+        *_entries("toolsets", sources.third_party()),
+        *(((), each) for each in others),
     ]
     sources.check()
     async with AsyncExitStack() as stack:
-        await _enter_all(stack, toolsets)
+        toolsets = await _enter_all(stack, made, failed)
         check_tools(toolsets)
         tools = [tool for toolset in toolsets for tool in toolset.tools()]
-        for sentence in mismatches(tools, catalogue, more_to_come=sources.more_to_come):
+        more_to_come = sources.more_to_come or bool(failed)
+        for sentence in mismatches(tools, catalogue, more_to_come=more_to_come):
             logger.warning("%s", sentence)
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
 
@@ -257,8 +261,7 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     sources.third_party()
     sources.check()
     async with AsyncExitStack() as stack:
-        with errors_at("remote_plugins"):
-            await _enter_all(stack, services)
+        await _enter_all(stack, [(("remote_plugins",), each) for each in services])
         toolsets = [*code, *services]
         check_tools(toolsets)
         return [tool.spec for toolset in toolsets for tool in govern(toolset.tools(), catalogue)]
@@ -278,20 +281,36 @@ def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
     return made
 
 
-async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None:
-    """Enters all toolsets concurrently, since servers are slow to start. If one fails, the others are
-    exited."""
-    held = [Held(toolset, f"The toolset {type(toolset).__name__}") for toolset in toolsets]
-    tasks = [asyncio.ensure_future(each.__aenter__()) for each in held]
+def _entries(name: str, toolsets: Sequence[Toolset]) -> list[tuple[Key, Toolset]]:
+    """Toolsets with their keys: each is made of one entry of a list."""
+    return [((name, index), each) for index, each in enumerate(toolsets)]
+
+
+async def _enter_all(
+    stack: AsyncExitStack, made: Sequence[tuple[Key, Toolset]], failed: list[Exception] | None = None
+) -> list[Toolset]:
+    """Enters all toolsets concurrently, since servers are slow to start, and returns those that are open.
+
+    If one fails, the others are exited, unless `failed` takes its error.
+    """
+    held = [Held(toolset, f"The toolset {type(toolset).__name__}") for _, toolset in made]
+    tasks = [asyncio.ensure_future(_enter(key, each)) for (key, _), each in zip(made, held, strict=True)]
     try:
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks, return_exceptions=failed is not None)
     finally:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        done = zip(held, outcomes, strict=True)
-        opened = [each for each, outcome in done if not isinstance(outcome, BaseException)]
-        stack.push_async_exit(partial(_exit_all, opened))
+        opened = [not isinstance(outcome, BaseException) for outcome in outcomes]
+        stack.push_async_exit(partial(_exit_all, list(compress(held, opened))))
+    if failed is not None:
+        failed += (outcome for outcome in outcomes if isinstance(outcome, Exception))
+    return [toolset for _, toolset in compress(made, opened)]
+
+
+async def _enter(key: Key, held: Held) -> None:
+    with errors_at(*key):
+        await held.__aenter__()
 
 
 async def _exit_all(opened: Sequence[Held], *exc: Any) -> None:

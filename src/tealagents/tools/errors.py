@@ -10,14 +10,18 @@ from tealagents.domain.errors import ToolFailed, described
 _BROKEN = frozenset({408, 500, 502, 504, 520, 522, 524, 598, 599})
 
 
+#: a path in `spec.agent`, or a variable
+Key = tuple[str | int, ...]
+
+
 class ToolsetError(ToolFailed):
     """Tools that cannot be offered, because of a faulty file, class, document or server.
 
     Raised at start only. The text names the file, the place in it, and what to do.
     """
 
-    #: the path in `spec.agent`, or the variable, that the tools come from; empty if there is no single one
-    key: tuple[str | int, ...] = ()
+    #: where the tools come from; empty if there is no single place
+    key: Key = ()
 
 
 @contextmanager
