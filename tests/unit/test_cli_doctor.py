@@ -536,6 +536,18 @@ def test_a_command_that_redis_denies_its_user_is_found_before_anything_is_stored
     assert "Start it" not in found
 
 
+def test_a_redis_that_can_lose_records_is_a_warning(patient: Patient, redis_server: RedisServer) -> None:
+    """Once, as the service warns at its start."""
+    patient.env["TA_PERSISTENCE"] = redis_server.url
+    with ServiceThread(patient.config, patient.env):
+        code, found = patient.examined()
+    assert code == 0
+    where = redis_server.url.removeprefix("redis://")
+    assert found.startswith(f"! redis at {where} keeps no append-only file: "), found
+    assert found.count("append-only file") == 1
+    assert found.endswith("✓ no problems found\n")
+
+
 class KeptStore(CountingStore):
     """Its counts can be looked at when the command has ended."""
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -89,9 +89,8 @@ def doctor_command(
     collector and the clocks, and with a URL also the running service. With a URL and no config, it examines
     only that service.
     """
-    # the model client also logs the errors that are found; without a handler, Python would print them
-    logging.getLogger("tealagents.llm").addHandler(logging.NullHandler())
-    found = asyncio.run(_examine(url, config, port))
+    with _logged_as_warnings():
+        found = asyncio.run(_examine(url, config, port))
     out = plain_console()
     for diagnosis in found:
         out.print(f"[red]✗[/] {escape(diagnosis.what)}")
@@ -100,6 +99,25 @@ def doctor_command(
     if found:
         raise typer.Exit(1)
     out.print("[green]✓[/] no problems found")
+
+
+class _Warnings(logging.Handler):
+    """Prints what is logged as a command's warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # the model client logs the errors that are found as well
+        if not record.name.startswith("tealagents.llm"):
+            warn(record.getMessage())
+
+
+@contextmanager
+def _logged_as_warnings() -> Iterator[None]:
+    log, handler = logging.getLogger("tealagents"), _Warnings(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 async def _examine(url: str | None, path: Path | None, port: int | None) -> list[Diagnosis]:
